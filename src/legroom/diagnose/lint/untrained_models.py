@@ -11,6 +11,7 @@ from legroom.diagnose.lint.flow.syntax import (
     dotted,
     is_false,
     last_name,
+    method_name,
     names_in,
     receiver,
     root,
@@ -20,6 +21,9 @@ from legroom.diagnose.lint.flow.values import (
     GRAPHLESS_ATTRIBUTES,
     GRAPHLESS_METHODS,
     NUMBER_METHODS,
+    SELF_METHODS,
+    UNKNOWN,
+    Value,
     ValueKind,
 )
 
@@ -44,6 +48,7 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
         if (
             not trained
             or _is_trained(program, names, trained)
+            or _is_part_of_trained(program, call.function, trained)
             or _needs_input_gradients(program, call, trained)
         ):
             continue
@@ -56,13 +61,13 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
 def _model_path(program: Program, call: CallFact) -> str | None:
     """Return `teacher` for `teacher(x)` and `teacher.encode(x)`."""
     owner = receiver(call.node)
-    is_method = owner is not None and program.value(owner).kind is ValueKind.MODEL
+    is_method = owner is not None and program.value(owner).kind is ValueKind.MODEL and dotted(owner) != "self"
     return dotted(owner if is_method else call.node.func)
 
 
 def _builds_unused_graph(program: Program, call: CallFact) -> bool:
     """Return True if a training step runs a model with gradients on inputs that have no graph."""
-    model = call.receiver
+    model = _called_model(program, call)
     return (
         model.kind is ValueKind.MODEL
         and model.trainable
@@ -70,14 +75,52 @@ def _builds_unused_graph(program: Program, call: CallFact) -> bool:
         and not call.no_grad
         and call.result.has_graph
         and not call.function.grad_mode_varies
-        and not program.is_module_class(call.function.class_name)
-        and (call.function.backward or any(loop.trains for loop in call.loops))
+        and _is_in_training_step(program, call)
         and bool(call.arguments)
         and all(
             value.kind in (ValueKind.TENSOR, ValueKind.PLAIN)
             or (value.kind is ValueKind.UNKNOWN and _is_data(call, argument.value))
             for value, argument in zip(call.arguments, call.node.args, strict=True)
         )
+    )
+
+
+def _called_model(program: Program, call: CallFact) -> Value:
+    """Return the model that a call runs. In a module, `self.teacher(x)` runs the submodule."""
+    owner = call.function.class_name
+    if program.is_module_class(owner) and dotted(call.node.func) != "self":
+        attributes = program.classes[owner or ""].attributes
+        return attributes.get(dotted(call.node.func) or "", UNKNOWN)
+    return call.receiver
+
+
+def _is_in_training_step(program: Program, call: CallFact) -> bool:
+    """Return True if a call is in a training step, or in the `forward` of a module such as a distillation loss that only
+    training steps of this file call with data. Models of other modules may be frozen or trained from outside."""
+    function = call.function
+    if not program.is_module_class(function.class_name):
+        return function.backward or any(loop.trains for loop in call.loops)
+    if (
+        function.name != "forward"
+        or not function.call_sites
+        or program.mentions("requires_grad", "requires_grad_")
+    ):
+        return False
+    read = {root(path) for each in call.node.args for path in names_in(each.value)}
+    known = (ValueKind.TENSOR, ValueKind.PLAIN)
+    return read <= set(function.parameters) and all(
+        any(loop.trains for loop in site.loops)
+        and all(name in site.values and site.values[name].kind in known for name in read)
+        for site in function.call_sites
+    )
+
+
+def _is_part_of_trained(program: Program, function: Function, trained: set[str]) -> bool:
+    """Return True if an optimizer may train the module whose method runs the model, or a part of that module."""
+    return program.is_module_class(function.class_name) and any(
+        store.value.class_name == function.class_name
+        and (store.target in trained or last_name(store.target) in trained)
+        for store in program.stores
     )
 
 
@@ -183,7 +226,7 @@ def _aliases(program: Program, path: str) -> set[str]:
     for _ in range(4):
         before = len(names)
         for store in program.stores:
-            source = dotted(store.expression)
+            source = dotted(_without_self_methods(program, store.expression))
             if store.how == "assign" and source is not None and (source in names or store.target in names):
                 names |= {source, store.target}
         for function in program.functions.values():
@@ -195,6 +238,16 @@ def _aliases(program: Program, path: str) -> set[str]:
         if len(names) == before:
             break
     return names - {"self", "None", "True", "False"}
+
+
+def _without_self_methods(program: Program, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return `teacher` for `teacher.to(device).eval()`."""
+    while isinstance(node, cst.Call) and method_name(node) in SELF_METHODS:
+        owner = receiver(node)
+        if owner is None or program.value(owner).kind is not ValueKind.MODEL:
+            break
+        node = owner
+    return node
 
 
 def _is_fixed(program: Program, names: set[str]) -> bool:

@@ -10,7 +10,8 @@ graph. The rule applies if nothing in the loop clears the container. The rule al
 their arguments.
 
 The rule also covers containers that collect tensors without a graph: gradients or copies of the model in every step,
-trained models that are not used again, and the outputs of all batches on the GPU.
+trained models that are not used again, the outputs of all batches on the GPU, and metrics of torchmetrics that store
+every prediction and are never reset.
 
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
 backward pass.
@@ -50,6 +51,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.collected.at_once import collected_at_once
 from legroom.diagnose.lint.collected.copies import collected_gradients, collected_models
+from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models
 from legroom.diagnose.lint.collected.on_gpu import collected_outputs
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
@@ -103,6 +105,7 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
         yield from _passed_to_append(program, call)
+    yield from metrics_without_reset(program)
 
 
 def _collects_graph(program: Program, store: StoreFact) -> bool:

@@ -2,7 +2,8 @@
 
 ## What it detects
 The rule checks for hooks that store their arguments in a container that is never cleared, for example hooks that are
-passed to `register_forward_hook`.
+passed to `register_forward_hook`. The rule also checks for hooks that are registered again in every step, or in every
+call of a function that runs the model, and that nothing removes.
 
 ## Why this is a problem
 A hook runs in every forward pass. If the hook appends the output to a list, each pass adds one more output, and each
@@ -33,7 +34,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
-from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
+from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import is_local
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import (
@@ -42,8 +43,8 @@ from legroom.diagnose.lint.flow.releases import (
     is_released_elsewhere,
     survives,
 )
-from legroom.diagnose.lint.flow.steps import is_step_loop
-from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, path_of, receiver, walk
+from legroom.diagnose.lint.flow.steps import is_forward, is_step_loop
+from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, path_of, receiver, root, walk
 from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
@@ -68,12 +69,20 @@ def check(program: Program) -> Iterator[Problem]:
             yield from _lambda(program, call, given)
         elif isinstance(given, cst.Attribute) and given.attr.value in _ADDING and call.loops:
             yield from _adding_method(program, call, given)
+        if program.mentions("remove") or not _is_kept(program, call):
+            continue
         on_module = call.receiver.kind is ValueKind.MODEL
-        if on_module and any(loop.trains for loop in call.loops[-1:]) and not program.mentions("remove"):
+        if on_module and any(loop.trains for loop in call.loops[-1:]):
             yield Problem(
                 node=call.node,
                 message="A hook is registered in every step and never removed",
                 help="Register the hook once before the loop, or remove it with `handle.remove()`",
+            )
+        elif _is_registered_per_call(program, call):
+            yield Problem(
+                node=call.node,
+                message=f"Each call to `{_called_name(call.function)}` registers another hook, which is never removed",
+                help="Register the hook once, or remove it with `handle.remove()` before the function returns",
             )
     for store in program.stores:
         if not is_hook(program, store.function) or not _adds(program, store):
@@ -99,6 +108,82 @@ def check(program: Program) -> Iterator[Problem]:
             else (),
             safe=False,
         )
+
+
+def _is_kept(program: Program, call: CallFact) -> bool:
+    """Return True if nothing else removes the hook. `with layer.register_forward_hook(hook):` removes it."""
+    return isinstance(program.parent.get(call.node), (cst.Expr, cst.Assign))
+
+
+def _is_registered_per_call(program: Program, call: CallFact) -> bool:
+    """Return True if a function registers a hook on a module that outlives the call and runs the model, and a loop calls
+    the function with the same module in each iteration."""
+    function = call.function
+    if isinstance(function.node, cst.Module) or function.name == "__init__" or call.loops:
+        return False
+    if call.method == "register_hook" or is_forward(program, function):
+        return False  # a hook of a tensor is freed with the tensor
+    path = dotted(receiver(call.node))
+    if path is None or root(path) not in function.parameters or _is_conditional(program, call):
+        return False
+    if program.mentions("_forward_hooks") or _may_be_skipped(program, call, path):
+        return False
+    runs_model = any(
+        each.function is function and each.order > call.order and each.receiver.kind is ValueKind.MODEL
+        for each in program.calls
+        if each.method not in {"eval", "train", "to", "zero_grad", "parameters"}
+    )
+    return runs_model and any(_repeats(program, site, function, path) for site in function.call_sites)
+
+
+def _repeats(program: Program, site: CallSite, function: Function, path: str) -> bool:
+    """Return True if a call is in a loop that neither creates nor selects the module whose hook it registers."""
+    if not site.loops:
+        return False
+    first = root(path)
+    if first == "self":
+        given = [receiver(site.call) if method_name(site.call) == function.name else site.call.func]
+    else:
+        given = [each.value for name, each in function.receives(site.call) if name == first]
+    loop = site.loops[-1]
+    changed = loop.bound | {
+        each.target
+        for each in program.stores
+        if each.function is site.caller and loop.first <= each.order <= loop.last
+    }
+    return bool(given) and all(
+        each is not None
+        and dotted(each) is not None
+        and not {root(name) for name in names_in(each)} & {root(name) for name in changed}
+        for each in given
+    )
+
+
+def _is_conditional(program: Program, call: CallFact) -> bool:
+    """Return True if a hook is registered only under a condition, as in `if self.handle is None`."""
+    for each in program.ancestors(call.node):
+        if each is call.function.node:
+            return False
+        if isinstance(each, (cst.If, cst.Try)):
+            return True
+    return True
+
+
+def _may_be_skipped(program: Program, call: CallFact, path: str) -> bool:
+    """Return True if the function may return before it registers the hook, or registers it on a copy of the module."""
+    function = call.function
+    return any(
+        isinstance(each, cst.Return) and program.order[each] < call.order
+        for each in walk(function.body, into_functions=False)
+    ) or any(
+        each.function is function and each.how == "assign" and each.order < call.order
+        for each in program.stores
+        if path == each.target or path.startswith(f"{each.target}.")
+    )
+
+
+def _called_name(function: Function) -> str:
+    return function.class_name or function.name if function.name == "__call__" else function.name
 
 
 def _is_removed(program: Program, call: CallFact) -> bool:
