@@ -1,6 +1,5 @@
 """`legroom.summary(model, batch)`: the layers of a model as a table, in a notebook, and as data."""
 
-import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from legroom.errors import UsageError
 from legroom.predict.layers.shape_mismatch import ShapeMismatch, format_shape
 from legroom.predict.layers.summary import LayerRow, LayerSummary, summarize
+from legroom.show.common import notebook_html as html
 from legroom.show.common.formatting import clean, format_location
 from legroom.show.common.terminal import render_to_string
 from legroom.units import format_size
@@ -69,18 +69,15 @@ class Summary(LayerSummary):
         return render_to_string(render_summary(self)).rstrip()
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            "<tr>"
-            + "".join(
-                f"<td style='text-align:{'left' if at == 0 else 'right'}'>{html.escape(cell)}</td>"
-                for at, cell in enumerate(_cells(row, indent="\u2003"))
-            )
-            + "</tr>"
-            for row in self.rows
-        )
-        head = "".join(f"<th>{title}</th>" for title in _TITLES)
-        totals = html.escape(render_to_string(Group(*_totals(self))).strip())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table><pre>{totals}</pre>"
+        rows = ([html.text(cell) for cell in _cells(row, indent="\u2003")] for row in self.rows)
+        table = html.table(rows, align="lrrrr", head=_TITLES) if self.rows else ""
+        errors = () if self.mismatch is None else map(_one_line, _mismatch(self.mismatch))
+        sentences = (html.sentence(each, bold=at == 0) for at, each in enumerate(errors))
+        return html.block(*sentences, table, *map(html.sentence, map(_one_line, _totals(self))))
+
+
+def _one_line(part: RenderableType) -> str:
+    return " ".join(render_to_string(part).split())
 
 
 _TITLES = ("layer", "output", "parameters", "saved", "of peak")

@@ -7,6 +7,7 @@ import torch
 from rich.console import Group
 from torch import nn
 
+import legroom
 from legroom.observe.source.batch_setting import SIZE, BatchSetting
 from legroom.predict.api import _Target
 from legroom.predict.estimate import Estimate, estimate_from_trace
@@ -139,3 +140,16 @@ def test_the_next_command_has_the_gpu_as_it_was_typed() -> None:
 
 def test_no_line_is_wider_than_the_terminal() -> None:
     assert max(map(len, text_of("a100-80gb").splitlines())) <= 80
+
+
+def test_the_public_estimate_has_a_text_and_an_html_representation() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    estimate = legroom.estimate(model, torch.zeros(8, 256), gpu="1GiB", search=False)
+    assert isinstance(estimate, Estimate)
+    assert str(estimate).startswith("Fits: needs ")
+    assert "Memory at the peak" in str(estimate)
+    assert repr(estimate).startswith("<Estimate: fits, ")
+    html = estimate._repr_html_()
+    assert html.count("<svg") == 1
+    assert "Fits: needs " in html
+    assert "<script" not in html

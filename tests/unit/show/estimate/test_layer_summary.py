@@ -99,7 +99,7 @@ def test_the_table_fits_80_columns_and_a_notebook_gets_html() -> None:
     lines = repr(result).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["layer", "output", "parameters", "saved", "of", "peak"]
-    assert "<table>" in result._repr_html_()
+    assert "<table" in result._repr_html_()
     assert "Conv2d" in result._repr_html_()
 
 
@@ -182,3 +182,21 @@ def test_another_error_of_the_model_is_shown_as_it_is() -> None:
 def test_bad_input_is_refused_with_the_remedy(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         legroom.summary(*arguments)
+
+
+def test_names_of_layers_are_escaped_in_html() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module("<b>\x1b[31mlayer", nn.Linear(8, 8))
+            self.last = nn.Linear(9, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, last = self.children()
+            return last(first(x))
+
+    html = legroom.summary(Model(), torch.randn(2, 8))._repr_html_()
+    assert "Shape mismatch in Linear last" in html
+    assert "&lt;b&gt;" in html
+    assert "<b>" not in html
+    assert "\x1b" not in html

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from legroom.show.common.terminal import render_to_string
-from legroom.show.tune.study_summary import summary
+from legroom.show.tune.study_summary import ShownStudy, summary
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.space.space import read_space
 from legroom.tuning.study import Study
@@ -99,3 +99,21 @@ def test_the_best_configuration_is_shown_with_all_digits() -> None:
         "  lr = 0.008144886973076106",
         "  batch_size = 16",
     ]
+
+
+def test_a_study_has_a_text_and_an_escaped_html_representation() -> None:
+    hostile = "<script>alert(1)</script>\x1b[31m"
+    space = read_space({hostile: {"log": [1e-4, 1e-1]}})
+    trials = (ran(0, 0.5, config={hostile: 0.01}), failed(1, reason=f"ValueError: {hostile}"))
+    study = ShownStudy(
+        metric="loss", mode="min", folder=Path("study"), space=space, trials=trials, seconds=612.0
+    )
+    assert str(study).startswith("Best loss 0.5, trial 0: ")
+    assert repr(study).startswith("<Study: ")
+    html = study._repr_html_()
+    assert html.count("<table") == 1
+    assert "&lt;script&gt;" in html
+    assert "ValueError" in html
+    for text in (str(study), html):
+        assert "\x1b" not in text
+    assert "<script" not in html
