@@ -22,7 +22,7 @@ import torch
 from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import visible_gpus
 from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
-from legroom.memory.events import Sink
+from legroom.memory.events import Frame, Sink
 from legroom.observe.compiled import compiled_functions_run_in_eager_mode
 from legroom.observe.cuda.history import CudaHistory, active_history
 from legroom.observe.dispatch.allocations import HostMemory
@@ -30,6 +30,7 @@ from legroom.observe.dispatch.recorder import Recorder, active_recorder
 from legroom.observe.existing_tensors import record_existing_tensors
 from legroom.observe.following import FollowedHistory, FollowedRecorder
 from legroom.observe.leaks.detector import SEVERAL_THREADS, LeakDetector
+from legroom.observe.leaks.repeated_lines import RepeatedLines
 from legroom.observe.producer import MemoryStats, Producer
 from legroom.observe.training import TrainingClock
 from legroom.observe.virtual.gpu import VirtualGPU
@@ -65,6 +66,10 @@ class Status:
     peak_allocated: int
     peak_reserved: int
     capacity: int
+
+
+_MAX_SCANS = 24
+"""The number of scans of a program that has no model, optimizer or loader. A leak in every iteration needs fewer."""
 
 
 class Session:
@@ -120,7 +125,34 @@ class Session:
         self._exit.callback(loaders.detach)
         self._leak_detector.attach()
         self._exit.callback(self._leak_detector.detach)
+        if isinstance(self._producer, _DispatchProducer):
+            self._watch_lines(self._producer.recorder)
         return self
+
+    def _watch_lines(self, recorder: Recorder) -> None:
+        """Recognize a loop without a model by its lines, until a better sign of an iteration occurs, a leak is found, or
+        there were many scans. Without a training loop, nothing shows how long the program will run."""
+        detector = self._leak_detector
+
+        scans = 0
+
+        def repeated() -> bool:
+            nonlocal scans
+            if detector.leaks or scans > _MAX_SCANS:
+                return False
+            before = detector.scan_seconds
+            is_best_sign = detector.iterations.line_repeated()
+            scans += detector.scan_seconds > before
+            return is_best_sign
+
+        lines = RepeatedLines(repeated)
+
+        def allocated(frame: Frame | None) -> None:
+            lines.allocated(frame)
+            if not lines.is_active:
+                recorder.on_line = None
+
+        recorder.on_line = allocated
 
     def __exit__(self, *error: object) -> None:
         try:
@@ -216,6 +248,7 @@ class _DispatchProducer:
         self.progress = 0, 0.0
         self.allocated_after_step = 0
         self._on_step = on_step
+        self.recorder = recorder
         self._record_step = recorder.clock.on_step_end
         recorder.clock.on_step_end = self._step_ended
 

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import (
 )
 
 from legroom.memory.allocator.allocator import AllocationFailed
-from legroom.memory.events import BEFORE_RECORDING, Category, Event, Phase, Sink, discard
+from legroom.memory.events import BEFORE_RECORDING, Category, Event, Frame, Phase, Sink, discard
 from legroom.observe.cuda_rules.plan import MemoryPlan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevice
@@ -127,6 +127,8 @@ class Recorder:
         self._on_expired = self._storage_expired
         """One bound method for all storages."""
         self._exit = contextlib.ExitStack()
+        self.on_line: Callable[[Frame | None], None] | None = None
+        """Called with the user's line after each operation that allocates memory."""
 
     # --- starting and stopping
 
@@ -314,11 +316,13 @@ class Recorder:
                 self._kernels.replay(
                     plan, self.allocations, self._add_storage, self._reallocate, device, location, func, out, dict(new)
                 )  # fmt: skip
-                return
-            for key, storage in new:
-                self._add_storage(key, storage, device, location, func)
-            if self._expired:
-                self._free_expired()
+            else:
+                for key, storage in new:
+                    self._add_storage(key, storage, device, location, func)
+                if self._expired:
+                    self._free_expired()
+        if self.on_line is not None and new:
+            self.on_line(location.frame)
 
     def create(
         self, operation: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: int

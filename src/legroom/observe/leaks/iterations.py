@@ -75,6 +75,8 @@ class IterationTracker:
         self.has_stepped = False
         self.by_model_calls = False
         """Whether calls to a model are the iterations."""
+        self.by_lines = False
+        """Whether repeated lines are the iterations, because the program has no model, optimizer or loader."""
         self.without_optimizer = False
         """Whether no optimizer exists, so the program updates parameters itself after each backward pass."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -134,6 +136,17 @@ class IterationTracker:
         if due:
             self.trains = self.by_model_calls = False
             self._on_iteration()
+
+    def line_repeated(self) -> bool:
+        """Record that a loop without a model starts its next iteration. Return False if there is a better sign of an
+        iteration."""
+        if self._has_better_signal() or self._calls.has_model:
+            return False
+        if self._is_in_loop(trains=False):
+            self.trains, self.by_model_calls, self.by_lines = False, True, True
+            self._on_iteration()
+            self.by_model_calls = self.by_lines = False
+        return True
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # Runs after every step of every loop, so it does as little as possible.
@@ -335,6 +348,11 @@ class _ModelCalls:
         self._depth = 0
         self._thread = 0
         self._is_disabled = False
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a model was called repeatedly."""
+        return self._model is not None
 
     def disable(self) -> None:
         """Detach, and ignore all later calls to `attach`."""

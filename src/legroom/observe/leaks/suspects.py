@@ -24,9 +24,15 @@ from legroom.observe.holders.paths import find_path, held_by_python
 from legroom.observe.holders.python_names import Variables, locals_of
 from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.source import storing_lines
-from legroom.observe.source.files import built_at, function_at, is_in_loop
+from legroom.observe.source.files import built_at, calls_in_loop, function_at, is_in_loop
 from legroom.observe.source.statements import StoringStatement
-from legroom.observe.source.storing_lines import NameUsage, find_usage, is_passed_in_loop, is_training_data
+from legroom.observe.source.storing_lines import (
+    NameUsage,
+    find_usage,
+    is_passed_in_loop,
+    is_read_in,
+    is_training_data,
+)
 from legroom.observe.source.user_files import is_user_file
 
 MAX_SEARCHES = 4
@@ -230,7 +236,7 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
         return path, storing_lines.NO_USAGE
     usage = find_usage(
         path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
-        classes=path.classes,
+        classes=path.classes, keys=path.keys,
     )  # fmt: skip
     if not is_user_file(path.file or "<user>"):
         if (renamed := _by_user_name(path)) is not None:
@@ -320,8 +326,21 @@ def is_temporary(holder: FoundHolder) -> bool:
 
 def is_collectable(holder: FoundHolder) -> bool:
     """Return whether the garbage collector will free the tensors, because a reference cycle without a name retains
-    them."""
-    return holder.path.how == "cycle" and gc.isenabled() and gc.get_threshold()[0] > 0
+    them. If the collector is disabled, the program may call it in a loop."""
+    if holder.path.how != "cycle":
+        return False
+    if gc.isenabled() and gc.get_threshold()[0] > 0:
+        return True
+    return calls_in_loop("gc.collect", {holder.path.file or "", *_running_files()})
+
+
+def _running_files() -> Iterator[str]:
+    """Yield the user's files whose code is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            yield frame.f_code.co_filename
+        frame = frame.f_back
 
 
 def is_prepared_for_training(holder: FoundHolder) -> bool:
@@ -329,6 +348,12 @@ def is_prepared_for_training(holder: FoundHolder) -> bool:
     path, usage, _ = holder
     statement = next(iter(_candidates(path, usage)), None)
     return statement is not None and is_training_data(path.stored_as, statement.file, statement.line)
+
+
+def is_read(holder: FoundHolder) -> bool:
+    """Return whether the program uses the items of a container, such as the columns of a matrix that it computes."""
+    path = holder.path
+    return path.file is None or is_read_in(path.stored_as, path.file, is_attribute=path.is_attribute)
 
 
 def is_sequence(holder: FoundHolder) -> bool:

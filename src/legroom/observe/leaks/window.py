@@ -44,6 +44,7 @@ from legroom.observe.leaks.suspects import (
     is_local_to_call,
     is_owned_by_call,
     is_prepared_for_training,
+    is_read,
     is_sequence,
     is_temporary,
     make_suspects,
@@ -153,11 +154,12 @@ class ScanWindow:
             self._record_sizes()
             holders = HolderFinder()
             suspects = []
-            if "graph" not in self.reported:
+            by_lines = self._iterations.by_lines
+            if "graph" not in self.reported and not by_lines:
                 suspects += self._find_graphs(seen, holders, iteration)
             if "tensor" not in self.reported:
                 suspects += self._find_tensors(seen, holders, iteration)
-            if "larger" not in self.reported:
+            if "larger" not in self.reported and not by_lines:
                 suspects += self._find_larger(seen, iteration)
             # Growth that was traced to bounded holders is not a reason to scan again at once.
             self.quiet = not suspects and (not seen.suspicious or holders.found)
@@ -389,6 +391,8 @@ class ScanWindow:
             found = [each for each in found if not is_prepared_for_training(each)]
         if self._iterations.by_model_calls:
             found = [each for each in found if can_accumulate(each) and not is_sequence(each)]
+        if self._iterations.by_lines:
+            found = [each for each in found if not is_read(each)]
         if self._rare:
             found = [each for each in found if self._has_grown(each) and not _is_ensemble(each)]
         if seen.renews:  # such as the results of hooks that are registered again in each iteration

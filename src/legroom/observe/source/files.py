@@ -3,7 +3,7 @@
 import ast
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -160,6 +160,18 @@ def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
             return True
         if itself and isinstance(node, COMPREHENSIONS) and node.lineno <= line <= (node.end_lineno or 0):
             return True
+    return False
+
+
+def calls_in_loop(name: str, files: Iterable[str]) -> bool:
+    """Return whether a loop in one of these files calls a function such as `gc.collect`."""
+    for file in files:
+        tree = tree_of(file) if contains(file, name.rpartition(".")[2]) else None
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, LOOPS) and any(
+                isinstance(each, ast.Call) and ast.unparse(each.func) == name for each in ast.walk(node)
+            ):
+                return True
     return False
 
 

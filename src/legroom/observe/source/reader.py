@@ -223,7 +223,7 @@ class NameReader:
                 self._named.is_item(each) or (self._named.is_it(each) and not self._is_alias)
                 for each in node.targets
             ):
-                self.removals.append(self._occurrence)
+                self.removals.append(self._with_key(node.targets[0]))
         elif isinstance(node, ast.Compare):
             self._comparison(node)
         elif (
@@ -336,7 +336,8 @@ class NameReader:
             if each.arg and self._named.is_it(each.value)
         ]
         if called in self._removing_methods and (of_name or first_is_name):
-            self.removals.append(self._occurrence._replace(removes_one=called != "clear"))
+            occurrence = self._with_key(owner) if of_name else self._occurrence
+            self.removals.append(occurrence._replace(removes_one=called != "clear"))
         elif called in _STORING_METHODS and (of_name or first_is_name):
             values = node.args[1:] if first_is_name and not of_name else node.args
             self._store(node, values, keys=literal_keys(owner))
@@ -468,6 +469,20 @@ class NameReader:
                 self._start_tests > 0,
                 repeats_keys,
             )
+        )
+
+    def _with_key(self, item: ast.expr | None) -> Occurrence:
+        """Return an occurrence with the key of the item that is used. Other keys keep their items."""
+        key = index_of(item) if item is not None else None
+        parameters = (
+            {each.arg for each in (*self._scope.args.posonlyargs, *self._scope.args.args)}
+            if isinstance(self._scope, ast.FunctionDef | ast.AsyncFunctionDef)
+            else set()
+        )
+        is_parameter = isinstance(key, ast.Name) and key.id in parameters
+        return self._occurrence._replace(
+            keys=literal_keys(item) if item is not None and self._named.is_item(item) else (),
+            key_parameter=key.id if isinstance(key, ast.Name) and is_parameter else "",
         )
 
     @property

@@ -49,6 +49,10 @@ class Occurrence(NamedTuple):
     in_loop: bool
     removes_one: bool = False
     """Whether the use removes a single item, as `pop` does."""
+    keys: tuple[str, ...] = ()
+    """The literal keys of the item that is used, as in `cache["val"].clear()`."""
+    key_parameter: str = ""
+    """The parameter of the function that is the key, as in `def reset(self, key): self.store[key].clear()`."""
 
 
 class PassedArgument(NamedTuple):

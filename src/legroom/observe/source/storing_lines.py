@@ -28,7 +28,7 @@ from legroom.observe.source.files import (
 )
 from legroom.observe.source.reader import NameReader, is_storing_call
 from legroom.observe.source.statements import Occurrence, PassedArgument, StoringStatement
-from legroom.observe.source.syntax import called_name
+from legroom.observe.source.syntax import called_name, literal_keys
 
 
 class NameUsage(NamedTuple):
@@ -97,9 +97,11 @@ def find_usage(
     function: str = "",
     line: int = 0,
     classes: frozenset[str] = frozenset(),
+    keys: tuple[str, ...] = (),
 ) -> NameUsage:
     """Find the uses of a name in the function of the variable, then in the whole file, then in every file of the user.
-    `classes` contains the classes that have the attribute, if known.
+    `classes` contains the classes that have the attribute, if known. `keys` are the literal keys of the item that
+    matters: removing items under other keys does not count.
     """
     if not name.isidentifier():
         return NO_USAGE
@@ -125,7 +127,7 @@ def find_usage_in(
             if (reader := _read(each, name, is_attribute, function if each == file else "", line, classes))
         ]
         if any(reader.statements or reader.limits for reader in readers):
-            return _combine(readers, {*own, *others}, calls, is_attribute or not function)
+            return _combine(readers, {*own, *others}, calls, is_attribute or not function, keys)
         if not is_attribute and file is not None and not file.startswith("<"):
             break
     return NO_USAGE
@@ -170,12 +172,13 @@ def usage_at_line(file: str, line: int) -> NameUsage:
         elif isinstance(node, ast.Assign):
             owners = [target.value for target in node.targets if isinstance(target, ast.Subscript)]
         for owner in owners:
+            keys = literal_keys(owner)
             while isinstance(owner, ast.Subscript):
                 owner = owner.value
             name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
             found = find_usage(
                 name, is_attribute=isinstance(owner, ast.Attribute), file=file, function=function_at(file, line),
-                line=line, classes=related_classes_at(file, line),
+                line=line, classes=related_classes_at(file, line), keys=keys,
             )  # fmt: skip
             if found.statements:
                 return found
@@ -218,6 +221,35 @@ def is_training_data(name: str, file: str, line: int) -> bool:
             isinstance(each, ast.Name | ast.Attribute) and _last_name(each) == name for each in inner
         ):
             return True
+    return False
+
+
+def is_read_in(name: str, file: str, *, is_attribute: bool) -> bool:
+    """Return whether a file reads the items of a container, other than a single item, the best item or the length."""
+    tree = tree_of(file)
+    if tree is None:
+        return True
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    kind = ast.Attribute if is_attribute else ast.Name
+    for node in ast.walk(tree):
+        if not isinstance(node, kind) or _last_name(node) != name or not isinstance(node.ctx, ast.Load):
+            continue
+        parent = parents.get(node)
+        if isinstance(parent, ast.Attribute):
+            call = parents.get(parent)
+            if isinstance(call, ast.Call) and call.func is parent and is_storing_call(call):
+                continue
+        if (
+            isinstance(parent, ast.Subscript)
+            and parent.value is node
+            and not isinstance(parent.ctx, ast.Load)
+        ):
+            continue
+        if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant | ast.UnaryOp):
+            continue
+        if isinstance(parent, ast.Call) and called_name(parent) in {"len", "min", "max", "heappush"}:
+            continue
+        return True
     return False
 
 
@@ -290,8 +322,49 @@ def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None
     return None
 
 
+def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[str]) -> bool:
+    """Return whether a removal affects only items under other literal keys: `cache["val"].clear()` does not free
+    `cache["train"]`."""
+    if not keys:
+        return False
+    if each.keys:
+        return set(each.keys).isdisjoint(keys)
+    passed = _literal_arguments(each.function, each.key_parameter, files) if each.key_parameter else None
+    return passed is not None and passed.isdisjoint(keys)
+
+
+def _literal_arguments(function: str, parameter: str, files: Iterable[str]) -> set[str] | None:
+    """Return the strings that all calls of a function pass for a parameter, or None if a call passes another value."""
+    found: set[str] = set()
+    for file in (each for each in files if contains(each, function)):
+        definition = functions_in(file).get(function)
+        tree = tree_of(file)
+        if definition is None or tree is None:
+            continue
+        names = [each.arg for each in (*definition.args.posonlyargs, *definition.args.args)]
+        names = names[1:] if names[:1] == ["self"] else names
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or called_name(node) != function:
+                continue
+            given: ast.expr | None = next(
+                (each.value for each in node.keywords if each.arg == parameter), None
+            )
+            if given is None and parameter in names and names.index(parameter) < len(node.args):
+                given = node.args[names.index(parameter)]
+            if given is None and not definition.args.defaults:
+                continue  # another function of the same name, such as `list.clear`
+            if not (isinstance(given, ast.Constant) and isinstance(given.value, str)):
+                return None
+            found.add(given.value)
+    return found
+
+
 def _combine(
-    readers: list[NameReader], files: Iterable[str], calls: Calls, outlives_calls: bool
+    readers: list[NameReader],
+    files: Iterable[str],
+    calls: Calls,
+    outlives_calls: bool,
+    keys: tuple[str, ...] = (),
 ) -> NameUsage:
     """Combine the uses that all readers found into one `NameUsage`. `outlives_calls` means that the name is not a local
     variable. A local variable is created again in each call.
@@ -331,6 +404,9 @@ def _combine(
     ]
     limits = [each for reader in readers for each in reader.limits] + [
         each for use in uses for each in use.limits
+    ]
+    removals = [
+        each for each in removals if each.function in calls.passed or not _is_of_other_key(each, keys, files)
     ]
     removals, limits = during_loop(removals), that_run(limits)
     resets = that_run(each for reader in readers for each in reader.resets)

@@ -382,3 +382,32 @@ def test_a_container_whose_items_are_only_removed_one_by_one_drains(read) -> Non
 def test_items_that_are_removed_once_after_the_loop_are_not_removed_in_the_loop(read) -> None:
     source = "kept = []\ndef add(x):\n    kept.append(x)\ndef end():\n    kept.clear()\nfor i in data:\n    add(i)\nend()\n"
     assert not read(source, "kept").emptied
+
+
+KEYS = """kept = {"train": [], "val": []}
+def wipe(which):
+    kept[which].clear()
+for step in range(9):
+    kept["train"].append(model())
+    STATEMENT
+"""
+
+
+@pytest.mark.parametrize(
+    "statement", ['kept["val"].clear()', 'del kept["val"][0]', 'wipe("val")', 'kept["val"].pop(0)']
+)
+def test_removing_items_under_another_key_does_not_empty_the_key(
+    read, tmp_path: Path, statement: str
+) -> None:
+    read(KEYS.replace("STATEMENT", statement), "kept")
+    file = str(tmp_path / "train.py")
+    assert not find_usage("kept", is_attribute=False, file=file, keys=("train",)).shrinks
+    assert find_usage("kept", is_attribute=False, file=file, keys=("val",)).shrinks
+
+
+@pytest.mark.parametrize("statement", ["wipe(step)", "kept[step].clear()", "kept.clear()", 'wipe("train")'])
+def test_removing_items_under_the_same_or_an_unknown_key_empties_it(
+    read, tmp_path: Path, statement: str
+) -> None:
+    read(KEYS.replace("STATEMENT", statement), "kept")
+    assert find_usage("kept", is_attribute=False, file=str(tmp_path / "train.py"), keys=("train",)).shrinks
