@@ -105,7 +105,7 @@ def find_usage(
     """
     if not name.isidentifier():
         return NO_USAGE
-    return find_usage_in(tuple(user_files()), name, is_attribute, file, function, line, classes)
+    return find_usage_in(tuple(user_files()), name, is_attribute, file, function, line, classes, keys)
 
 
 @lru_cache(maxsize=256)
@@ -117,6 +117,7 @@ def find_usage_in(
     function: str,
     line: int,
     classes: frozenset[str],
+    keys: tuple[str, ...],
 ) -> NameUsage:
     own = (file,) if file is not None else ()
     calls = calls_in(tuple(sorted({*own, *others})))
