@@ -13,6 +13,7 @@ from legroom.diagnose.lint.flow.syntax import (
     last_name,
     method_name,
     names_in,
+    names_with_graph,
     receiver,
     root,
     walk,
@@ -56,6 +57,55 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
             continue
         reported.add(path)
         yield call, path
+
+
+def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
+    """Yield calls to a model in a function that trains another model, such as a generator in the step of the
+    discriminator. Another function trains the model, and first sets the gradients to zero."""
+    reported: set[str] = set()
+    for call in program.calls:
+        path = _model_path(program, call)
+        if path is None or path in reported or not _builds_unused_graph(program, call):
+            continue
+        sources = _optimizers_of(program, call.function)
+        names = _aliases(program, path)
+        if not sources or not call.function.backward or not _is_trained_elsewhere(program, names, call):
+            continue
+        trained = optimized_names(program, sources)
+        if _is_trained(program, names, trained) or _needs_input_gradients(program, call, trained):
+            continue
+        if not _is_detached(program, call) and not _leaves_function(program, call):
+            reported.add(path)
+            yield call, path
+
+
+def _is_trained_elsewhere(program: Program, names: set[str], call: CallFact) -> bool:
+    """Return True if another function sets the gradients of the model to zero before its own backward pass."""
+    for function in program.functions.values():
+        sources = _optimizers_of(program, function) if function is not call.function else []
+        if not sources or not _is_trained(program, names, optimized_names(program, sources)):
+            continue
+        order = [
+            each.method
+            for each in program.calls
+            if each.function is function and each.method in {"zero_grad", "backward", "step"}
+        ]
+        if order[:2] == ["zero_grad", "backward"]:
+            return True
+    return False
+
+
+def _leaves_function(program: Program, call: CallFact) -> bool:
+    """Return True if other code may use the output of the model with its graph."""
+    targets = {
+        each.target
+        for each in program.stores
+        if each.function is call.function and program.inside(call.node, each.expression)
+    }
+    return any("." in each or not call.function.owns(each) for each in targets) or any(
+        program.inside(call.node, each) or not targets.isdisjoint(names_with_graph(each))
+        for each in call.function.returned_nodes
+    )
 
 
 def _model_path(program: Program, call: CallFact) -> str | None:

@@ -75,8 +75,9 @@ def _run_pass(program: Program, *, first: bool) -> None:
     for function in sorted(program.functions.values(), key=lambda each: first and each is program.top):
         _Walker(program, function, call_sites[function], first=first).run()
     for function in program.functions.values():
-        if function.call_sites and not function.no_grad:
-            function.no_grad = all(site.no_grad for site in function.call_sites)
+        if not function.no_grad or function.no_grad_in_callers:  # a later pass may find more callers
+            function.no_grad = bool(function.call_sites) and all(site.no_grad for site in function.call_sites)
+            function.no_grad_in_callers = function.no_grad
 
 
 def _state(program: Program) -> list[object]:

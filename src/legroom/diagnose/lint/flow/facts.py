@@ -28,6 +28,8 @@ class Function:
     """Parameters whose default is a list, dict or set. All calls share this object."""
     no_grad: bool = False
     """True if a decorator or every caller disables gradients."""
+    no_grad_in_callers: bool = False
+    """True if only the callers that are known so far disable gradients."""
     grad_mode_varies: bool = False
     """True if the gradient mode depends on a variable, as in `set_grad_enabled(training)`."""
     backward: bool = False

@@ -4,7 +4,7 @@
 Reports contain this code if several batches passed through the model without a backward pass, and every operation saved
 its activations.
 
-`legroom lint` checks for calls to a model with gradients enabled in four cases:
+`legroom lint` checks for calls to a model with gradients enabled in five cases:
 
 - The call follows `model.eval()`.
 - The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
@@ -12,6 +12,8 @@ its activations.
   pass uses the results.
 - The call is in a training step, but no optimizer of the file trains the model, such as the teacher in a distillation.
   The rule flags the call only if the parameters of the model require gradients and its inputs have no graph.
+- The call is in a function that trains another model, such as a generator in the step of the discriminator. Another
+  function trains the model, and sets its gradients to zero first.
 
 The rule does not flag functions that are called only under `no_grad` in the same file. The rule also does not flag
 methods that frameworks call with gradients disabled, such as `validation_step`.
@@ -71,7 +73,7 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.proofs import escapes, is_proven_module, may_be_printed
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.untrained_models import untrained_models
+from legroom.diagnose.lint.untrained_models import models_of_other_steps, untrained_models
 
 CODE = "LG201"
 _FRAMEWORK_HOOKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
@@ -109,6 +111,13 @@ def check(program: Program) -> Iterator[Problem]:
             node=call.node,
             message=f"`{model}` runs with gradients enabled in the training step, but no optimizer trains it",
             help=f"Run `{model}` in `with torch.no_grad():`, or freeze it with `{model}.requires_grad_(False)`",
+        )
+    for call, model in models_of_other_steps(program):
+        yield Problem(
+            node=call.node,
+            message=f"`{model}` runs with gradients enabled in the training step of another model, which does not use its "
+            "gradients",
+            help=f"Run `{model}` in `with torch.no_grad():`, or add `.detach()` to its output",
         )
 
 
