@@ -9,7 +9,8 @@ program would download is generated with random contents. For each program:
   with `python`, and uses GPU memory.
 - `run too small`: on a virtual GPU with 85% of the memory that was allocated at the peak of `run`. The result is right if
   the program runs out of memory and the report contains the same line of the program as the traceback. In the backward
-  pass, the report must contain a line of the program whose backward failed.
+  pass, the report must contain a line of the program whose backward failed. If the program catches the error and
+  finishes, the report must contain the error with a line of the program.
 - `estimate`: the result is right if the verdict is `fits` for a GPU with 10% more than `run` reserved plus the workspaces
   of CUDA kernels, which a virtual GPU does not count. The predicted peak must also be larger than the GPU of
   `run too small`.
@@ -221,9 +222,15 @@ def check_run(trial: Trial, done: Outcome, reference: dict[str, Any]) -> str:
 
 def check_too_small(trial: Trial, done: Outcome) -> str:
     document = done.document
-    if done.code in (0, None) or document is None:
-        return f"wrong: {'finished' if done.code == 0 else done.last_line}"
+    if done.code is None or document is None:
+        return f"wrong: {done.last_line}"
     oom = document.get("oom")
+    if done.code == 0:  # the program caught the error and continued
+        return (
+            "right"
+            if oom is not None and _source(f"{oom['file']}:{oom['line']}").strip()
+            else "wrong: finished"
+        )
     if oom is None:
         return f"wrong: no OOM report: {done.last_line}"
     place, expected = f"{oom['file']}:{oom['line']}", trial.failing_line(done)
