@@ -10,10 +10,10 @@ optimizer = torch.optim.SGD([*features.parameters(), *head.parameters()], lr=0.0
 history = []
 for _ in range(12):
     x = torch.randn(512, 1024, device=device)
-    kept = features(x)  # <- keeps
+    kept = features(x)  # <- allocates
     loss = head(kept).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    history.append(kept)
+    history.append(kept)  # <- keeps
 print(f"kept {len(history)}")
