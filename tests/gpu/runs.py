@@ -174,7 +174,11 @@ def leak(run: Run) -> Check:
     yield "the script succeeds", run.exit_code == 0, str(run.exit_code)
     growing = run.ledger.growth()
     lines = [row.line for row in growing]
-    yield "the line that allocates the retained memory is found", run.line("allocates") in lines, str(growing[:3])
+    yield (
+        "the line that allocates the retained memory is found",
+        run.line("allocates") in lines,
+        str(growing[:3]),
+    )
 
 
 def oom_forward(run: Run) -> Check:
