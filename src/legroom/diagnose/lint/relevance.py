@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from legroom.diagnose.lint.flow.steps import STEP_FUNCTIONS
-from legroom.diagnose.lint.flow.values import LOADER_NAMES, MODEL_NAMES, split_words
+from legroom.diagnose.lint.flow.values import LOADER_NAMES, MODEL_NAMES, SAMPLING_NAMES, split_words
 
 _WORDS = split_words(
     "DataLoader DataParallel DistributedSampler Function GradScaler add_param_group autocast autograd backward cache "
@@ -99,7 +99,7 @@ def _is_relevant(node: ast.AST, names: _Names) -> bool:
         others = {"load", "save"} if isinstance(node, ast.alias) else {"reduce"}
         return name.rpartition(".")[2] in _WORDS or name in others
     if isinstance(node, _Function):
-        return node.name in STEP_FUNCTIONS
+        return node.name in STEP_FUNCTIONS or SAMPLING_NAMES.search(node.name) is not None
     if isinstance(node, ast.Global):
         return True
     return isinstance(node, ast.ExceptHandler) and _keeps_or_retries(node)

@@ -1,6 +1,7 @@
 """Finds containers that collect one tensor per batch on the GPU: the outputs of a model (LG101) or the batches themselves
 (LG117). These tensors have no graph, but together they are as large as the outputs or inputs of the whole data set."""
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -21,7 +22,7 @@ from legroom.diagnose.lint.flow.syntax import (
     string_value,
     walk,
 )
-from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.flow.values import SAMPLING_NAMES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 _SAME_SIZE = frozenset(
@@ -82,6 +83,78 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
         node=made,
         message=f"`{store.target}` collects the outputs of all batches on the GPU",
         help="Copy each output to host memory: add `.cpu()`",
+    )
+
+
+def collected_states(program: Program, store: StoreFact) -> Iterator[Problem]:
+    """Find `frames.append(x)` in a loop such as `for t in timesteps: x = denoise(x, t)`, which samples without gradients.
+    A sampler has hundreds of states, each as large as its result."""
+    path = dotted(store.expression)
+    if store.how != "append" or path is None or not store.loops or not program.uses_gpu:
+        return
+    loop = store.loops[-1]
+    if store.value.has_graph or store.value.host or not SAMPLING_NAMES.search(store.function.name):
+        return
+    if not isinstance(loop.node, cst.For) or not _goes_through_time(loop.node):
+        return
+    made = [each for each in program.stores if each.target == path and loop in each.loops]
+    if len(made) != 1 or not made[0].uses_old_value or not _samples(program, made[0]):
+        return
+    if not _is_collected(program, store, loop) or _is_stacked(program, store.target):
+        return
+    if not any(
+        _is_on_gpu(each) for each in program.stores if each.target == path and each.order < loop.first
+    ):
+        return
+    yield Problem(
+        node=store.expression,
+        message=f"`{store.target}` collects the states of all sampling steps on the GPU",
+        help="Keep only some of the states, or copy each state to host memory: add `.cpu()`",
+    )
+
+
+_TIME = re.compile(
+    r"^(?:T|t|timesteps?|num_timesteps|(?:num|n)_(?:inference_|sampling_)?steps|steps|sigmas)$"
+)
+
+
+def _goes_through_time(node: cst.For) -> bool:
+    """Return True for a loop over the steps of a sampler, as in `for t in reversed(range(self.T))`. The number of steps
+    must not be a small constant."""
+    if any(_TIME.search(last_name(each)) for each in names_in(node.iter)):
+        return True
+    numbers = [int(each.value, 0) for each in walk(node.iter) if isinstance(each, cst.Integer)]
+    return any(_TIME.search(each) for each in names_in(node.target)) and any(each >= 100 for each in numbers)
+
+
+def _is_on_gpu(made: StoreFact) -> bool:
+    """Return True for `torch.randn(n, device=device)`, `x.to(device)` and `x.cuda()`."""
+    return any(
+        isinstance(node, cst.Call)
+        and not _moves_to_host(node)
+        and (keyword(node, "device") is not None or method_name(node) in {"cuda", "to"})
+        for node in walk(made.expression)
+    )
+
+
+def _samples(program: Program, made: StoreFact) -> bool:
+    """Return True if a new state is computed from the old state by a model without gradients."""
+    calls = [each for each in program.calls if program.inside(each.node, made.expression)]
+    inner = {each.local for each in calls if each.local is not None}
+    return any(
+        each.receiver.kind is ValueKind.MODEL and each.no_grad
+        for each in program.calls
+        if each in calls or each.function in inner
+    )
+
+
+def _is_stacked(program: Program, target: str) -> bool:
+    """Return True if the program concatenates the states, for example to compute with all of them."""
+    return any(
+        isinstance(node, cst.Call)
+        and any(is_call_of(node, name) for name in ("stack", "cat", "concat"))
+        and last_name(target) in {last_name(path) for path in names_in(node)}
+        for node in program.nodes
     )
 
 

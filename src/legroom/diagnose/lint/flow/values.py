@@ -301,6 +301,11 @@ EVALUATION_NAMES = re.compile(
     re.IGNORECASE,
 )
 
+SAMPLING_NAMES = re.compile(
+    r"(?:^|_)(?:sample|sampling|sampler|denois\w*|diffus\w*|ddpm|ddim|langevin)(?:$|_)", re.IGNORECASE
+)
+"""Names of functions that compute samples in many steps."""
+
 
 _VERBS = re.compile(
     r"^(?:add|build|check|compile|convert|copy|create|dispatch|download|eval|evaluate|export|fit|freeze|get|has|init|is|load|log|make"

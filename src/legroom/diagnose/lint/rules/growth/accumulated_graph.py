@@ -10,8 +10,8 @@ graph. The rule applies if nothing in the loop clears the container. The rule al
 their arguments.
 
 The rule also covers containers that collect tensors without a graph: gradients or copies of the model in every step,
-trained models that are not used again, the outputs of all batches on the GPU, and metrics of torchmetrics that store
-every prediction and are never reset.
+trained models that are not used again, the outputs of all batches or the states of all sampling steps on the GPU, and
+metrics of torchmetrics that store every prediction and are never reset.
 
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
 backward pass.
@@ -53,7 +53,7 @@ from legroom.diagnose.lint.collected.at_once import collected_at_once
 from legroom.diagnose.lint.collected.copies import collected_gradients, collected_models
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models
-from legroom.diagnose.lint.collected.on_gpu import collected_outputs
+from legroom.diagnose.lint.collected.on_gpu import collected_outputs, collected_states
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.assignments import append_method
@@ -101,6 +101,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield from collected_gradients(program, store, _key_is_new)
             yield from collected_models(program, store, _key_is_new)
             yield from collected_outputs(program, store)
+            yield from collected_states(program, store)
             yield from kept_models(program, store)
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
