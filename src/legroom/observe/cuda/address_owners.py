@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from legroom.memory.events import Category
+from legroom.observe.dispatch.module_names import displayed_path
 from legroom.observe.training_threads import other_threads_train
 
 
@@ -134,10 +135,16 @@ class AddressOwners:
 
     def _owners_in(self, root: nn.Module, tick: int) -> list[OwnedAddresses]:
         own = type(root).__name__
-        named = [(parameter, name.rpartition(".")[0] or own) for name, parameter in root.named_parameters()]
+        # The same paths as those of running modules, so that gradients belong to the line that called the module.
+        paths = {name: displayed_path(name, module) or own for name, module in root.named_modules()}
+
+        def module_of(name: str) -> str:
+            return paths.get(name.rpartition(".")[0], own)
+
+        named = [(parameter, module_of(name)) for name, parameter in root.named_parameters()]
         for parameter, module in named:
             self._modules[id(parameter)] = module
-        buffers = [(buffer, name.rpartition(".")[0] or own) for name, buffer in root.named_buffers()]
+        buffers = [(buffer, module_of(name)) for name, buffer in root.named_buffers()]
         return [
             _owned_addresses(tick, Category.PARAMETER, named),
             _owned_addresses(tick, Category.BUFFER, buffers),

@@ -19,7 +19,9 @@ class ModuleNames:
         if known is not None and known[0]() is root:
             return known[1]
         try:
-            names = {id(module): _shown(name, module) for name, module in root.named_modules() if name}
+            names = {
+                id(module): displayed_path(name, module) for name, module in root.named_modules() if name
+            }
         except Exception:  # a module whose submodules cannot be listed can still be called
             names = {}
         if len(self._roots) > _MAX_ROOTS:
@@ -40,7 +42,7 @@ class ModuleNames:
         self._roots.clear()
 
 
-def _shown(path: str, module: nn.Module) -> str:
+def displayed_path(path: str, module: nn.Module) -> str:
     """Return the path as the user wrote it. If the path consists only of indices, the module type is added: `Tanh
     (3)`."""
     path = _without_wrappers(path)

@@ -131,6 +131,23 @@ def test_a_gradient_has_the_module_and_line_of_its_parameter(events: list[Event]
     assert by_module == {"first": line("first"), "second": line("second")}
 
 
+def test_gradients_of_a_plain_sequential_have_the_line_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            output = model(torch.randn(32, 64))  # sequential
+            output.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = allocs(simulation.events, category=Category.GRADIENT, step=1)
+    assert {event.module for event in found} == {"Linear (0)", "Linear (1)"}
+    assert lines_of(found) == {line("sequential")}
+    assert all(event.frame is not None for event in found)
+
+
 def test_backward_blocks_have_forward_lines(events: list[Event]) -> None:
     found = allocs(events, phase=Phase.BACKWARD)
     forward = {line("first"), line("relu"), line("second")}
