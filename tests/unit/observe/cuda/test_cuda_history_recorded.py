@@ -85,7 +85,7 @@ def test_batches_of_the_loader_are_inputs(healthy: Ledger) -> None:
 
 def test_a_leak_is_found_at_its_line() -> None:
     growing = Ledger(events_of("leak")).growth()
-    assert [(row.line, row.bytes_per_step) for row in growing] == [(line("leak", "# <- keeps"), 2 * MiB)]
+    assert [(row.line, row.bytes_per_step) for row in growing] == [(line("leak", "# <- allocates"), 2 * MiB)]
 
 
 def test_recomputed_blocks_have_their_module() -> None:
