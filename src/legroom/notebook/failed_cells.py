@@ -136,11 +136,11 @@ class _Release:
         self._first = f"Out of memory at {where}." if where else ""
         left = freed.allocated_after
         released = max(before - left, 0)
-        sentences = [f"Released {format_size(released)} of tensors that only the failed cell retained."]
+        sentences = [f"Released {format_size(released)}."]
         if outputs:
-            sentences.append(f"Deleted: {', '.join(outputs)}.")
+            sentences.append(f"Deleted results of earlier cells: {', '.join(outputs)}.")
         if left:
-            sentences.append(f"{format_size(left)} are still in use.")
+            sentences.append(f"{format_size(left)} is still in use.")
             names = [name for name in map(_variable, freed.holders) if name]
             if names:
                 kept = ", ".join(f"`{name}`" for name in names[:3])

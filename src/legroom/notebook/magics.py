@@ -47,7 +47,7 @@ class LegroomMagics:
         if cell is not None:
             if len(words) > 1 or not all(word.isidentifier() for word in words):
                 raise MagicUsageError(
-                    "`%%legroom` takes at most the name of a variable for the recording: `%%legroom recording`."
+                    "`%%legroom` takes at most one argument, the variable for the recording: `%%legroom recording`."
                 )
             return self._record(cell, words[0] if words else "")
         try:

@@ -62,15 +62,15 @@ def record(
     """Record the memory of a block of code or of a function.
 
     Use it as `with legroom.record() as recording:` or as the decorator `@legroom.record()`. A decorated function has the
-    attribute `recording`, which contains its last call. On a virtual GPU, inside `legroom run` or inside another
-    recording, the block is a part of that recording. Without a GPU, CPU tensors are recorded. `leaks=False` skips the
-    search for leaks, which scans all Python objects several times in the first 20 steps.
+    attribute `recording`, which contains its last call. Inside `legroom run` or another recording, the block is recorded
+    separately, and the outer recording continues. Without a GPU, CPU tensors are recorded. `leaks=False` skips the search
+    for leaks, which scans all Python objects several times in the first 20 steps.
     """
     if function is None:
         return BlockRecording(leaks=leaks)
     if not callable(function):
         raise UsageError(
-            f"record() takes no {type(function).__name__}. Example: `with legroom.record() as recording:`"
+            f"record() expects a function, not {type(function).__name__}. Example: `with legroom.record() as recording:`"
         )
     return BlockRecording()(function)
 
@@ -257,7 +257,7 @@ class BlockRecording:
         if self._running is not None:
             raise UsageError("The recording is still running. Read its results after the `with` block.")
         if self._finished is None:
-            raise UsageError("Nothing was recorded yet. Example: `with legroom.record() as recording:`")
+            raise UsageError("Nothing has been recorded yet. Example: `with legroom.record() as recording:`")
         return self._finished
 
 
@@ -309,7 +309,7 @@ class _Running:
             self._session.__exit__()
         except Exception as problem:
             log.warning(
-                f"The recording is incomplete ({type(problem).__name__}: {problem}). The block is not affected."
+                f"The recording is incomplete ({type(problem).__name__}: {problem}). Your code is not affected."
             )
         self._events.flush()
         self._record([ending])
@@ -345,7 +345,9 @@ class _Finished:
     @property
     def path(self) -> Path:
         if self._folder is None or self._failed:
-            raise CaptureError(self._failed or "The events were not stored, because the disk is full.")
+            raise CaptureError(
+                self._failed or "The events were not stored, because no temporary file could be created."
+            )
         return Path(self._folder.name, _NAME)
 
 

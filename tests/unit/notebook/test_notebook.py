@@ -196,7 +196,7 @@ def test_a_plain_cell_that_fails_shows_the_holder_and_releases_its_tensors(noteb
     assert lines[0] == f"Out of memory at cell [{failed.number}], line 4."
     assert "local (list" in lines[2]
     assert f"cell [{failed.number}], line 4" in lines[2]
-    assert f"Deleted: Out[{notebook['out'].number}]." in lines[-1]
+    assert f"Deleted results of earlier cells: Out[{notebook['out'].number}]." in lines[-1]
     allocated, in_out, size = notebook["after plain failure"].printed.split()
     assert (int(allocated), in_out, size) == (8, "False", "100")
 
@@ -217,7 +217,7 @@ def test_other_errors_pass_after_the_report(notebook: Executed) -> None:
 
 def test_wrong_use_is_one_line(notebook: Executed) -> None:
     assert notebook["usage"].stderr.startswith("UsageError: Write `%%legroom` above a cell")
-    assert "takes at most the name of a variable" in notebook["bad name"].stderr
+    assert "takes at most one argument" in notebook["bad name"].stderr
     assert not notebook["use off"].shown
     assert "UsageError: Cell magic `%%legroom` not found" in notebook["unloaded"].stderr
 

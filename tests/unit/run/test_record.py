@@ -188,7 +188,7 @@ def test_a_decorated_function_has_its_last_recording() -> None:
         return torch.empty(size, dtype=torch.uint8)
 
     assert make.__doc__ == "Make a tensor."
-    with pytest.raises(UsageError, match="Nothing was recorded yet"):
+    with pytest.raises(UsageError, match="Nothing has been recorded yet"):
         _ = make.recording.peak  # type: ignore[attr-defined]
     tensors = [make(MiB)]
     first = make.recording.peak  # type: ignore[attr-defined]
@@ -208,7 +208,7 @@ def test_the_decorator_works_without_parentheses_and_with_recursion() -> None:
 
 
 def test_a_value_that_is_not_a_function_is_rejected() -> None:
-    with pytest.raises(UsageError, match="record\\(\\) takes no str"):
+    with pytest.raises(UsageError, match="record\\(\\) expects a function, not str"):
         legroom.record("8GiB")  # type: ignore[call-overload]
 
 
