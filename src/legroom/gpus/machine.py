@@ -12,13 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from legroom.gpus.nvml import NA as NA
-from legroom.gpus.nvml import Count as Count
-from legroom.gpus.nvml import NotAvailable as NotAvailable
-from legroom.gpus.nvml import memory as _memory
-from legroom.gpus.nvml import opened as _nvml
-from legroom.gpus.nvml import query as _query
-from legroom.gpus.nvml import text as _text
+from legroom.gpus.nvml import NA, Count, NotAvailable, as_text, opened, query, read_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +74,11 @@ class HostUsage:
 
 def gpus() -> list[Gpu]:
     """Return every GPU that the driver reports. Without a driver, the result is empty."""
-    with _nvml() as nvml:
+    with opened() as nvml:
         if nvml is None:
             return []
-        count = _query(nvml.nvmlDeviceGetCount)
-        handles = [_query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count or 0)]
+        count = query(nvml.nvmlDeviceGetCount)
+        handles = [query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count or 0)]
         return [_gpu(nvml, index, handle) for index, handle in enumerate(handles) if handle is not NA]
 
 
@@ -97,7 +91,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
 
     if torch.version.cuda is None and torch.version.hip is None:
         return []
-    with _nvml() as nvml:
+    with opened() as nvml:
         handles = (
             _visible_handles(nvml, environ) if nvml is not None and torch.version.cuda is not None else None
         )
@@ -122,9 +116,9 @@ def named_gpus(environ: Mapping[str, str] = os.environ) -> list[str] | None:
 
 def driver_version() -> str | NotAvailable:
     """Return the version of the NVIDIA driver."""
-    with _nvml() as nvml:
-        version = NA if nvml is None else _query(nvml.nvmlSystemGetDriverVersion)
-        return version if version is NA else _text(version)
+    with opened() as nvml:
+        version = NA if nvml is None else query(nvml.nvmlSystemGetDriverVersion)
+        return version if version is NA else as_text(version)
 
 
 def processors() -> int:
@@ -138,10 +132,10 @@ def host_usage(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/p
     with contextlib.suppress(ImportError):
         import psutil
 
-        memory = _query(psutil.virtual_memory)
+        memory = query(psutil.virtual_memory)
         if memory is not NA:
             total, available = memory.total, memory.available
-        resident = _query(lambda: psutil.Process().memory_info().rss)
+        resident = query(lambda: psutil.Process().memory_info().rss)
     limit, used, cache = _control_group(system, processes)
     return HostUsage(
         total=total,
@@ -157,13 +151,13 @@ def host_usage(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/p
 
 
 def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
-    total, used = _memory(nvml, handle)
-    rates = _query(nvml.nvmlDeviceGetUtilizationRates, handle)
-    mig = _query(nvml.nvmlDeviceGetMigMode, handle)
+    total, used = read_memory(nvml, handle)
+    rates = query(nvml.nvmlDeviceGetUtilizationRates, handle)
+    mig = query(nvml.nvmlDeviceGetMigMode, handle)
     return Gpu(
         index=index,
-        name=_text(_query(nvml.nvmlDeviceGetName, handle)),
-        uuid=_text(_query(nvml.nvmlDeviceGetUUID, handle)),
+        name=as_text(query(nvml.nvmlDeviceGetName, handle)),
+        uuid=as_text(query(nvml.nvmlDeviceGetUUID, handle)),
         total=total,
         used=used,
         utilization=NA if rates is NA else rates.gpu,
@@ -174,30 +168,30 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
     """Return the GPU with its index, or None if NVML does not report its size."""
-    total, used = _memory(nvml, handle)
+    total, used = read_memory(nvml, handle)
     if isinstance(total, NotAvailable):
         return None
-    name = _text(_query(nvml.nvmlDeviceGetName, handle))
-    uuid = _query(nvml.nvmlDeviceGetUUID, handle)
+    name = as_text(query(nvml.nvmlDeviceGetName, handle))
+    uuid = query(nvml.nvmlDeviceGetUUID, handle)
     return VisibleGpu(
         index=index,
         name=name,
         total=total,
         used=used,
         processes=_processes(nvml, handle),
-        uuid="" if uuid is NA else _text(uuid),
+        uuid="" if uuid is NA else as_text(uuid),
     )
 
 
 def _from_torch(cuda: Any, index: int) -> VisibleGpu:
     """Return a GPU that NVML cannot list, as torch reports it. This function creates a CUDA context."""
-    properties, memory = cuda.get_device_properties(index), _query(cuda.mem_get_info, index)
+    properties, memory = cuda.get_device_properties(index), query(cuda.mem_get_info, index)
     used = NA if memory is NA else memory[1] - memory[0]
     return VisibleGpu(index=index, name=properties.name, total=properties.total_memory, used=used)
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | NotAvailable:
-    running = _query(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    running = query(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if isinstance(running, NotAvailable):
         return running
     return tuple(
@@ -210,21 +204,21 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
     """Return the NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, in the same order. Return None if NVML cannot
     resolve the entries.
     """
-    count = _query(nvml.nvmlDeviceGetCount)
+    count = query(nvml.nvmlDeviceGetCount)
     if count is NA:
         return None
     named = named_gpus(environ)
     if named is None:
-        handles = [_query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
-        partitioned = any((_query(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0] for handle in handles)
+        handles = [query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+        partitioned = any((query(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0] for handle in handles)
         return None if partitioned or NA in handles else handles
     chosen: list[Any] = []
     for entry in named:
         if not entry.isdecimal() or int(entry) >= count:
             # CUDA stops at the first invalid number. Only CUDA can resolve the UUIDs of GPUs and MIG instances.
             return None if entry.startswith(("GPU-", "MIG-")) else chosen
-        handle = _query(nvml.nvmlDeviceGetHandleByIndex, int(entry))
-        if handle is NA or (_query(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0]:
+        handle = query(nvml.nvmlDeviceGetHandleByIndex, int(entry))
+        if handle is NA or (query(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0]:
             return None
         chosen.append(handle)
     return chosen

@@ -53,7 +53,7 @@ def query(function: Callable[..., Any], *args: Any) -> Any:
         return NA
 
 
-def memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
+def read_memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
     """Return the total and used memory in bytes. The newer NVML call reports driver-reserved memory separately. The
     older call includes this memory in the used memory.
     """
@@ -65,6 +65,6 @@ def memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
     return (NA, NA) if found is NA else (found.total, found.used)
 
 
-def text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Convert a result of pynvml to a string. Older versions return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

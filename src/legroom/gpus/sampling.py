@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from legroom.gpus import nvml as nvml_library
-from legroom.gpus.nvml import NA, Count, NotAvailable, query, text
+from legroom.gpus.nvml import NA, Count, NotAvailable, as_text, query
 
 REOPEN_SECONDS = 5.0
 """The pause between attempts to open NVML."""
@@ -99,7 +99,7 @@ class GpuSampler:
         if nvml is None:
             return
         version = _call(nvml, "nvmlSystemGetDriverVersion")
-        self.driver = self.driver if version is NA else text(version)
+        self.driver = self.driver if version is NA else as_text(version)
         count = _call(nvml, "nvmlDeviceGetCount")
         if count is NA or (count == 0 and self._known):
             self.close()
@@ -113,7 +113,7 @@ class GpuSampler:
 
     def _sample(self, handle: Any, gpu: GpuSample) -> GpuSample:
         nvml = self._nvml
-        total, used = nvml_library.memory(nvml, handle)
+        total, used = nvml_library.read_memory(nvml, handle)
         rates = _call(nvml, "nvmlDeviceGetUtilizationRates", handle)
         return replace(
             gpu,
@@ -168,9 +168,9 @@ def _fixed_values(nvml: Any, handle: Any, index: int) -> GpuSample:
     mig = _call(nvml, "nvmlDeviceGetMigMode", handle)
     return GpuSample(
         index=index,
-        name="GPU" if name is NA else text(name),
-        uuid="" if uuid is NA else text(uuid),
-        total=nvml_library.memory(nvml, handle)[0],
+        name="GPU" if name is NA else as_text(name),
+        uuid="" if uuid is NA else as_text(uuid),
+        total=nvml_library.read_memory(nvml, handle)[0],
         power_limit=_call(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle),
         is_mig=NA if mig is NA else bool(mig[0]),
     )

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from legroom.gpus.catalog import real_gpu
-from legroom.gpus.machine import NA, Gpu, NotAvailable, VisibleGpu, gpus, visible_gpus
+from legroom.gpus.machine import Gpu, VisibleGpu, gpus, visible_gpus
+from legroom.gpus.nvml import NA, NotAvailable
 from legroom.units import format_size
 
 TIMEOUT = 30.0

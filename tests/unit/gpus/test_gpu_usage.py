@@ -7,7 +7,8 @@ import pytest
 
 from legroom.gpus import usage
 from legroom.gpus.catalog import real_gpu
-from legroom.gpus.machine import NA, GpuProcess, NotAvailable, VisibleGpu
+from legroom.gpus.machine import GpuProcess, VisibleGpu
+from legroom.gpus.nvml import NA, NotAvailable
 from legroom.units import GiB
 
 CONTEXT = real_gpu("some GPU", 100 * GiB).context

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from legroom.gpus import machine
-from legroom.gpus.machine import NA, NotAvailable
+from legroom.gpus.nvml import NA, NotAvailable
 
 GiB = 1 << 30
 

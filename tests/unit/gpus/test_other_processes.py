@@ -5,7 +5,8 @@ import os
 import pytest
 
 from legroom.gpus import usage
-from legroom.gpus.machine import NA, Gpu, GpuProcess
+from legroom.gpus.machine import Gpu, GpuProcess
+from legroom.gpus.nvml import NA
 from legroom.units import GiB
 
 

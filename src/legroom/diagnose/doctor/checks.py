@@ -13,7 +13,8 @@ from legroom.diagnose.doctor.machine import UNLIMITED, Machine
 from legroom.diagnose.doctor.torch_check import TorchFacts
 from legroom.errors import UsageError
 from legroom.findings import Finding
-from legroom.gpus.machine import Count, NotAvailable, named_gpus
+from legroom.gpus.machine import named_gpus
+from legroom.gpus.nvml import Count, NotAvailable
 from legroom.memory.allocator.settings import ENVIRONMENT_NAMES, AllocatorSettings
 from legroom.units import GiB, format_size
 

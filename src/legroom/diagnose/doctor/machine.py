@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from legroom.gpus.machine import NA, Count, Gpu, HostUsage, NotAvailable, driver_version, gpus, host_usage
+from legroom.gpus.machine import Gpu, HostUsage, driver_version, gpus, host_usage
+from legroom.gpus.nvml import NA, Count, NotAvailable
 
 UNLIMITED = -1
 

@@ -20,7 +20,7 @@ from legroom.diagnose.doctor.checks import (
     visible_gpus,
 )
 from legroom.diagnose.doctor.machine import Machine, inspect_machine
-from legroom.gpus.machine import NotAvailable
+from legroom.gpus.nvml import NotAvailable
 from legroom.units import format_size
 
 

@@ -33,6 +33,7 @@ from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow
 from legroom.observe.source.storing_lines import usage_at_line
 from legroom.observe.training_threads import exclusive_scan, other_threads_train
+from legroom.observe.virtual import active_virtual_gpu
 
 _SYMPTOMS = ("device", "host", "graph")
 FIRST_SCAN = 2
@@ -366,11 +367,8 @@ def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a device, or on a virtual GPU if a virtual GPU is active. The module of virtual
-    GPUs is loaded only while a virtual GPU is active.
-    """
-    module = sys.modules.get("legroom.observe.virtual.gpu")
-    virtual = module.VirtualGPU._active if module is not None else None
+    """Return whether a tensor is on a device, or on a virtual GPU if a virtual GPU is active."""
+    virtual = active_virtual_gpu()
     if virtual is not None:
         return virtual.recorder.measure(tensor) is not None
     return tensor.device.type not in ("cpu", "meta")

@@ -9,13 +9,13 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from legroom.log import log
 from legroom.memory.live.folder import LiveFile, other_writer
 from legroom.memory.live.status import DeviceStatus, RunStatus
+from legroom.observe.virtual import active_virtual_gpu
 
 INTERVAL = 0.5
 """The number of seconds between two updates. A loop that ends sooner writes no file."""
@@ -80,8 +80,7 @@ class LoopStatus:
 def _devices() -> tuple[DeviceStatus, ...]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ()
-    virtual: Any = sys.modules.get("legroom.observe.virtual.gpu")
-    is_virtual = virtual is not None and virtual.VirtualGPU._active is not None
+    is_virtual = active_virtual_gpu() is not None
     found = []
     for index in range(torch.cuda.device_count()):
         reserved = torch.cuda.memory_reserved(index)

@@ -33,7 +33,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from legroom.diagnose.oom.recognize import classify
-from legroom.gpus.machine import NotAvailable, host_usage
+from legroom.gpus.machine import host_usage
+from legroom.gpus.nvml import NotAvailable
 from legroom.train.spilling.transfers import HostLink, host_link
 from legroom.units import MiB, format_size, parse_size
 

@@ -134,7 +134,7 @@ def virtual_gpus(sizes: str) -> list[TrialGpu]:
 
 def real_gpus() -> list[TrialGpu]:
     """Return the GPUs of this machine. The result is empty without a CUDA build of torch."""
-    from legroom.gpus.machine import NotAvailable
+    from legroom.gpus.nvml import NotAvailable
     from legroom.gpus.usage import gpus_in_use
 
     gpus = []

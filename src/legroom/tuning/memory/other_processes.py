@@ -11,7 +11,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from legroom.gpus.machine import NotAvailable, VisibleGpu
+from legroom.gpus.machine import VisibleGpu
+from legroom.gpus.nvml import NotAvailable
 from legroom.gpus.usage import gpus_in_use
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.units import format_size

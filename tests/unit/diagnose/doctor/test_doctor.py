@@ -11,7 +11,8 @@ from legroom.diagnose.doctor.doctor import diagnose
 from legroom.diagnose.doctor.machine import GpuState, Machine, inspect_machine
 from legroom.diagnose.doctor.torch_check import DeviceResult, TorchFacts, check_torch, compute
 from legroom.diagnose.explain.machine_checks import check_machine
-from legroom.gpus.machine import NA, Gpu, GpuProcess, HostUsage
+from legroom.gpus.machine import Gpu, GpuProcess, HostUsage
+from legroom.gpus.nvml import NA
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB, MiB
 

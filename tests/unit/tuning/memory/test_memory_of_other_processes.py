@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from legroom.gpus.machine import NA, GpuProcess, VisibleGpu
+from legroom.gpus.machine import GpuProcess, VisibleGpu
+from legroom.gpus.nvml import NA
 from legroom.tuning.memory.admission import Admission, AdmissionVerdict, Fit, TrialGpu
 from legroom.tuning.memory.other_processes import OtherProcessUsage
 from legroom.tuning.memory.packing import Packer
