@@ -33,7 +33,7 @@ from legroom.errors import CaptureError, MissingExtra, UsageError
 from legroom.log import log
 from legroom.memory.annotations import DetectedLeak, ExitReason, FoundSetting, RunEnded
 from legroom.memory.capture.capture import SUFFIX, copy_capture, read_capture
-from legroom.memory.events import Alloc, Event, Frame, Free, Holder, Oom
+from legroom.memory.events import BEFORE_RECORDING, Alloc, Event, Frame, Free, Holder, Oom
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.memory.timeline import Sample
@@ -164,10 +164,17 @@ class BlockRecording:
         sizes = self._state(at).by_category().items()
         return {str(category): size for category, size in sizes if size}
 
-    def by_line(self, at: Literal["peak", "end"] = "peak") -> list[dict[str, Any]]:
+    def by_line(self, at: Literal["peak", "end"] = "peak", *, existing: bool = True) -> list[dict[str, Any]]:
         """Return the lines that allocated the live memory at the peak or at the end of the block, largest first. Each
-        entry has `file`, `line`, `bytes`, `category`, `module`, `function` and `count`, the number of tensors."""
-        rows = map(holding_as_dict, self._state(at).top(sys.maxsize))
+        entry has `file`, `line`, `bytes`, `category`, `module`, `function` and `count`, the number of tensors. With
+        `existing=False`, tensors that existed before the block are omitted."""
+        state = self._state(at)
+        if not existing:
+            state = replace(
+                state,
+                live=[alloc for alloc in state.live if alloc.time > 0.0 and alloc.frame != BEFORE_RECORDING],
+            )
+        rows = map(holding_as_dict, state.top(sys.maxsize))
         return [{**row, "line": row["line"] or None} for row in rows]
 
     @property

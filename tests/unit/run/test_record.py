@@ -77,6 +77,15 @@ def test_the_model_that_existed_before_the_block_is_part_of_the_peak(on_cpu: Blo
     assert (row["file"], row["line"]) == ("<before the recording>", None)
 
 
+def test_tensors_that_existed_before_the_block_can_be_omitted(
+    on_cpu: BlockRecording, on_virtual_gpu: BlockRecording
+) -> None:
+    for recording in (on_cpu, on_virtual_gpu):
+        assert "parameter" in {row["category"] for row in recording.by_line("end")}
+        assert "parameter" not in {row["category"] for row in recording.by_line("end", existing=False)}
+        assert recording.by_line("peak", existing=False)
+
+
 def test_lines_of_the_block_are_named(on_cpu: BlockRecording) -> None:
     rows = on_cpu.by_line()
     assert [row["bytes"] for row in rows] == sorted((row["bytes"] for row in rows), reverse=True)
