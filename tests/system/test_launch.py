@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -52,6 +53,27 @@ def test_a_script_that_starts_its_own_ranks_is_rejected(write, legroom):
     done = legroom("launch", "--nproc", "2", write(SPAWNING), timeout=120)
     assert done.returncode == 1
     assert "Start the script with `legroom run train.py`" in " ".join(done.stderr.split())
+
+
+LATE = """
+import os, time
+import torch.distributed as dist
+from legroom.train.ranks import waiting
+waiting.REPORT_SECONDS, waiting._POLL_SECONDS = 0.2, 0.05
+dist.init_process_group("gloo")
+if os.environ["RANK"] == "1":
+    time.sleep(5)
+dist.barrier()
+"""
+
+
+@pytest.mark.ranks
+def test_a_wait_inside_torch_is_reported_with_the_lines_of_all_ranks(write, legroom):
+    done = legroom("launch", "--nproc", "2", write(LATE), timeout=120)
+    assert done.returncode == 0
+    assert re.search(
+        r"\[0\] legroom: Rank 0 has waited for \d s at .*train.py:9. Rank 1 is at .*train.py:8.", done.stderr
+    )
 
 
 def test_two_nodes_connect(write, start):

@@ -9,6 +9,7 @@ import atexit
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,8 @@ def main(arguments: list[str]) -> int:
     is_module = arguments[0] == "-m"
     script = Script(arguments[is_module], tuple(arguments[is_module + 1 :]), is_module=is_module)
     outcomes = OutcomeWriter(settings.files().exit_record)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        threading.Thread(target=_report_waits, name="legroom-process-group", daemon=True).start()
     try:
         with nested_ranks_rejected(shlex.join(script.command_line)):
             return (
@@ -49,6 +52,17 @@ def main(arguments: list[str]) -> int:
         outcomes.on_exception(f"legroom: {error}", "")
         say(str(error))
         return 2
+
+
+def _report_waits() -> None:
+    """Report waits inside DDP, FSDP2 and other code of torch, as soon as the script has a process group."""
+    while True:
+        time.sleep(1.0)
+        is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
+        if is_initialized is not None and is_initialized():
+            from legroom.train.ranks.waiting import observe_main_thread
+
+            observe_main_thread()
 
 
 def _run_recorded(script: Script, settings: RankSettings, outcomes: "OutcomeWriter") -> int:

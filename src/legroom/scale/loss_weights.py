@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.guarding.batches.weighting import Weight, count_weight
-from legroom.train.ranks.waiting import waiting
+from legroom.train.ranks.waiting import wait_for_ranks, waiting
 
 
 class LossWeighting:
@@ -24,6 +24,7 @@ class LossWeighting:
         self._is_counted = True
         self._host_group: Any = None
         if ranks > 1:
+            wait_for_ranks("legroom.parallel()", "loss_weights")
             with waiting("legroom.parallel()"):
                 self._host_group = dist.new_group(backend="gloo")
 

@@ -127,7 +127,8 @@ def _reject_shared_devices(device: torch.device) -> None:
         return
     identity = (socket.gethostname(), str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
     all_ranks: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(all_ranks, identity)
+    with waiting.waiting("legroom.parallel()"):
+        dist.all_gather_object(all_ranks, identity)
     if not identity[1]:  # not available before torch 2.4
         return
     sharing = [rank for rank, other in enumerate(all_ranks) if other == identity]

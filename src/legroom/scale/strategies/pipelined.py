@@ -30,6 +30,7 @@ from legroom.train.checkpoints.saving import STAGE_ATTRIBUTE
 from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.guarding.passes import LossFunction, checked_loss
 from legroom.train.guarding.scaling import Scaling
+from legroom.train.ranks.waiting import waiting
 
 
 class Pipelined:
@@ -86,7 +87,8 @@ class Pipelined:
             stages = sorted(users.get(id(each), ()))
             if len(stages) > 1 and each.requires_grad and id(each) not in seen:
                 seen.add(id(each))
-                group = dist.new_group(stages)  # every rank must create every group
+                with waiting("legroom.parallel()"):
+                    group = dist.new_group(stages)  # every rank must create every group
                 if self._stage in stages:
                     self._tied.append((each, group, stages[0] == self._stage))
 
@@ -105,8 +107,10 @@ class Pipelined:
         for parameter, group, _ in self._tied:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
-        dist.broadcast(total, src=self._stages - 1)
+            with waiting("run.step()"):
+                dist.all_reduce(parameter.grad, group=group)
+        with waiting("run.step()"):
+            dist.broadcast(total, src=self._stages - 1)
         return total
 
     def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
@@ -117,17 +121,20 @@ class Pipelined:
                 torch.empty(info.shape, dtype=info.dtype, device=self._device)
                 for info in runner.slot_infos(runner.program.receives)
             ]
-            for tensor in received:
-                dist.recv(tensor, src=self._stage - 1)
+            with waiting("run.evaluate()"):
+                for tensor in received:
+                    dist.recv(tensor, src=self._stage - 1)
             sent = runner.run(received, input_tensors(arguments, named))
             result: list[Any] = [None]
             if self._stage < self._stages - 1:
-                for tensor in sent:
-                    dist.send(tensor.contiguous(), dst=self._stage + 1)
+                with waiting("run.evaluate()"):
+                    for tensor in sent:
+                        dist.send(tensor.contiguous(), dst=self._stage + 1)
             else:
                 output = runner.result(sent)
                 result = [self._wrapper.call_with_output(output, function, batch.arguments, batch.named)]
-            dist.broadcast_object_list(result, src=self._stages - 1, device=torch.device("cpu"))
+            with waiting("run.evaluate()"):
+                dist.broadcast_object_list(result, src=self._stages - 1, device=torch.device("cpu"))
             return result[0]
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
@@ -140,7 +147,8 @@ class Pipelined:
             if own
             else torch.zeros((), device=self._device)
         )
-        dist.all_reduce(squared)
+        with waiting("run.step()"):
+            dist.all_reduce(squared)
         return squared.sqrt()
 
     def _schedule_for(self, loss_fn: LossFunction, micros: Sequence[Any]) -> "_Schedule":

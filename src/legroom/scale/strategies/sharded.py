@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from legroom.scale.optimizers import replace_parameters
 from legroom.scale.strategies.engine import WrappedModelEngine
 from legroom.scale.world import RankDevices
+from legroom.train.ranks.waiting import waiting
 from legroom.units import MiB
 
 MAX_UNIT_FRACTION = 1 / 8
@@ -117,8 +118,9 @@ def broadcast_from_rank_zero(module: nn.Module) -> None:
     """Broadcast the weights and buffers of rank 0 to all ranks."""
     if dist.get_world_size() == 1:
         return
-    for tensor in (*module.parameters(), *module.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
+    with waiting("legroom.parallel()"):
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
 
 
 def _bytes(tensors: Any) -> int:

@@ -13,12 +13,22 @@ import torch.distributed as dist
 
 from legroom.errors import CheckpointError, LegroomError
 from legroom.log import log
-from legroom.train.ranks.waiting import group_store, log_on_all_ranks, waiting
+from legroom.train.ranks.rank_errors import RankMissing
+from legroom.train.ranks.waiting import (
+    gone_ranks,
+    group_store,
+    log_on_all_ranks,
+    wait_for_ranks,
+    waiting,
+)
 
 T = TypeVar("T")
 ARRIVAL_SECONDS = 5.0
 """The time in seconds that rank 0 waits for the other ranks in a first save."""
 _CALL = "a method of Checkpoints"
+_SAVE = "checkpoints.save()"
+_ERROR = "error: "
+_POLL_SECONDS = 0.005
 
 
 def is_distributed() -> bool:
@@ -39,6 +49,7 @@ class CheckpointGroup:
         self.size = dist.get_world_size() if distributed else 1
         self.process_group: Any = None
         if distributed:
+            wait_for_ranks(_CALL, "checkpoints")
             with waiting(_CALL):
                 self.process_group = dist.new_group(backend="gloo")
 
@@ -98,7 +109,8 @@ class SaveCalls:
     """Determines whether all ranks call `save`, or only rank 0, as in `if rank == 0: checkpoints.save(step)`.
 
     Each rank that calls `save` writes a key to the store of the process group. Rank 0 waits for the keys of the other
-    ranks and writes its decision. If all ranks have called `save` before, rank 0 waits for them without a time limit.
+    ranks and writes its decision. If all ranks have called `save` before, rank 0 waits for them without a time limit,
+    except for ranks that have exited.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -120,34 +132,45 @@ class SaveCalls:
         key = f"{step}/{self._repeats}"
         self._store.set(f"called/{self._rank}", b"")
         self._store.set(f"{key}/{self._rank}", b"")
-        with waiting("checkpoints.save()"):
+        with waiting(_SAVE):
             if self._rank == 0:
                 decision = self._decide(key, has_all_state)
                 self._store.set(f"{key}/decision", decision)
             else:
-                while not self._store.check([f"{key}/decision"]):
-                    time.sleep(0.005)
-                decision = self._store.get(f"{key}/decision").decode()
-        if decision == "error":
-            raise CheckpointError(_NOT_ALONE)
+                decision = self._wait_for_decision(f"{key}/decision")
+        if decision.startswith(_ERROR):
+            raise CheckpointError(decision.removeprefix(_ERROR))
         if decision == "together":
             return True
         return None if self._rank else False
+
+    def _wait_for_decision(self, key: str) -> str:
+        while not self._store.check([key]):
+            if (how := gone_ranks().get(0)) is not None:
+                raise RankMissing(
+                    f"Rank 0 {how}, and rank {self._rank} waited for it in {_SAVE}. Every rank must call save()."
+                )
+            time.sleep(_POLL_SECONDS)
+        decision: bytes = self._store.get(key)
+        return decision.decode()
 
     def _decide(self, key: str, has_all_state: bool) -> str:
         arrived = [f"{key}/{rank}" for rank in range(self._size)]
         called = [f"called/{rank}" for rank in range(self._size)]
         deadline = time.monotonic() + (0.0 if self._is_alone else ARRIVAL_SECONDS)
+        gone: dict[int, str] = {}
         while not self._store.check(arrived):
-            if time.monotonic() >= deadline and not self._store.check(called):
+            gone = {rank: how for rank, how in gone_ranks().items() if not self._store.check([arrived[rank]])}
+            if gone or (time.monotonic() >= deadline and not self._store.check(called)):
                 break
-            time.sleep(0.005)
+            time.sleep(_POLL_SECONDS)
         else:
             self._is_alone = False
             return "together"
         if not has_all_state:
-            log_on_all_ranks(f"Rank 0 stopped: {_NOT_ALONE}")
-            return "error"
+            reason = "".join(f"Rank {rank} {how}. " for rank, how in gone.items())
+            log_on_all_ranks(f"Rank 0 stopped: {reason}{_NOT_ALONE}")
+            return f"{_ERROR}{reason}{_NOT_ALONE}"
         if not self._is_alone:
             log.warning(
                 "Only rank 0 called checkpoints.save(). The checkpoint does not contain the random states and loader "

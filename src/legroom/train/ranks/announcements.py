@@ -14,6 +14,7 @@ from typing import Any
 
 from legroom.train.ranks.collectives import CollectiveCall
 from legroom.train.ranks.rank_errors import RankMissing
+from legroom.train.ranks.waiting import waiting
 
 _POLL_SECONDS = 0.001  # other ranks compute in the meantime
 
@@ -40,6 +41,10 @@ class Announcements:
 
     def read(self, pass_key: str, index: int) -> CollectiveCall | None:
         """Wait for the collective with this index. Return None if no rank will issue it."""
+        with waiting("a method of Guard"):
+            return self._read(pass_key, index)
+
+    def _read(self, pass_key: str, index: int) -> CollectiveCall | None:
         deadline = time.monotonic() + self._timeout
         key = f"{pass_key}/{index}"
         while True:

@@ -42,9 +42,8 @@ from legroom.train.ranks.protocol import RankCoordinator, SingleProcess, SplitPl
 from legroom.train.ranks.rank_errors import PeerFailed, RankMissing
 from legroom.train.ranks.replicas import Replicas, no_ddp_sync
 from legroom.train.ranks.shards import Shards, sharded_roots
-from legroom.train.ranks.waiting import group_store, waiting
+from legroom.train.ranks.waiting import TIMEOUT, gone_ranks, group_store, wait_for_ranks, waiting
 
-TIMEOUT = 1800.0  # seconds; the default of gloo
 _MAX_SHORTAGES = 2  # after this many steps with too few passes, ranks exchange their needs before every step
 _RESPONSE_SECONDS = 5.0  # time in which a rank that is alive responds
 T = TypeVar("T")
@@ -62,7 +61,9 @@ def ranks_for(model: nn.Module, *, timeout: float = TIMEOUT) -> "DistributedRank
     wrapped, roots = _replicated(model), sharded_roots(model)
     if not (wrapped or roots):
         return None
-    return DistributedRanks(model, [Replicas(module) for module in wrapped], Shards(roots), timeout)
+    shards = Shards(roots)
+    shards.reshard()
+    return DistributedRanks(model, [Replicas(module) for module in wrapped], shards, timeout)
 
 
 @contextmanager
@@ -74,11 +75,12 @@ def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
     with ExitStack() as stack:
         for module in _replicated(model):
             stack.enter_context(no_ddp_sync(module))
-        roots = sharded_roots(model)
-        if not roots:
+        shards = Shards(sharded_roots(model))
+        shards.reshard()
+        if not shards.meshes():
             yield SingleProcess()
             return
-        ranks = DistributedRanks(model, [], Shards(roots), TIMEOUT, trains=False)
+        ranks = DistributedRanks(model, [], shards, TIMEOUT, trains=False)
         stack.callback(ranks.close)
         yield ranks
 
@@ -117,7 +119,7 @@ class DistributedRanks:
         self._members = members
         self._rank = dist.get_rank()
         self._timeout = timeout
-        self._host_group = _host_group(members, timeout)
+        self._host_group = _host_group(members, timeout, "Guard()" if trains else "evaluate()")
         self._store = _store(f"legroom/{next(_instance_numbers)}/{'-'.join(map(str, members))}")
         self._needs_equal_passes = bool(shards.meshes())
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -289,9 +291,9 @@ class DistributedRanks:
 
         A replica needs no other rank. Shards have separate plans and pending collectives for evaluation.
         """
+        self._shards.reshard()
         if not self._shards.meshes():
             return SingleProcess()
-        self._shards.reshard()
         if not self._trains:
             return self
         if self._evaluation_ranks is None:
@@ -395,15 +397,13 @@ class DistributedRanks:
         self._store.set(f"{prefix}{self._rank}", b"")
         deadline = time.monotonic() + min(_RESPONSE_SECONDS, self._timeout)
         missing = [rank for rank in self._members if rank != self._rank]
-        while missing and time.monotonic() < deadline:
+        gone: dict[int, str] = {}
+        while set(missing) - set(gone) and time.monotonic() < deadline:
             time.sleep(0.05)
             missing = [rank for rank in missing if not self._store.check([f"{prefix}{rank}"])]
-        if not missing:
-            status = "all ranks still respond"
-        elif len(missing) == 1:
-            status = f"rank {missing[0]} does not respond"
-        else:
-            status = f"ranks {', '.join(map(str, missing))} do not respond"
+            gone = gone_ranks()
+        states = [f"rank {rank} {gone.get(rank, 'does not respond')}" for rank in missing]
+        status = ", ".join(states) or "all ranks still respond"
         return RankMissing(
             f"Rank {self._rank} stopped: {occasion}, and {status}. "
             "Check the output of the other processes for the cause, then restart the job."
@@ -450,7 +450,7 @@ def _layer_groups(model: nn.Module) -> list[Any]:
     ]
 
 
-def _host_group(members: list[int], timeout: float) -> Any:
+def _host_group(members: list[int], timeout: float, call: str) -> Any:
     """Return a gloo group between the hosts, whose exchanges do not wait for a GPU.
 
     Without gloo, the default group is used, and each exchange synchronizes with the device.
@@ -458,7 +458,8 @@ def _host_group(members: list[int], timeout: float) -> Any:
     if not dist.is_gloo_available():
         return dist.group.WORLD
     all_ranks = len(members) == dist.get_world_size()
-    with waiting("Guard()"):
+    wait_for_ranks(call, "host_group", members, timeout=timeout)
+    with waiting(call):
         return dist.new_group(
             members,
             timeout=timedelta(seconds=timeout),
@@ -483,5 +484,6 @@ def _new_store() -> Any:
         host = socket.gethostname()
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         address = [(host, store.port)]
-    dist.broadcast_object_list(address)
+    with waiting("Guard()"):
+        dist.broadcast_object_list(address)
     return store if store is not None else TCPStore(address[0][0], address[0][1], is_master=False)
