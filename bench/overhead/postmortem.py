@@ -102,6 +102,7 @@ def fail(sizes: tuple[int, ...]) -> dict[str, float]:
             "-m",
             "legroom",
             "run",
+            "--verbose",
             *([] if torch.cuda.is_available() else ["--gpu", f"{ROOM}"]),
             str(script),
             *map(str, sizes),

@@ -36,5 +36,5 @@ def test_a_healthy_script_has_no_leaks(tmp_path: Path) -> None:
 
 def test_the_report_shows_the_reference_path(tmp_path: Path) -> None:
     done = run(tmp_path, FOLDER / "leaking" / "02_list_of_losses.py")
-    assert "Memory leaks" in done.stderr
+    assert "Memory leak  LG" in done.stderr
     assert "02_list_of_losses.py:15 losses (list, " in done.stderr

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from legroom.cli.options import ForceOption, Format, FormatOption, HtmlOption, OpenOption, read_recording
+from legroom.cli.options import (
+    ForceOption,
+    Format,
+    FormatOption,
+    HtmlOption,
+    OpenOption,
+    VerboseOption,
+    read_recording,
+)
 from legroom.errors import UsageError
 
 
@@ -26,6 +34,7 @@ def diff(
     html: HtmlOption = None,
     force: ForceOption = False,
     open_page: OpenOption = False,
+    verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Show what grew between two recorded runs, by category and line, each at its peak.
@@ -71,7 +80,9 @@ def diff(
             )
         )
     else:
-        parts = [render_comparison(difference, before=str(before), after=str(after), runs=runs)]
+        parts = [
+            render_comparison(difference, before=str(before), after=str(after), runs=runs, verbose=verbose)
+        ]
         if failed and limit is not None:
             parts.append(format_limit(limit))
         print_to(sys.stdout, *parts)

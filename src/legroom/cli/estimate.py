@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptArguments, script_to_run
+from legroom.cli.options import (
+    Format,
+    FormatOption,
+    ModuleOption,
+    ScriptArguments,
+    VerboseOption,
+    script_to_run,
+)
 from legroom.errors import UsageError
 from legroom.log import say
 
@@ -51,6 +58,7 @@ def estimate(
     plan: Annotated[
         bool, typer.Option("--plan", help="Suggest memory-saving options even if the script fits.")
     ] = False,
+    verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Predict whether SCRIPT fits a GPU, its peak memory and its largest batch size.
@@ -73,12 +81,17 @@ def estimate(
     from legroom.predict.script_estimate import estimate_script
     from legroom.show.common.progress import progress_line
     from legroom.show.common.terminal import print_to
-    from legroom.show.estimate.estimate import render_details, render_verdict
+    from legroom.show.estimate.estimate import (
+        render_details,
+        render_short_details,
+        render_short_verdict,
+        render_verdict,
+    )
 
     def on_verdict(estimate: "Estimate") -> None:
         if format == Format.TEXT:
             show_progress("")
-            print_to(sys.stdout, render_verdict(estimate))
+            print_to(sys.stdout, (render_verdict if verbose else render_short_verdict)(estimate))
 
     def on_long_wait(text: str) -> None:
         if not sys.stderr.isatty():  # a terminal shows the progress
@@ -100,7 +113,7 @@ def estimate(
     if format == Format.JSON:
         print(json.dumps(result.as_json(), indent=2))
     else:
-        print_to(sys.stdout, render_details(result))
+        print_to(sys.stdout, (render_details if verbose else render_short_details)(result))
     return EXIT_CODES[result.estimate.verdict]
 
 

@@ -11,7 +11,14 @@ import typer
 
 from legroom import schemas
 from legroom.cli.estimate import EXIT_CODES
-from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptArguments, script_to_run
+from legroom.cli.options import (
+    Format,
+    FormatOption,
+    ModuleOption,
+    ScriptArguments,
+    VerboseOption,
+    script_to_run,
+)
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import parse_gpus
 
@@ -109,6 +116,7 @@ def launch(
             help="Show the plan and the predicted memory of each rank, and do not start the ranks.",
         ),
     ] = False,
+    verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Run SCRIPT on several GPUs or machines, with one process (rank) per GPU.
@@ -138,10 +146,12 @@ def launch(
         engine=engine.value,
     )
     as_json = format == Format.JSON
-    return _predict(plan, as_json=as_json) if dry_run else _run(plan, logs, as_json=as_json)
+    if dry_run:
+        return _predict(plan, as_json=as_json, verbose=verbose)
+    return _run(plan, logs, as_json=as_json, verbose=verbose)
 
 
-def _predict(plan: "LaunchPlan", *, as_json: bool) -> int:
+def _predict(plan: "LaunchPlan", *, as_json: bool, verbose: bool) -> int:
     from legroom.scale.launching.memory_prediction import predict_ranks
     from legroom.show.common.progress import progress_line
     from legroom.show.common.terminal import print_to
@@ -157,7 +167,7 @@ def _predict(plan: "LaunchPlan", *, as_json: bool) -> int:
         ranks = [prediction.as_json() for prediction in predictions]
         print(json.dumps({"schema": schemas.LAUNCH_PLAN, **document, "ranks": ranks}, indent=2))
     else:
-        print_to(sys.stdout, render_predictions(predictions))
+        print_to(sys.stdout, render_predictions(predictions, verbose=verbose))
     verdicts = [
         prediction.estimate.verdict if prediction.estimate else "uncertain" for prediction in predictions
     ]
@@ -168,7 +178,7 @@ _WORST = (0, 3, 1)
 """Exit codes from best to worst: fits, uncertain, does not fit."""
 
 
-def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
+def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool, verbose: bool) -> int:
     from legroom.scale.launching.elastic import run_elastic
     from legroom.scale.launching.folder import make_folder
     from legroom.scale.launching.ray_engine import run_ray
@@ -207,7 +217,7 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(_as_json(end, plan, folder), indent=2))
     else:
-        print_to(sys.stderr, render_launch_end(end, plan, folder, _memory_report(end)))
+        print_to(sys.stderr, render_launch_end(end, plan, folder, _memory_report(end), verbose=verbose))
     return end.exit_code
 
 

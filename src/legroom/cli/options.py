@@ -34,6 +34,9 @@ HtmlOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite an existing page.")]
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", help="Print the complete report instead of one screen.")
+]
 ScriptArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),

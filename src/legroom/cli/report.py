@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from legroom.cli.options import ForceOption, Format, FormatOption, HtmlOption, OpenOption, read_recording
+from legroom.cli.options import (
+    ForceOption,
+    Format,
+    FormatOption,
+    HtmlOption,
+    OpenOption,
+    VerboseOption,
+    read_recording,
+)
 from legroom.errors import UsageError
 
 
@@ -41,6 +49,7 @@ def report(
     no_source: Annotated[bool, typer.Option("--no-source", help="Omit lines of code from the page.")] = False,
     force: ForceOption = False,
     open_page: OpenOption = False,
+    verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Show the report of a recorded run: the peak or the failure, what used the memory, and what to change."""
@@ -59,6 +68,7 @@ def report(
     from legroom.show.common.terminal import print_to
     from legroom.show.report.comparison import comparison_as_dict, render_comparison
     from legroom.show.report.run_report import render_report
+    from legroom.show.report.short_report import render_short_report, render_short_summary
 
     capture = read_recording(file)
     result = report_from_capture(capture, path=str(file), device=device)
@@ -67,7 +77,7 @@ def report(
         if format == Format.JSON:
             print(json.dumps(result.as_json(), indent=2))
         else:
-            print_to(sys.stdout, render_report(result))
+            print_to(sys.stdout, render_report(result) if verbose else render_short_report(result))
         return 0
     older = read_recording(compare)
     difference = compare_captures(older, capture, device=compared_device)
@@ -75,8 +85,8 @@ def report(
     if format == Format.JSON:
         print(json.dumps({**result.as_json(), "compared": comparison_as_dict(difference, before)}, indent=2))
     else:
-        compared = render_comparison(difference, before=str(compare), runs=(before, result))
-        print_to(sys.stdout, render_report(result), compared)
+        compared = render_comparison(difference, before=str(compare), runs=(before, result), verbose=verbose)
+        print_to(sys.stdout, render_report(result) if verbose else render_short_summary(result), compared)
     return 0
 
 

@@ -13,6 +13,7 @@ from legroom.cli.options import (
     FormatOption,
     ModuleOption,
     ScriptArguments,
+    VerboseOption,
     script_to_run,
 )
 from legroom.errors import OutputError, UsageError
@@ -66,6 +67,7 @@ def run(
             "the line that caused it. The script runs slowly.",
         ),
     ] = False,
+    verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Run SCRIPT like python does, and record its memory use.
@@ -116,6 +118,7 @@ def run(
             ],
             spill=Spill(budget) if spill is not None else None,
             blocking=blocking,
+            verbose=verbose,
         )
 
     def start_recording() -> "Recording":

@@ -9,7 +9,6 @@ Forked children of the script write no capture and print no report. Spawned proc
 GPU, other programs that the script starts are recorded too. The report describes the process that ran out of memory or used the most memory.
 """
 
-import json
 import os
 import sys
 import time
@@ -22,13 +21,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from rich.console import RenderableType
+from rich.text import Text
 
 from legroom import __version__
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
 from legroom.diagnose.report.run_report import RunReport, report_from_ledger
-from legroom.errors import LegroomError, OutputError
+from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec
 from legroom.log import say
 from legroom.memory.annotations import ExitReason, OtherProcesses, RunEnded, SpillTotals
@@ -46,11 +47,13 @@ from legroom.observe.source.user_files import is_user_file
 from legroom.run.capture_path import MAX_BYTES, NoWriter, OpenCapture, open_capture
 from legroom.run.child_processes import RecordedProcess, describe_processes
 from legroom.run.event_buffer import MAX_PENDING, EventBuffer
+from legroom.run.json_stdout import JsonStdout
 from legroom.run.live_status import LiveStatusWriter
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
 from legroom.show.report.run_report import render_footer, render_oom, render_run
+from legroom.show.report.short_report import ShortFooter, ShortReport
 from legroom.show.report.tracebacks import (
     format_error_line,
     format_short_traceback,
@@ -100,11 +103,13 @@ class Recording:
         options: list[str],
         spill: Spill | None = None,
         blocking: bool = False,
+        verbose: bool = False,
         listener: OutcomeListener | None = None,
     ) -> None:
         """`options` contains the options of `legroom run`, for the suggested next command. `spill` is applied while the
-        script runs. With `blocking`, indices are checked before each operation on a real GPU. `listener` receives the
-        outcome. In that case, the outcome is not printed.
+        script runs. With `blocking`, indices are checked before each operation on a real GPU. With
+        `verbose`, the complete report is printed instead of one screen. `listener` receives the outcome. In that case,
+        the outcome is not printed.
         """
         self._script = script
         self._gpus = gpus
@@ -114,6 +119,7 @@ class Recording:
         self._options = options
         self._spill = spill
         self._blocking = blocking
+        self._verbose = verbose
         self._listener = listener
         self._pid = os.getpid()
         self._session: Session | None = None
@@ -126,7 +132,7 @@ class Recording:
         self._live: LiveLine | None = None
         self._flush_thread: PeriodicThread | None = None
         self._live_status: LiveStatusWriter | None = None
-        self._json: _JsonStdout | None = None
+        self._json: JsonStdout | None = None
         self._children: ChildCaptures | None = None
         self._outcome: Outcome | None = None
         self._oom_report: RunReport | None = None
@@ -198,7 +204,7 @@ class Recording:
         if self._capture.warning and (self._as_json or self._listener is not None):
             say(self._capture.warning)
         if self._as_json:
-            self._json = _JsonStdout()
+            self._json = JsonStdout()
         elif self._listener is None:
             self._announce()
             self._live = LiveLine(self._session.status)
@@ -298,7 +304,7 @@ class Recording:
         if report.oom is not None:
             self._oom_report = report
             if self._listener is None:
-                print_to(sys.stderr, "", render_oom(report), "")
+                print_to(sys.stderr, "", self._rendered(report), "")
 
     def _on_os_exit(self, status: int) -> None:
         """Finish the recording when the script calls `os._exit`."""
@@ -349,9 +355,21 @@ class Recording:
                 say(f"Exited with code {report.ending.exit_code} before any memory was used.")
             return
         if printed is None:
-            print_to(sys.stderr, "", render_oom(report) if report.failed_with_oom else render_run(report))
+            print_to(sys.stderr, "", self._rendered(report))
         # The reason why no capture is kept was printed before the script started.
-        print_to(sys.stderr, render_footer(report, warning=self._capture.writer.failed or ""))
+        warning = self._capture.writer.failed or ""
+        footer = (
+            render_footer(report, warning=warning) if self._verbose else ShortFooter(report, warning=warning)
+        )
+        print_to(sys.stderr, footer)
+
+    def _rendered(self, report: RunReport) -> RenderableType:
+        """Return the report without its footer."""
+        assert self._capture is not None
+        if not self._verbose:
+            gap = Text("") if report.failed_with_oom else None  # above the traceback
+            return ShortReport(report, warning=self._capture.writer.failed or "", below=gap)
+        return render_oom(report) if report.failed_with_oom else render_run(report)
 
     def _finish_silently(self, outcome: Outcome, listener: OutcomeListener) -> None:
         """Finish the capture without a report. The launcher creates a report from the capture if needed."""
@@ -509,30 +527,3 @@ def _flush(stream: Any) -> None:
         stream.flush()
     except (AttributeError, OSError, ValueError):
         return
-
-
-class _JsonStdout:
-    """Redirects stdout to stderr until the process ends, except for one JSON document.
-
-    The file descriptor itself is redirected, so the output of subprocesses and C libraries is redirected too. The
-    redirection stays after the document is written, because exit handlers of the script may still print.
-    """
-
-    def __init__(self) -> None:
-        sys.stdout.flush()
-        self._descriptor = os.dup(1)
-        os.dup2(2, 1)
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(line_buffering=True)  # keeps the order of stdout and stderr
-
-        self.failed = False
-        """Whether the document could not be written."""
-
-    def write(self, document: dict[str, Any]) -> None:
-        remaining = (json.dumps(document, indent=2) + "\n").encode()
-        try:
-            while remaining:
-                remaining = remaining[os.write(self._descriptor, remaining) :]
-        except OSError as error:  # the pipe is closed, or the disk is full
-            self.failed = True
-            say(str(OutputError.from_error(error)))

@@ -55,7 +55,7 @@ def test_text(capture, capfd):
     assert main(["report", capture("a.legroom")]) == 0
     out = capfd.readouterr().out
     assert out.startswith("Ended after 0.1 s. Peak memory: 8.0 MiB allocated (20.0 MiB")
-    assert out.endswith("legroom report a.legroom --html a.html   # write a web page with charts\n")
+    assert out.endswith("legroom report a.legroom --html a.html   # a web page with charts\n")
 
 
 def test_json(capture, capfd):

@@ -23,10 +23,10 @@ from legroom.diagnose.report.device_memory import (
     snapshot_at_oom,
     snapshot_at_peak,
 )
+from legroom.diagnose.report.device_summary import DeviceSummary, device_of_interest, devices_of
 from legroom.diagnose.report.growing_lines import Leak, find_leaks
 from legroom.diagnose.report.leaks import latest_leaks, leaks_from
 from legroom.diagnose.report.source_lines import Sources
-from legroom.errors import UsageError
 from legroom.findings import Finding
 from legroom.memory.annotations import (
     Annotation,
@@ -52,28 +52,6 @@ MIN_ESTIMATE_CAPACITY = 2 * GiB
 """The smallest GPU size for which the report suggests `legroom estimate`. An estimate includes library workspaces,
 which would fill a smaller GPU."""
 DEFAULT_GPU_SIZE = "8GiB"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSummary:
-    """One device and the peak memory that the run used on it."""
-
-    index: int
-    name: str
-    kind: str
-    """`virtual`, `cuda` or `host`."""
-    capacity: int
-    other: int
-    """The part of the capacity that PyTorch cannot use: the CUDA context."""
-    peak_allocated: int
-    peak_reserved: int
-
-    @property
-    def title(self) -> str:
-        """Return a title such as `virtual GPU 0`, `GPU 0 (NVIDIA H200)` or `host memory`."""
-        if self.kind == "virtual":
-            return f"virtual GPU {self.index}"
-        return f"GPU {self.index} ({self.name})" if self.kind == "cuda" else "host memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +105,9 @@ class RunReport:
     sources: Sources = field(default_factory=dict)
     """Lines of the user's code that the report shows."""
     rank: int | None = None
+    """The rank of the process, or None for a single process."""
     damaged: bool = False
     """Whether the end of the run is unknown because the capture contains invalid data."""
-    """The rank of the process, or None for a single process."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON data. The documented keys come first, and additional keys follow."""
@@ -191,21 +169,30 @@ class RunReport:
     @property
     def next_commands(self) -> list[tuple[str, str]]:
         """Suggested next commands, each with a comment."""
-        show: list[tuple[str, str]] = []
-        if self.capture:
-            command, page = (
-                ["legroom", "report", self.capture],
-                PurePath(self.capture).with_suffix(".html").name,
-            )
-            show.append((shlex.join(command), "show this report again"))
-            show.append((shlex.join([*command, "--html", page]), "write a web page with charts"))
+        return [*self.commands_to_try, *self.report_commands()]
+
+    def report_commands(
+        self, *options: str, comment: str = "show this report again"
+    ) -> list[tuple[str, str]]:
+        """The commands that show the report of the capture, as text with `options` and as a page."""
+        if not self.capture:
+            return []
+        command, page = ["legroom", "report", self.capture], PurePath(self.capture).with_suffix(".html").name
+        return [
+            (shlex.join([*command, *options]), comment),
+            (shlex.join([*command, "--html", page]), "a web page with charts"),
+        ]
+
+    @property
+    def commands_to_try(self) -> list[tuple[str, str]]:
+        """The commands that run the script again, most useful first."""
         if self.command.is_record:
-            return show
+            return []
         if self._needs_gpu():
-            return [(self.command.on_virtual_gpu(DEFAULT_GPU_SIZE).text, "on a virtual GPU"), *show]
+            return [(self.command.on_virtual_gpu(DEFAULT_GPU_SIZE).text, "on a virtual GPU")]
         if self.oom is None or not self.failed_with_oom:
-            return show
-        return [*self._commands_after_oom(self.oom), *show]
+            return []
+        return list(self._commands_after_oom(self.oom))
 
     def _commands_after_oom(self, oom: OomReport) -> Iterator[tuple[str, str]]:
         """Yield the command that applies the first advice, then other commands."""
@@ -287,10 +274,10 @@ def report_from_ledger(
     ending = find_ending(annotations)
     spills = [each for each in annotations if isinstance(each, SpillTotals)]
     steps = ledger.steps()
-    devices = _devices(run, ledger)
+    devices = devices_of(run, ledger)
     ooms = ledger.ooms()
     failure = _ending_oom(ooms, ending, device)
-    shown = _device_of_interest(devices, ooms[failure] if failure is not None else None, device)
+    shown = device_of_interest(devices, ooms[failure] if failure is not None else None, device)
     holders = _unique_holders(ledger.holders(failure)) if failure is not None else []
     leaks = _leaks(ledger, devices, shown, annotations, holders)
     command = RunCommand.from_header(run)
@@ -421,48 +408,6 @@ def _unique_holders(holders: Sequence[Holder]) -> list[Holder]:
     for holder in holders:
         unique.setdefault((holder.path, holder.bytes), holder)
     return sorted(unique.values(), key=lambda holder: -holder.bytes)
-
-
-def _devices(run: Mapping[str, Any], ledger: Ledger) -> tuple[DeviceSummary, ...]:
-    """Return the devices in the capture's header. The file may be untrusted, so invalid entries are ignored."""
-    entries = run.get("devices")
-    devices = []
-    for entry in entries if isinstance(entries, list) else ():
-        index = entry.get("index") if isinstance(entry, dict) else None
-        if not isinstance(index, int):
-            continue
-        allocated, reserved = ledger.peak_of_steps(index)
-        devices.append(
-            DeviceSummary(
-                index=index,
-                name=str(entry.get("name", "")),
-                kind=str(entry.get("kind", "")),
-                capacity=_size(entry.get("capacity")),
-                other=_size(entry.get("other")),
-                # Events may have been dropped to limit the capture; steps are never dropped and may show a higher peak.
-                peak_allocated=max(ledger.peak(index).bytes, allocated),
-                peak_reserved=max(ledger.peak(index, "reserved").bytes, reserved),
-            )
-        )
-    return tuple(devices)
-
-
-def _size(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
-
-
-def _device_of_interest(
-    devices: Sequence[DeviceSummary], oom: Oom | None, chosen: int | None
-) -> DeviceSummary | None:
-    if chosen is not None:
-        found = next((device for device in devices if device.index == chosen), None)
-        if found is None:
-            known = ", ".join(str(device.index) for device in devices) or "none"
-            raise UsageError(f"The capture has no device {chosen}. Devices: {known}.")
-        return found
-    if oom is not None:
-        return next((device for device in devices if device.index == oom.device), None)
-    return max(devices, key=lambda device: device.peak_reserved / max(device.capacity, 1), default=None)
 
 
 def _spill_as_dict(spilled: SpillTotals) -> dict[str, Any]:

@@ -32,15 +32,18 @@ class MemoryBar:
     """A device's memory as a bar chart with one row per category. Each row starts where the row above ends, so the
     chart is readable without color.
 
-    The last row ends at the device's total.
+    The last row ends at the device's total. With `rows`, the smallest categories share a row, and the row with the total
+    is omitted.
     """
 
-    def __init__(self, snapshot: MemorySnapshot) -> None:
+    def __init__(self, snapshot: MemorySnapshot, *, rows: int | None = None) -> None:
         self._snapshot = snapshot
+        self._shares = snapshot.shares if rows is None else _merge_smallest(snapshot.shares, rows)
+        self._shows_total = rows is None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         snapshot = self._snapshot
-        label_width = max(len(share.label) for share in snapshot.shares)
+        label_width = max(len(share.label) for share in self._shares)
         width = max(4, min(MAX_COLUMNS, options.max_width - label_width - 20))
         table = Table.grid(padding=(0, 1))
         table.add_column(no_wrap=True)
@@ -48,7 +51,7 @@ class MemoryBar:
             table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
         offset = 0
-        for share in snapshot.shares:
+        for share in self._shares:
             table.add_row(
                 Text(f"  {share.label}", style="dim" if share.is_free else ""),
                 format_size(share.bytes),
@@ -56,9 +59,22 @@ class MemoryBar:
                 Text(_bar(offset, share, snapshot.capacity, width), style=_style(share)),
             )
             offset += share.bytes
-        total = Text(format_size(snapshot.capacity), style="bold")
-        table.add_row(Text("  total", style="bold"), total, "100%", "")
+        if self._shows_total:
+            total = Text(format_size(snapshot.capacity), style="bold")
+            table.add_row(Text("  total", style="bold"), total, "100%", "")
         yield table
+
+
+def _merge_smallest(shares: Sequence[MemoryShare], rows: int) -> list[MemoryShare]:
+    """Return at most `rows` shares. The smallest shares that are not free memory become one share."""
+    if len(shares) <= rows:
+        return list(shares)
+    used = [share for share in shares if not share.is_free]
+    free = [share for share in shares if share.is_free]
+    largest = sorted(used, key=lambda share: -share.bytes)[: max(rows - len(free) - 1, 0)]
+    merged = [share for share in used if share not in largest]
+    rest = MemoryShare(format_count(len(merged), "smaller part"), sum(share.bytes for share in merged))
+    return [*(share for share in used if share in largest), rest, *free]
 
 
 def _style(share: MemoryShare) -> str:
@@ -89,8 +105,9 @@ class StepSparkline:
     In a long run, older steps are dropped, so the chart and the number of steps follow the step numbers.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], *, label: str = "  ") -> None:
         self._steps = steps
+        self._label = label
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         peaks = [step.peak_allocated for step in self._steps]
@@ -100,8 +117,10 @@ class StepSparkline:
         size = format_size(low) if low == high else f"{format_size(low)} to {format_size(high)}"
         number = max(self._steps[-1].step - self._steps[0].step + 1, len(peaks))
         legend = f"  {format_count(number, 'step')}, {size}, {duration} each"
-        columns = _columns(self._steps, max(4, min(MAX_COLUMNS, options.max_width - len(legend) - 2)))
-        text = Text("  ")
+        columns = _columns(
+            self._steps, max(4, min(MAX_COLUMNS, options.max_width - len(legend) - len(self._label)))
+        )
+        text = Text(self._label)
         text.append("".join(_level(value, low, high) for value in columns), style="cyan")
         text.append(legend)
         yield text

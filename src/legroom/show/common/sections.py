@@ -40,8 +40,7 @@ def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[Rendera
             where.append(f"  {clean(each.module)}", style="dim")
         if each.count > 1:
             where.append(f"  ×{each.count:,}", style="dim")
-        category = Text(str(each.category), style=CATEGORY_COLORS[each.category])
-        table.add_row(format_size(each.bytes), category, where)
+        table.add_row(format_size(each.bytes), _category(each), where)
         code = source_line(sources, each.file, each.line)
         if code:
             table.add_row("", "", Text(f"  {code}", style="dim italic", no_wrap=True, overflow="ellipsis"))
@@ -49,3 +48,22 @@ def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[Rendera
     remaining = len(holdings) - len(shown)
     if remaining > 0:
         yield Text(f"  and {format_count(remaining, 'more line')}", style="dim")
+
+
+def largest_lines(holdings: Sequence[Holding], sources: Sources, number: int = 3) -> Table:
+    """Return the lines that allocated the most live memory. Each entry has one row, with the source code if there is room."""
+    shown = holdings[:number]
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", no_wrap=True, min_width=11)
+    table.add_column(no_wrap=True, min_width=max((len(each.category) for each in shown), default=0))
+    table.add_column()
+    for each in shown:
+        where = Text(format_location(each.file, each.line), no_wrap=True, overflow="ellipsis")
+        remark = source_line(sources, each.file, each.line) or clean(each.module)
+        where.append(f"  {remark}" if remark else "", style="dim")
+        table.add_row(format_size(each.bytes), _category(each), where)
+    return table
+
+
+def _category(holding: Holding) -> Text:
+    return Text(str(holding.category), style=CATEGORY_COLORS[holding.category])

@@ -16,10 +16,13 @@ from legroom.predict.options.plan import PlannedOption
 from legroom.predict.script_estimate import SEARCH_SECONDS, ScriptEstimate
 from legroom.show.common.formatting import clean, format_count, format_location
 from legroom.show.common.memory_charts import MemoryBar
-from legroom.show.common.sections import section, top_lines
+from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits
+from legroom.show.common.sections import largest_lines, section, top_lines
 from legroom.show.common.terminal import verbatim
 from legroom.units import format_size
 
+VERDICT_LINES = 13
+"""The number of lines of the verdict, which is printed before the details."""
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
 
 
@@ -31,6 +34,70 @@ def render_verdict(estimate: Estimate) -> RenderableType:
 def render_details(result: ScriptEstimate) -> RenderableType:
     """Render the results of further traces: the largest batch size, and the options that save memory."""
     return Group(*_detail_parts(result))
+
+
+def render_short_verdict(estimate: Estimate) -> RenderableType:
+    """Render the result of the first trace on half a screen."""
+    versions = (Group(*_short_verdict_parts(estimate, rows)) for rows in (6, 5, 4, 3))
+    return FirstThatFits(versions, VERDICT_LINES)
+
+
+def render_short_details(result: ScriptEstimate) -> RenderableType:
+    """Render the results of further traces on the other half of the screen: the largest batch size, the first options
+    that save memory, and the next commands."""
+    versions = (
+        Group(*_short_detail_parts(result, *sizes)) for sizes in ((4, 3, 2), (2, 3, 2), (1, 2, 1), (1, 0, 1))
+    )
+    return FirstThatFits(versions, MAX_LINES - VERDICT_LINES)
+
+
+def _short_verdict_parts(estimate: Estimate, rows: int) -> Iterator[RenderableType]:
+    yield Cropped(Text(format_verdict(estimate), style=STYLES[estimate.verdict]), 3)
+    snapshot = snapshot_of(estimate)
+    if snapshot is not None:
+        yield from section("Memory at the peak", format_gpu(estimate))
+        yield MemoryBar(snapshot, rows=rows)
+        yield Text("Memory by line", style="bold")
+        yield largest_lines(snapshot.top, sources_of(snapshot))
+
+
+def _short_detail_parts(
+    result: ScriptEstimate, options: int, option_lines: int, commands: int
+) -> Iterator[RenderableType]:
+    """Yield the details with `options` options. The first option has `option_lines` lines of text."""
+    estimate = result.estimate
+    yield Cropped(Text(_batch(result), style="bold"), 2)
+    if result.options:
+        first, *others = result.options[:options]
+        remark = f"{len(result.options)} traced, cheapest first" if len(result.options) > 1 else ""
+        heading = Text(_options_title(result), style="bold")
+        heading.append(f"  {remark}", style="not bold dim")
+        yield heading
+        widest = max(len(option.name) for option in (first, *others))
+        yield _option(first, widest, estimate.gpu.total)
+        if option_lines:
+            yield Cropped(Padding(Text(_how(first)), (0, 0, 0, 6)), option_lines)
+        for option in others:
+            yield _option(option, widest, estimate.gpu.total)
+    if estimate.notes:
+        yield Cropped(Text(f"{clean(estimate.notes[0]).rstrip('.')}.", style="yellow"), 2)
+    yield Text("Next:")
+    yield Commands(list(_next_commands(result))[:commands])
+
+
+def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
+    estimate = result.estimate
+    yield f"legroom run --gpu {estimate.gpu.name} {result.script}", "run it on a virtual GPU"
+    if result.options or estimate.notes:
+        yield (
+            f"legroom estimate --verbose --gpu {estimate.gpu.name} {result.script}",
+            "the complete estimate",
+        )
+    elif estimate.fits and estimate.trace.trains and not result.options_tried:
+        yield (
+            f"legroom estimate --plan --gpu {estimate.gpu.name} {result.script}",
+            "list options that save memory",
+        )
 
 
 def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
@@ -63,9 +130,7 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
     estimate = result.estimate
     yield Text(f"\n{_batch(result)}", style="bold")
     if result.options:
-        enough = not estimate.fits and any(option.verdict != "does-not-fit" for option in result.options)
-        title = "Options that make the script fit" if enough else "Options that save memory"
-        yield from section(title, "each traced, cheapest first")
+        yield from section(_options_title(result), "each traced, cheapest first")
         yield from _options(result.options, estimate.gpu.total)
     yield Text("")
     for note in estimate.notes:
@@ -134,17 +199,35 @@ def _batch(result: ScriptEstimate) -> str:
     return f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace.{change}"
 
 
+def _options_title(result: ScriptEstimate) -> str:
+    enough = any(option.verdict != "does-not-fit" for option in result.options)
+    return (
+        "Options that make the script fit"
+        if enough and not result.estimate.fits
+        else "Options that save memory"
+    )
+
+
 def _options(options: tuple[PlannedOption, ...], total: int) -> Iterator[RenderableType]:
     widest = max(len(option.name) for option in options)
     for option in options:
-        frees_cache = option.verdict != "does-not-fit" and option.peak_device > total
-        peak = total if frees_cache else option.peak_device
-        head = Text(f"  {option.name:<{widest}}  {format_size(peak):>9}  ")
-        verdict, style = _OPTION_VERDICTS[option.verdict]
-        head.append(f"{verdict} after the cache is freed" if frees_cache else verdict, style)
-        yield head
-        yield Padding(Text(f"{option.how[:1].upper()}{option.how[1:]}."), (0, 0, 0, 6))
+        yield _option(option, widest, total)
+        yield Padding(Text(_how(option)), (0, 0, 0, 6))
         yield Padding(Text(f"Cost: {option.cost}.", style="dim"), (0, 0, 0, 6))
+
+
+def _option(option: PlannedOption, name_width: int, total: int) -> Text:
+    """Return the name of an option, its peak and its verdict."""
+    frees_cache = option.verdict != "does-not-fit" and option.peak_device > total
+    peak = total if frees_cache else option.peak_device
+    head = Text(f"  {option.name:<{name_width}}  {format_size(peak):>9}  ")
+    verdict, style = _OPTION_VERDICTS[option.verdict]
+    head.append(f"{verdict} after the cache is freed" if frees_cache else verdict, style)
+    return head
+
+
+def _how(option: PlannedOption) -> str:
+    return f"{option.how[:1].upper()}{option.how[1:]}."
 
 
 _OPTION_VERDICTS = {

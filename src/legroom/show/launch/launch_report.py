@@ -16,12 +16,16 @@ from legroom.scale.launching.hints import hint
 from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, RankResult, shared_gpus
 from legroom.scale.launching.plan import LaunchPlan
 from legroom.show.common.formatting import clean, format_count, format_duration
+from legroom.show.common.one_screen import Cropped
 from legroom.show.common.terminal import verbatim
 from legroom.show.report.run_report import render_footer, render_oom
+from legroom.show.report.short_report import ShortFooter, ShortReport
 from legroom.units import format_size
 
 MAX_RANKS = 16
 """The maximum number of ranks in a table."""
+MAX_RANKS_ON_SCREEN = 8
+"""The maximum number of ranks in a table without `--verbose`."""
 
 
 def render_launch_start(plan: LaunchPlan, folder: LaunchFolder | None) -> RenderableType:
@@ -64,14 +68,20 @@ def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
 
 
 def render_launch_end(
-    end: LaunchResult, plan: LaunchPlan, folder: LaunchFolder, report: RunReport | None
+    end: LaunchResult,
+    plan: LaunchPlan,
+    folder: LaunchFolder,
+    report: RunReport | None,
+    *,
+    verbose: bool = False,
 ) -> RenderableType:
-    """Render the outcome of the launch. `report` is the report of the rank that ran out of memory first, if any."""
-    return Group(*_end_parts(end, plan, folder, report))
+    """Render the outcome of the launch. `report` is the report of the rank that ran out of memory first, if any. Without
+    `verbose`, the outcome fits on one screen, except for the traceback."""
+    return Group(*_end_parts(end, plan, folder, report, verbose))
 
 
 def _end_parts(
-    end: LaunchResult, plan: LaunchPlan, folder: LaunchFolder, report: RunReport | None
+    end: LaunchResult, plan: LaunchPlan, folder: LaunchFolder, report: RunReport | None, verbose: bool
 ) -> Iterator[RenderableType]:
     yield Text("")
     last = end.last
@@ -85,13 +95,23 @@ def _end_parts(
         return
     cause = last.cause
     if cause is None:
-        yield from _success_parts(end, last, plan, folder)
+        yield from _success_parts(end, last, plan, folder, verbose)
         return
-    yield from _cause_parts(cause, last, plan, end, report)
-    yield from _follower_parts(last)
-    yield from _shared_gpu_parts(last)
+    advice = hint(cause, end.host_oom_kills)
+    below = Group(
+        *([Text(f"\n{advice}", style="yellow")] if advice else []),
+        *_follower_parts(last),
+        *_shared_gpu_parts(last),
+    )
+    if verbose:
+        yield from _cause_parts(cause, last, plan, report, None)
+        yield below
+    else:
+        below_on_screen = Cropped(below, 12 if report is None else 4)
+        yield from _cause_parts(cause, last, plan, report, below_on_screen)
+        yield below_on_screen
     if report is not None:
-        yield render_footer(report)
+        yield render_footer(report) if verbose else ShortFooter(report)
         return
     yield Text("")
     yield Text("The complete output of that rank is in")
@@ -102,10 +122,15 @@ def _end_parts(
 
 
 def _cause_parts(
-    cause: RankResult, last: LaunchAttempt, plan: LaunchPlan, end: LaunchResult, report: RunReport | None
+    cause: RankResult,
+    last: LaunchAttempt,
+    plan: LaunchPlan,
+    report: RunReport | None,
+    below: RenderableType | None,
 ) -> Iterator[RenderableType]:
+    """Yield the error of the rank that failed first. If it ran out of memory and `below` is given, both fit on one screen."""
     if report is not None and report.oom is not None:
-        yield render_oom(report)
+        yield render_oom(report) if below is None else ShortReport(report, below=below)
     elif last.exited_early:
         exited = _format_ranks([rank.rank for rank in last.exited_early])
         yield Text(
@@ -126,9 +151,6 @@ def _cause_parts(
         yield Text(_sentence(_what_happened(cause, last)), style="bold red")
     if cause.failure is not None and cause.failure.traceback:
         yield verbatim(f"\n{cause.failure.traceback.rstrip()}")
-    advice = hint(cause, end.host_oom_kills)
-    if advice:
-        yield Text(f"\n{advice}", style="yellow")
 
 
 def _what_happened(rank: RankResult, attempt: LaunchAttempt) -> str:
@@ -187,7 +209,7 @@ def _shared_gpu_parts(last: LaunchAttempt) -> Iterator[RenderableType]:
 
 
 def _success_parts(
-    end: LaunchResult, last: LaunchAttempt, plan: LaunchPlan, folder: LaunchFolder
+    end: LaunchResult, last: LaunchAttempt, plan: LaunchPlan, folder: LaunchFolder, verbose: bool
 ) -> Iterator[RenderableType]:
     restarts = len(end.attempts) - 1
     restarted = f" after {format_count(restarts, 'restart')}" if restarts else ""
@@ -207,8 +229,9 @@ def _success_parts(
         style="bold",
     )
     if len(recorded) > 1:
-        yield _peak_table(recorded)
-    yield from _shared_gpu_parts(last)
+        yield _peak_table(recorded, MAX_RANKS if verbose else MAX_RANKS_ON_SCREEN)
+    shared = Group(*_shared_gpu_parts(last))
+    yield shared if verbose else Cropped(shared, 5)
     yield Text("")
     if fullest is None or not fullest.files.capture.exists():
         yield Text(f"Output in {folder.path}.")
@@ -231,11 +254,12 @@ def _fullness(rank: RankResult) -> tuple[float, int]:
     )
 
 
-def _peak_table(ranks: Sequence[RankResult]) -> RenderableType:
+def _peak_table(ranks: Sequence[RankResult], number: int) -> RenderableType:
+    """Return the peaks of the `number` fullest ranks."""
     table = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
     for heading in ("rank", "steps", "peak allocated", "peak reserved", "of"):
         table.add_column(heading, justify="right", no_wrap=True)
-    shown = sorted(sorted(ranks, key=_fullness, reverse=True)[:MAX_RANKS], key=lambda rank: rank.rank)
+    shown = sorted(sorted(ranks, key=_fullness, reverse=True)[:number], key=lambda rank: rank.rank)
     for rank in shown:
         assert rank.exit_record is not None
         table.add_row(
@@ -245,10 +269,10 @@ def _peak_table(ranks: Sequence[RankResult]) -> RenderableType:
             format_size(rank.exit_record.peak_reserved),
             format_size(rank.exit_record.capacity),
         )
-    if len(ranks) <= MAX_RANKS:
+    if len(ranks) <= number:
         return table
     return Group(
-        table, Text(f"  and {format_count(len(ranks) - MAX_RANKS, 'rank')} with lower peaks", style="dim")
+        table, Text(f"  and {format_count(len(ranks) - number, 'rank')} with lower peaks", style="dim")
     )
 
 

@@ -7,20 +7,23 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.scale.launching.memory_prediction import RankPrediction
-from legroom.show.common.formatting import clean
+from legroom.show.common.formatting import clean, format_count
 from legroom.show.common.sections import section
 from legroom.show.estimate.estimate import STYLES
 from legroom.units import format_size
 
+MAX_RANKS = 8
+"""The maximum number of ranks in the table without `--verbose`."""
 _VERDICTS = {"fits": "fits", "uncertain": "may not fit", "does-not-fit": "does not fit"}
 
 
-def render_predictions(predictions: Sequence[RankPrediction]) -> RenderableType:
-    """Render the predicted memory of each rank, or the reason why there is no prediction."""
-    return Group(*_parts(predictions))
+def render_predictions(predictions: Sequence[RankPrediction], *, verbose: bool = False) -> RenderableType:
+    """Render the predicted memory of each rank, or the reason why there is no prediction. Without `verbose`, only the
+    ranks with the highest predictions are shown."""
+    return Group(*_parts(predictions, None if verbose else MAX_RANKS))
 
 
-def _parts(predictions: Sequence[RankPrediction]) -> Iterator[RenderableType]:
+def _parts(predictions: Sequence[RankPrediction], number: int | None) -> Iterator[RenderableType]:
     if not predictions:
         yield Text("")
         yield Text(
@@ -30,7 +33,10 @@ def _parts(predictions: Sequence[RankPrediction]) -> Iterator[RenderableType]:
     estimated = [prediction for prediction in predictions if prediction.estimate is not None]
     if estimated:
         yield from section("Predicted memory", "including kernel workspaces")
-        yield _table(estimated)
+        yield _table(sorted(sorted(estimated, key=_peak, reverse=True)[:number], key=lambda each: each.rank))
+        if number is not None and len(estimated) > number:
+            more = format_count(len(estimated) - number, "rank")
+            yield Text(f"  and {more} with the same or a lower prediction (--verbose shows all)", style="dim")
     for reason, ranks in _reasons(predictions).items():
         yield Text(
             f"No prediction for rank {', '.join(map(str, ranks))}: {clean(reason).rstrip('.')}.",
@@ -39,6 +45,10 @@ def _parts(predictions: Sequence[RankPrediction]) -> Iterator[RenderableType]:
     for note in dict.fromkeys(note for prediction in estimated for note in prediction.estimate.notes):  # type: ignore[union-attr]
         yield Text(f"{clean(note).rstrip('.')}.", style="dim")
     yield Text("\nDry run: nothing was started. Remove --dry-run to launch.")
+
+
+def _peak(prediction: RankPrediction) -> int:
+    return prediction.estimate.peak_device if prediction.estimate is not None else 0
 
 
 def _table(predictions: Sequence[RankPrediction]) -> Table:

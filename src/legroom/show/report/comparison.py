@@ -9,7 +9,9 @@ from rich.text import Text
 
 from legroom.diagnose.report.run_report import RunReport
 from legroom.memory.compare import Change, Difference
+from legroom.memory.events import Category
 from legroom.show.common.formatting import clean, format_location
+from legroom.show.common.one_screen import MAX_LINES, FirstThatFits
 from legroom.show.report.run_report import format_incomplete
 from legroom.units import format_size
 
@@ -23,25 +25,41 @@ def render_comparison(
     before: str,
     after: str = "",
     runs: tuple[RunReport, RunReport] | None = None,
+    verbose: bool = True,
 ) -> RenderableType:
     """Render the comparison. `before` and `after` are the paths of the captures; without `after`, the newer run is the
     one that was reported above. `runs` are the older and the newer run; a run that did not finish is named, because its
-    peak may be too low."""
-    return Group(*_parts(difference, clean(before), clean(after), runs))
+    peak may be too low. Without `verbose`, the comparison has at most 19 lines."""
+    versions = (
+        Group(*_parts(difference, clean(before), clean(after), runs, categories, lines))
+        for categories, lines in ((len(Category), TOP_CHANGES), (6, 4), (4, 3))
+    )
+    return next(versions) if verbose else FirstThatFits(versions, MAX_LINES - 4)
 
 
 def _parts(
-    difference: Difference, before: str, after: str, runs: tuple[RunReport, RunReport] | None
+    difference: Difference,
+    before: str,
+    after: str,
+    runs: tuple[RunReport, RunReport] | None,
+    categories: int,
+    lines: int,
 ) -> Iterator[RenderableType]:
     yield Text(f"{'' if after else NEW_LINE}{format_change(difference, before, after)}", style="bold")
     for remark in incomplete_runs(runs or (), (before, after or "This run")):
         yield Text(remark, style="yellow")
-    yield Text("\nPeak memory by category", style="bold")
-    yield _table([(change.what, change) for change in difference.by_category])
-    changed = [change for change in difference.by_line if change.delta]
+    yield from _changes("category", [(change.what, change) for change in difference.by_category], categories)
+    changed = [(format_line(change.what), change) for change in difference.by_line if change.delta]
     if changed:
-        yield Text("\nPeak memory by line", style="bold")
-        yield _table([(format_line(change.what), change) for change in changed[:TOP_CHANGES]])
+        yield from _changes("line", changed, lines)
+
+
+def _changes(kind: str, changes: Sequence[tuple[str, Change]], number: int) -> Iterator[RenderableType]:
+    heading = Text(f"\nPeak memory by {kind}", style="bold")
+    if len(changes) > number:
+        heading.append(f"  the {number} largest of {len(changes)} changes", style="not bold dim")
+    yield heading
+    yield _table(changes[:number])
 
 
 def incomplete_runs(runs: Sequence[RunReport], names: Sequence[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The report of a run as text: a summary first, then the memory in use, then the suggested changes.
+"""The complete report of a run as text: a summary first, then the memory in use, then the suggested changes.
 
 This module computes nothing. All values come from the `RunReport`. `render_oom` renders a run that failed with an
 out-of-memory error. This report is printed above the traceback. `render_run` renders any other run. `render_footer`
@@ -12,8 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from legroom.diagnose.report.device_summary import DeviceSummary
 from legroom.diagnose.report.growing_lines import Leak
-from legroom.diagnose.report.run_report import DeviceSummary, OomReport, RunReport
+from legroom.diagnose.report.run_report import OomReport, RunReport
 from legroom.findings import Finding
 from legroom.memory.annotations import ExitReason, SpillTotals
 from legroom.memory.events import Holder
@@ -37,7 +38,7 @@ TOP_REMARKS = 3
 
 
 def render_report(report: RunReport) -> RenderableType:
-    """Return the complete output of `legroom report`."""
+    """Return the output of `legroom report --verbose`."""
     if report.failed_with_oom:
         parts = [render_oom(report)]
         if report.ending.traceback:
@@ -61,13 +62,16 @@ def render_oom(report: RunReport) -> RenderableType:
 
 def format_verdict(report: RunReport) -> str:
     """Return the first sentences of the report: how the run ended, the peak or the failed request, and the line."""
-    if report.oom is not None:
-        return (
-            _oom_summary(report, report.oom)
-            if report.failed_with_oom
-            else f"{_summary(report)} {_caught_summary(report, report.oom)}"
-        )
-    return _summary(report)
+    if report.oom is not None and not report.failed_with_oom:
+        return f"{format_summary(report)} {format_caught(report, report.oom)}"
+    return format_summary(report)
+
+
+def format_summary(report: RunReport) -> str:
+    """Return how the run ended, with the peak or the failed request."""
+    if report.oom is not None and report.failed_with_oom:
+        return _oom_summary(report, report.oom)
+    return _run_summary(report)
 
 
 def render_footer(report: RunReport, *, warning: str = "") -> RenderableType:
@@ -76,11 +80,11 @@ def render_footer(report: RunReport, *, warning: str = "") -> RenderableType:
 
 
 def _run_parts(report: RunReport) -> Iterator[RenderableType]:
-    yield Text(_summary(report), style="bold")
+    yield Text(_run_summary(report), style="bold")
     if report.oom is not None:
-        yield Text(_caught_summary(report, report.oom), style="yellow")
+        yield Text(format_caught(report, report.oom), style="yellow")
     if report.spilled is not None:
-        yield Text(_spill_summary(report.spilled, report.seconds))
+        yield Text(format_spill(report.spilled, report.seconds))
     if report.peak is None:
         if report.ending.exit_code == 0:  # a script that failed may not have reached that point
             yield Text(
@@ -88,7 +92,7 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
             )
         yield from _leaks(report)  # a graph can also grow in host memory
         return
-    yield from section("Memory by category at the peak", _format_device(report.device))
+    yield from section("Memory by category at the peak", format_device(report.device))
     yield MemoryBar(report.peak)
     yield from top_lines(report.peak.top, report.sources)
     yield from _history(report)
@@ -99,7 +103,7 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
 def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
     yield Text(_oom_summary(report, oom), style="bold red")
     if report.spilled is not None:
-        yield Text(_spill_summary(report.spilled, report.seconds))
+        yield Text(format_spill(report.spilled, report.seconds))
     frame = oom.event.frame
     if frame is not None:
         code = code_frame(report.sources, frame.file, frame.line)
@@ -107,7 +111,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
             operation = [oom.event.op, f"in module {oom.event.module}" if oom.event.module else ""]
             yield from section("Failed operation", clean(" ".join(filter(None, operation))))
             yield code
-    yield from section("Memory by category", _format_device(report.device))
+    yield from section("Memory by category", format_device(report.device))
     yield MemoryBar(oom.snapshot)
     yield from _fragments(oom)
     yield from top_lines(oom.snapshot.top, report.sources)
@@ -144,7 +148,7 @@ def _footer_parts(report: RunReport, warning: str) -> Iterator[RenderableType]:
 # --- summaries ---------------------------------------------------------------------------------------------------
 
 
-def _summary(report: RunReport) -> str:
+def _run_summary(report: RunReport) -> str:
     duration = format_duration(report.seconds) if report.seconds else ""
     how = _format_exit(report)
     after = f" {'in' if how == 'Finished' else 'after'} {duration}" if duration else ""
@@ -233,7 +237,7 @@ def _oom_summary(report: RunReport, oom: OomReport) -> str:
     )
 
 
-def _caught_summary(report: RunReport, oom: OomReport) -> str:
+def format_caught(report: RunReport, oom: OomReport) -> str:
     last = ", the last" if report.oom_count > 1 else ""
     return (
         f"The script caught {format_count(report.oom_count, 'out-of-memory error')}{last} at step {oom.event.step}, at "
@@ -241,7 +245,7 @@ def _caught_summary(report: RunReport, oom: OomReport) -> str:
     )
 
 
-def _spill_summary(spilled: SpillTotals, seconds: float) -> str:
+def format_spill(spilled: SpillTotals, seconds: float) -> str:
     left = ""
     if spilled.skipped_bytes:
         left = f"{format_size(spilled.skipped_bytes)} stayed on the GPU because host memory ran out"
@@ -256,7 +260,7 @@ def _spill_summary(spilled: SpillTotals, seconds: float) -> str:
     )
 
 
-def _format_device(device: DeviceSummary | None) -> str:
+def format_device(device: DeviceSummary | None) -> str:
     return f"{device.title}, {format_size(device.capacity)}" if device else ""
 
 
@@ -332,11 +336,8 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
 
 def render_leak(leak: Leak) -> RenderableType:
     """Render one leak: its size, its location, the variable that retains it, and the suggested change."""
-    head = Text(f"{format_rate(leak)} over {format_count(leak.steps, 'step')}, ")
-    head.append("stored at " if leak.name else "allocated at ")
-    head.append(format_location(leak.file, leak.line), style="bold")
-    if leak.lines > 1:
-        head.append(f" and {format_count(leak.lines - 1, 'more line')}")
+    head = Text(f"{format_rate(leak)} over {format_count(leak.steps, 'step')}, {format_place(leak)}")
+    head.highlight_words([format_location(leak.file, leak.line)], "bold")
     title = Table.grid(padding=(0, 2, 0, 0))
     title.add_column(no_wrap=True)
     title.add_column(ratio=1)
@@ -346,6 +347,12 @@ def render_leak(leak: Leak) -> RenderableType:
         parts.append(Padding(Text(clean(leak.holder)), (0, 0, 0, 5)))
     parts.append(Padding(Text(clean(leak.advice)), (0, 0, 0, 5)))
     return Group(*parts)
+
+
+def format_place(leak: Leak) -> str:
+    """Return the line of a leak, for example `allocated at train.py:11`."""
+    more = f" and {format_count(leak.lines - 1, 'more line')}" if leak.lines > 1 else ""
+    return f"{'stored' if leak.name else 'allocated'} at {format_location(leak.file, leak.line)}{more}"
 
 
 def format_rate(leak: Leak) -> str:

@@ -100,3 +100,18 @@ def test_periodic_thread_works_after_each_pause_until_stopped():
     assert worked.wait(10)
     thread.stop()
     assert not thread.is_alive()
+
+
+def test_a_comparison_of_many_lines_fits_on_a_screen():
+    change = difference(12, 8).allocated
+    many = Difference(
+        allocated=change,
+        reserved=change,
+        by_category=[change._replace(what=f"category {number}") for number in range(9)],
+        by_line=[change._replace(what=f"/project/train.py:{number}") for number in range(1, 30)],
+        by_module=[],
+    )
+    text = render_to_string(render_comparison(many, before="old.legroom", verbose=False))
+    assert len(text.splitlines()) <= 19
+    assert "Peak memory by line  the 4 largest of 29 changes" in text
+    assert len(render_to_string(render_comparison(many, before="old.legroom")).splitlines()) == 24

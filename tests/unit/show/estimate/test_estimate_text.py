@@ -15,7 +15,12 @@ from legroom.predict.largest_batch import BatchSearch
 from legroom.predict.options.plan import PlannedOption
 from legroom.predict.script_estimate import ScriptEstimate
 from legroom.show.common.terminal import render_to_string
-from legroom.show.estimate.estimate import render_details, render_verdict
+from legroom.show.estimate.estimate import (
+    render_details,
+    render_short_details,
+    render_short_verdict,
+    render_verdict,
+)
 from legroom.units import MiB, format_size
 
 
@@ -153,3 +158,40 @@ def test_the_public_estimate_has_a_text_and_an_html_representation() -> None:
     assert html.count("<svg") == 1
     assert "Fits: needs " in html
     assert "<script" not in html
+
+
+@pytest.mark.parametrize("options", [0, 1, 6])
+def test_a_short_estimate_fits_on_a_screen(options: int) -> None:
+    now = estimated("100MiB")
+    result = ScriptEstimate(
+        script=f"train.py {'--option value ' * 12}",
+        estimate=replace(
+            now, max_batch_size=None, notes=(f"The trace {'is incomplete ' * 20}", "Second note")
+        ),
+        search=BatchSearch(tried={64: False}),
+        options=tuple(replace(SMALLER_BATCH, how="change this " * 30) for _ in range(options)),
+        options_tried=True,
+    )
+    text = render_to_string(render_short_verdict(result.estimate), render_short_details(result), width=80)
+    assert sum(max(1, -(-len(line) // 80)) for line in text.splitlines()) <= 23
+    assert text.startswith("Does not fit: needs ")
+    assert "Not even batch size 64 fits (current: 64)." in text
+    assert ("batch size 32" in text) == (options > 0)
+    assert "\n  legroom run --gpu 100MiB train.py --option value" in text
+
+
+def test_a_short_estimate_shows_the_first_option_and_the_next_command() -> None:
+    now = replace(estimated("100MiB"), max_batch_size=None)
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=now,
+        search=BatchSearch(tried={64: False}),
+        options=(SMALLER_BATCH,),
+        options_tried=True,
+    )
+    text = render_to_string(render_short_details(result), width=80)
+    assert "Options that make the script fit\n  batch size 32  512.0 MiB  just fits\n" in text.replace(
+        " after the cache is freed", ""
+    ).replace("100.0 MiB", "512.0 MiB")
+    assert "      Pass `batch_size=32` to the DataLoader.\n" in text
+    assert "  legroom estimate --verbose --gpu 100MiB train.py   # the complete estimate\n" in text

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from legroom.diagnose.report.run_report import RunReport
 from legroom.gpus.catalog import parse_gpus
+from legroom.memory.events import Category
 from legroom.observe.script import Script
 from legroom.scale.launching.folder import LaunchFolder, RankExit
 from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, RankResult
@@ -101,3 +103,35 @@ def test_exit_without_a_python_error_shows_the_code():
 )
 def test_start_message_describes_the_ranks(options, text):
     assert text in " ".join(render_to_string(render_launch_start(plan(**options), FOLDER)).split())
+
+
+def screen_lines(end: LaunchResult, report: RunReport | None = None) -> int:
+    """The number of lines at 80 columns, without the traceback."""
+    text = render_to_string(render_launch_end(end, plan(), FOLDER, report))
+    return sum(max(1, -(-len(line) // 80)) for line in text.splitlines())
+
+
+def test_a_launch_of_many_ranks_fits_on_a_screen():
+    peaks = {"device": 0, "capacity": 8 << 30, "steps": 5, "peak_reserved": 1 << 30}
+    ranks = tuple(rank(number, peak_allocated=number << 20, **peaks) for number in range(64))
+    end = LaunchResult(attempts=(LaunchAttempt(number=0, seconds=4.0, ranks=ranks),))
+    assert screen_lines(end) <= 24
+    text = render_to_string(render_launch_end(end, plan(), FOLDER, None))
+    assert "and 56 ranks with lower peaks" in text
+    verbose = render_to_string(render_launch_end(end, plan(), FOLDER, None, verbose=True))
+    assert "and 48 ranks with lower peaks" in verbose
+
+
+def test_a_launch_that_ran_out_of_memory_fits_on_a_screen(make_run):
+    run = make_run(arguments=["--batch-size", "256"])
+    for number, category in enumerate(Category):
+        run.alloc(20 + 10 * number, category, line=3 + number)
+    run.oom(900, line=11)
+    run.ends(1, "raised", "torch.OutOfMemoryError: CUDA out of memory.", "Traceback")
+    first = rank(0, code=1, error="torch.OutOfMemoryError: CUDA out of memory.")
+    others = (rank(number, code=1, error=f"ValueError: {'a' * number}") for number in range(1, 20))
+    end = LaunchResult(attempts=(LaunchAttempt(number=0, seconds=4.0, ranks=(first, *others)),))
+    assert screen_lines(end, run.report()) - 3 <= 24  # three lines of the traceback
+    text = render_to_string(render_launch_end(end, plan(), FOLDER, run.report()))
+    assert "Suggested change  LG603" in text
+    assert "rank 1: ValueError: a" in text

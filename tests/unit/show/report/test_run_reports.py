@@ -4,12 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
-from rich.console import RenderableType
 
+from legroom.diagnose.report.run_report import RunReport
 from legroom.memory.annotations import RecordingFailed
 from legroom.memory.events import Category, Phase
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import render_oom, render_report, render_run
+from legroom.show.report.short_report import render_short_report
 
 SNAPSHOTS = Path(__file__).parents[3] / "snapshots"
 CODE = {
@@ -21,12 +22,15 @@ CODE = {
 }
 
 
-def check_snapshot(name: str, *parts: RenderableType) -> None:
-    text = render_to_string(*parts)
-    file = SNAPSHOTS / f"{name}.txt"
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
+def check_snapshots(name: str, report: RunReport) -> None:
+    """Compare the report on one screen and the complete report with the snapshots."""
+    parts = {name: render_short_report(report), f"{name}_verbose": render_report(report)}
+    for snapshot, part in parts.items():
+        text = render_to_string(part)
+        file = SNAPSHOTS / f"{snapshot}.txt"
+        if os.environ.get("UPDATE_SNAPSHOTS"):
+            file.write_text(text, encoding="utf-8")
+        assert text == file.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def trained(make_run):
 
 def test_finished_run(trained):
     trained.ends(0, "finished")
-    check_snapshot("finished", render_report(trained.report()))
+    check_snapshots("finished", trained.report())
 
 
 def test_run_that_failed_with_oom(trained):
@@ -71,7 +75,7 @@ def test_run_that_failed_with_oom(trained):
     trained.ends(
         1, "raised", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 150.00 MiB.", traceback
     )
-    check_snapshot("out_of_memory", render_report(trained.report()))
+    check_snapshots("out_of_memory", trained.report())
 
 
 def test_run_with_a_leak(make_run):
@@ -81,7 +85,7 @@ def test_run_with_a_leak(make_run):
         run.alloc(30, Category.ACTIVATION, line=11)
         run.end_step()
     run.ends(0, "finished")
-    check_snapshot("leak", render_run(run.report()))
+    check_snapshots("leak", run.report())
 
 
 def test_run_without_gpu_memory_gets_a_hint(make_run):
@@ -95,13 +99,13 @@ def test_run_without_gpu_memory_gets_a_hint(make_run):
 def test_interrupted_run_without_gpu_memory(make_run):
     run = make_run()
     run.ends(130, "interrupted", "KeyboardInterrupt at train.py:3")
-    check_snapshot("interrupted", render_report(run.report()))
+    check_snapshots("interrupted", run.report())
 
 
 def test_run_that_caught_oom(trained):
     trained.oom(900, line=11)
     trained.ends(0, "finished")
-    check_snapshot("caught", render_report(trained.report()))
+    check_snapshots("caught", trained.report())
 
 
 def test_oom_on_a_shared_device_with_a_memory_fraction(make_run):
@@ -109,7 +113,7 @@ def test_oom_on_a_shared_device_with_a_memory_fraction(make_run):
     run.alloc(7000, Category.ACTIVATION, line=11)
     run.oom(1500, line=11, limit=8000, fragmented=700)
     run.ends(1, "raised", "torch.OutOfMemoryError: …")
-    check_snapshot("shared_device", render_oom(run.report()))
+    check_snapshots("shared_device", run.report())
 
 
 def test_shares_add_up_to_the_device(make_run):

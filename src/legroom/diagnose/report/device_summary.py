@@ -1,0 +1,75 @@
+"""The devices of a run, each with the peak memory that the run used on it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.errors import UsageError
+from legroom.memory.events import Oom
+from legroom.memory.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSummary:
+    """One device and the peak memory that the run used on it."""
+
+    index: int
+    name: str
+    kind: str
+    """`virtual`, `cuda` or `host`."""
+    capacity: int
+    other: int
+    """The part of the capacity that PyTorch cannot use: the CUDA context."""
+    peak_allocated: int
+    peak_reserved: int
+
+    @property
+    def title(self) -> str:
+        """Return a title such as `virtual GPU 0`, `GPU 0 (NVIDIA H200)` or `host memory`."""
+        if self.kind == "virtual":
+            return f"virtual GPU {self.index}"
+        return f"GPU {self.index} ({self.name})" if self.kind == "cuda" else "host memory"
+
+
+def devices_of(run: Mapping[str, Any], ledger: Ledger) -> tuple[DeviceSummary, ...]:
+    """Return the devices in the capture's header. The file may be untrusted, so invalid entries are ignored."""
+    entries = run.get("devices")
+    devices = []
+    for entry in entries if isinstance(entries, list) else ():
+        index = entry.get("index") if isinstance(entry, dict) else None
+        if not isinstance(index, int):
+            continue
+        allocated, reserved = ledger.peak_of_steps(index)
+        devices.append(
+            DeviceSummary(
+                index=index,
+                name=str(entry.get("name", "")),
+                kind=str(entry.get("kind", "")),
+                capacity=_size(entry.get("capacity")),
+                other=_size(entry.get("other")),
+                # Events may have been dropped to limit the capture; steps are never dropped and may show a higher peak.
+                peak_allocated=max(ledger.peak(index).bytes, allocated),
+                peak_reserved=max(ledger.peak(index, "reserved").bytes, reserved),
+            )
+        )
+    return tuple(devices)
+
+
+def _size(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def device_of_interest(
+    devices: Sequence[DeviceSummary], oom: Oom | None, chosen: int | None
+) -> DeviceSummary | None:
+    """Return the chosen device, otherwise the device that ran out of memory, otherwise the fullest device. Raises
+    UsageError if the chosen device does not exist."""
+    if chosen is not None:
+        found = next((device for device in devices if device.index == chosen), None)
+        if found is None:
+            known = ", ".join(str(device.index) for device in devices) or "none"
+            raise UsageError(f"The capture has no device {chosen}. Devices: {known}.")
+        return found
+    if oom is not None:
+        return next((device for device in devices if device.index == oom.device), None)
+    return max(devices, key=lambda device: device.peak_reserved / max(device.capacity, 1), default=None)

@@ -1,0 +1,90 @@
+"""Keeps reports on one screen of a terminal: 24 lines of 80 columns."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment, SegmentLines
+
+from legroom.show.common.terminal import verbatim
+
+MAX_LINES = 23
+"""The maximum number of lines of a report. The prompt of the shell uses the last line of the screen."""
+
+
+def count_lines(part: RenderableType, console: Console, options: ConsoleOptions) -> int:
+    """Return the number of lines that `part` uses on the terminal."""
+    return _height(_lines(part, console, options), options)
+
+
+def _lines(part: RenderableType, console: Console, options: ConsoleOptions) -> list[list[Segment]]:
+    return list(Segment.split_lines(console.render(Group(part), options.update(height=None))))
+
+
+def _height(lines: Iterable[list[Segment]], options: ConsoleOptions) -> int:
+    """Return the number of lines on the terminal, which wraps lines that are too long, such as commands."""
+    return sum(max(1, -(-Segment.get_line_length(line) // options.max_width)) for line in lines)
+
+
+class Cropped:
+    """The first lines of a text. The last line ends with `…` if lines are missing."""
+
+    def __init__(self, part: RenderableType, lines: int) -> None:
+        self._part = part
+        self._limit = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield SegmentLines(_crop(_lines(self._part, console, options), self._limit, options), new_lines=True)
+
+
+class FirstThatFits:
+    """The first of several versions of a text that has at most `lines` lines. If none has, the last one is cropped."""
+
+    def __init__(self, versions: Iterable[RenderableType], lines: int) -> None:
+        self._versions = versions
+        self._limit = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines: list[list[Segment]] = []
+        for version in self._versions:
+            lines = _lines(version, console, options)
+            if _height(lines, options) <= self._limit:
+                break
+        yield SegmentLines(_crop(lines, self._limit, options), new_lines=True)
+
+
+def _crop(lines: list[list[Segment]], limit: int, options: ConsoleOptions) -> list[list[Segment]]:
+    if _height(lines, options) <= limit:
+        return lines
+    *first, last = (Segment.adjust_line_length(line, options.max_width, pad=False) for line in lines[:limit])
+    text = "".join(segment.text for segment in last).rstrip()[: options.max_width - 1]
+    return [*first, [Segment(f"{text}…", last[0].style if last else None)]]
+
+
+class Commands:
+    """Commands, each with an optional comment. If a command and its comment do not fit on a line, the comment is above
+    the command."""
+
+    def __init__(self, commands: Sequence[tuple[str, str]]) -> None:
+        self._commands = commands
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        short = [each for each in self._commands if fits_line(*each, options.max_width)]
+        width = max((len(command) for command, comment in short if comment), default=0)
+        if any(width + len(comment) + _MARGIN > options.max_width for _, comment in short):
+            width = 0  # the comments cannot be aligned
+        for command, comment in self._commands:
+            is_short = (command, comment) in short
+            if comment and not is_short:
+                yield verbatim(f"  # {comment}", style="dim")
+            line = verbatim(f"  {command:<{width if is_short and comment else 0}}", style="bold cyan")
+            if comment and is_short:
+                line.append(f"   # {comment}", style="not bold dim")
+            yield line
+
+
+_MARGIN = len("     # ")
+
+
+def fits_line(command: str, comment: str, width: int) -> bool:
+    """Return whether a command and its comment fit on one line."""
+    return len(command) + (len(comment) + _MARGIN if comment else 2) <= width

@@ -1,0 +1,208 @@
+"""The report of a run on one screen: the summary, the memory by category, the three largest lines, the first suggested
+change and the next commands. `--verbose` prints the complete report (`run_report`) instead.
+
+If the parts need more lines than a screen has, the parts become shorter: the smallest categories share a row, and
+less important facts are omitted.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from legroom.diagnose.report.run_report import RunReport
+from legroom.show.common.formatting import clean, format_location
+from legroom.show.common.memory_charts import MemoryBar, StepSparkline
+from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits, count_lines, fits_line
+from legroom.show.common.sections import largest_lines
+from legroom.show.report.run_report import (
+    format_caught,
+    format_device,
+    format_place,
+    format_rate,
+    format_spill,
+    format_summary,
+    format_verdict,
+    merge_holders,
+)
+from legroom.units import format_size
+
+TOP_LINES = 3
+MAX_COMMAND_LINES = 3
+
+
+class _Level(NamedTuple):
+    """The amount of detail of a report."""
+
+    rows: int
+    """The number of rows of the memory by category."""
+    advice: int
+    """The number of lines of the first suggested change."""
+    reason: bool = True
+    """Whether the suggested change has its reason."""
+    extras: int = 0
+    """How many of the less important facts are shown: the other devices, the variables, the peak of each step."""
+    gap: str = "\n"
+    """The empty line above each section."""
+
+
+_LEVELS = (
+    _Level(rows=8, advice=8, extras=3),
+    _Level(rows=6, advice=6, extras=3),
+    _Level(rows=6, advice=6, extras=2),
+    _Level(rows=5, advice=6, extras=2),
+    _Level(rows=5, advice=5, extras=1),
+    _Level(rows=5, advice=5),
+    _Level(rows=4, advice=5),
+    _Level(rows=5, advice=3, reason=False),
+    _Level(rows=4, advice=3, reason=False),
+    _Level(rows=5, advice=3, reason=False, gap=""),
+    _Level(rows=4, advice=3, reason=False, gap=""),
+    _Level(rows=3, advice=2, reason=False, gap=""),
+)
+
+
+def render_short_report(report: RunReport) -> RenderableType:
+    """Return the output of `legroom report`."""
+    return Group(ShortReport(report), ShortFooter(report))
+
+
+def render_short_summary(report: RunReport) -> RenderableType:
+    """Return only the first sentences of the report."""
+    return Cropped(Text(format_verdict(report), style="bold"), 4)
+
+
+class ShortReport:
+    """The report without the next commands, which `ShortFooter` shows. Both together have at most 23 lines."""
+
+    def __init__(self, report: RunReport, *, warning: str = "", below: RenderableType | None = None) -> None:
+        """`warning` is the warning of the footer. `below` is other text on the same screen."""
+        self._report = report
+        self._footer = ShortFooter(report, warning=warning)
+        self._below = below
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        used = count_lines(self._footer, console, options)
+        used += count_lines(self._below, console, options) if self._below is not None else 0
+        versions = (Group(*_parts(self._report, level)) for level in _LEVELS)
+        yield FirstThatFits(versions, max(MAX_LINES - used, 6))
+
+
+class ShortFooter:
+    """The remarks about the recording, the path of the capture and the next commands."""
+
+    def __init__(self, report: RunReport, *, warning: str = "") -> None:
+        self._report = report
+        self._warning = warning
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report, width = self._report, options.max_width
+        yield Text("")
+        remarks = [self._warning, *(f"{each[:1].upper()}{each[1:]}." for each in report.remarks)]
+        shown = Text("\n".join(clean(each) for each in remarks if each), style="yellow")
+        if shown:
+            yield Cropped(shown, 2)
+        again = report.commands_to_try[:2]
+        show = report.report_commands("--verbose", comment="the complete report")
+        when = ""
+        if again and not fits_line(*again[0], width):
+            when = f", {again[0][1]}"
+            again = [(again[0][0], ""), *again[1:]]
+        if again:
+            show = show[:1]
+        choices = ([*again, *show], [*again[:1], *show], show)
+        commands = next((each for each in choices if _is_short(Commands(each), console, options)), [])
+        recorded = clean(f"Recorded in {report.capture}. ") if report.capture else ""
+        following = f"Next{when if commands and commands[0] in again else ''}:" if commands else ""
+        if following and len(recorded) + len(following) > width:
+            recorded = ""  # the commands contain the path
+        yield Cropped(Text(f"{recorded}{following}".rstrip()), 2)
+        yield Commands(commands)
+
+
+def _is_short(commands: Commands, console: Console, options: ConsoleOptions) -> bool:
+    return count_lines(commands, console, options) <= MAX_COMMAND_LINES
+
+
+def _parts(report: RunReport, level: _Level) -> Iterator[RenderableType]:
+    oom = report.oom if report.failed_with_oom else None
+    yield Cropped(Text(format_summary(report), style="bold red" if oom else "bold"), 4)
+    if report.oom is not None and oom is None:
+        yield Cropped(Text(format_caught(report, report.oom), style="yellow"), 2)
+    if report.spilled is not None:
+        yield Cropped(Text(format_spill(report.spilled, report.seconds)), 2)
+    snapshot = oom.snapshot if oom is not None else report.peak
+    if snapshot is None:
+        if report.ending.exit_code == 0:
+            yield Text('Check that the script moves the model and the data to the GPU: .to("cuda").')
+    else:
+        title = "Memory by category" if oom is not None else "Memory by category at the peak"
+        yield _heading(title, format_device(report.device), level)
+        yield MemoryBar(snapshot, rows=level.rows)
+        if snapshot.top:
+            more = len(snapshot.top) - TOP_LINES
+            yield _heading(
+                "Memory by line", f"the largest 3 of {len(snapshot.top)}" if more > 0 else "", level
+            )
+            yield largest_lines(snapshot.top, report.sources, TOP_LINES)
+        yield from _extras(report, level)
+    yield from _first_suggestion(report, level)
+
+
+def _extras(report: RunReport, level: _Level) -> Iterator[RenderableType]:
+    facts: list[RenderableType] = []
+    others = [device for device in report.devices if device is not report.device and device.peak_reserved]
+    if others:
+        peaks = ", ".join(
+            f"{each.title} {format_size(each.peak_allocated)} of {format_size(each.capacity)}"
+            for each in others
+        )
+        facts.append(_line("Peaks of other devices", peaks))
+    if report.failed_with_oom and report.oom is not None and report.oom.holders:
+        holders = merge_holders(report.oom.holders)[:3]
+        retained = ", ".join(f"{holder.path} {format_size(holder.bytes)}" for holder in holders)
+        facts.append(_line("Retained by", retained))
+    if len(report.history) >= 2:
+        facts.append(StepSparkline(report.history, label="Peak per step  "))
+    if facts and level.extras:
+        yield Text("")
+        yield from facts[: level.extras]
+
+
+def _first_suggestion(report: RunReport, level: _Level) -> Iterator[RenderableType]:
+    if report.failed_with_oom and report.oom is not None:
+        if report.oom.advice:
+            finding, number = report.oom.advice[0], len(report.oom.advice)
+            saves = f", saves about {format_size(finding.saves)}" if finding.saves else ""
+            where = f", {format_location(finding.file, finding.line)}" if finding.file else ""
+            yield _heading("Suggested change", f"{finding.code}{_of(number)}{saves}{where}", level)
+            yield _indented(f"{finding.message} {finding.fix}" if level.reason else finding.fix, level)
+    elif report.leaks:
+        leak, number = report.leaks[0], len(report.leaks)
+        holder = clean(leak.holder) if leak.holder and leak.name else ""
+        place = "" if holder else f", {format_place(leak)}"  # the holder starts with the line
+        yield _heading("Memory leak", f"{leak.code}{_of(number)}, {format_rate(leak)}{place}", level)
+        if holder:
+            yield Text(f"  {holder}", no_wrap=True, overflow="ellipsis")
+        yield _indented(leak.advice, level)
+
+
+def _of(number: int) -> str:
+    return f" (1 of {number})" if number > 1 else ""
+
+
+def _heading(title: str, remark: str, level: _Level) -> RenderableType:
+    heading = Text(f"{level.gap}{title}", style="bold")
+    if remark:
+        heading.append(f"  {clean(remark)}", style="not bold dim")
+    return Cropped(heading, len(level.gap) + 2)
+
+
+def _indented(text: str, level: _Level) -> RenderableType:
+    return Cropped(Padding(Text(clean(text)), (0, 0, 0, 2)), level.advice)
+
+
+def _line(title: str, text: str) -> RenderableType:
+    return Text(f"{title}  {clean(text)}", no_wrap=True, overflow="ellipsis")
