@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from legroom.cli.options import Format, FormatOption
 from legroom.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ FIRST_SAMPLE_SECONDS = 0.25
 
 def monitor(
     once: Annotated[bool, typer.Option("--once", help="Print the current state as text and exit.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the current state as JSON and exit.")
-    ] = False,
+    format: FormatOption = Format.TEXT,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", help="Time between two updates.")
     ] = 1.0,
@@ -35,11 +34,13 @@ def monitor(
 ) -> int:
     """Show GPUs, processes, and runs started with Legroom, live.
 
-    Without a GPU, the host and virtual GPUs are shown. If the output is not a terminal, the current state is printed once.
+    Without a GPU, the host and virtual GPUs are shown. With `--format json`, or if the output is not a terminal, the
+    current state is printed once.
     """
     from legroom.show.common.live_line import can_repaint
     from legroom.show.monitor.snapshot import Sampler
 
+    as_json = format is Format.JSON
     if not 0.1 <= interval <= 3600:
         raise UsageError("--interval must be between 0.1 and 3600 seconds.")
     if port is not None and not serve:
@@ -47,7 +48,7 @@ def monitor(
     if port is not None and not 0 <= port <= 65535:
         raise UsageError("--port must be between 0 and 65535.")
     if serve and (once or as_json):
-        raise UsageError("--serve cannot be combined with --once or --json.")
+        raise UsageError("--serve cannot be combined with --once or --format json.")
     sampler = Sampler()
     try:
         if serve:

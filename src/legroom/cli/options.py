@@ -22,7 +22,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="Output format. `--json` is short for `--format json`.")
+]
 HtmlOption = Annotated[
     Path | None,
     typer.Option(
@@ -87,9 +89,12 @@ def read_recording(path: Path) -> "Capture":
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help is shorter than typer's help. For example, it contains `[default: 2]` instead of `[default:
-    (2); x>=1]`.
+    """A command that accepts `--json` for `--format json`, and whose help is shorter than typer's help. For example, it
+    contains `[default: 2]` instead of `[default: (2); x>=1]`.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(map(_full_form, args)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments: list[tuple[str, str]] = []
@@ -115,6 +120,10 @@ class Command(typer.core.TyperCommand):
         return [piece[1:-4] if piece.endswith("...]...") else piece.strip("{}") for piece in pieces]
 
 
+def _full_form(word: str) -> str:
+    return "--format=json" if word == "--json" else word
+
+
 _EXTRA = re.compile(r"  \[(?:default: (?P<default>[^\]]*?))?(?:; )?(?:x>=\d+|required)?\]$")
 """The text that click appends to the help of an option: its default value and the range of valid values."""
 
@@ -137,7 +146,7 @@ class ScriptCommand(Command):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self.mark_script(ctx, args))
+        return typer.core.TyperCommand.parse_args(self, ctx, self.mark_script(ctx, args))
 
     def mark_script(self, ctx: Any, args: list[str]) -> list[str]:
         """Return `args` with `--` after `-m MODULE`, and with a value for options whose optional value is omitted."""
@@ -150,7 +159,7 @@ class ScriptCommand(Command):
         marked: list[str] = []
         position = 0
         while position < len(args):
-            word = args[position]
+            word = _full_form(args[position])
             if not word.startswith("-") or word == "--":
                 break
             option = options.get(word)
@@ -160,7 +169,7 @@ class ScriptCommand(Command):
                 position += 1
             else:
                 length = 2 if option is not None and not option.is_flag else 1
-                marked += args[position : position + length]
+                marked += [word, *args[position + 1 : position + length]]
                 position += length
             if is_module:
                 marked.append("--")
