@@ -137,6 +137,46 @@ def test_two_nodes_with_different_addresses_connect(write, tmp_path, two_network
     assert lines in (["sum 2.0 at 10.77.0.1"] * 2, ["sum 2.0 at 10.77.0.2"] * 2)
 
 
+RESTARTED = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("connected", flush=True)
+total = torch.zeros(1)
+while not total.item():
+    time.sleep(0.1)
+    total.fill_(os.path.exists("stop"))
+    dist.all_reduce(total)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_nodes_continue_after_the_node_with_the_rendezvous_is_started_again(write, tmp_path, two_networks):
+    command = [*LEGROOM, "launch", "--nodes", "2", "--max-restarts", "1", "--rendezvous", "10.77.0.1:29400"]
+
+    def start(network: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", network, *command, write(RESTARTED)],
+            cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    lost, other = map(start, two_networks)
+    for node in (lost, other):
+        assert "connected" in node.stdout.readline()
+    lost.kill()
+    lost.wait()
+    regained = start(two_networks[0])
+    for node in (regained, other):
+        assert "connected" in node.stdout.readline()
+    (tmp_path / "stop").touch()
+    _, messages = other.communicate(timeout=60)
+    regained.communicate(timeout=60)
+    assert [node.returncode for node in (regained, other)] == [0, 0]
+    assert "The launch at 10.77.0.1:29400 no longer responds" in messages
+    assert "frame #" not in messages  # stacks of torch's C++ code
+
+
 def test_ray_engine_runs_the_ranks(write, legroom):
     pytest.importorskip("ray")
     done = legroom("launch", "--engine", "ray", "--nproc", "2", write(PRINTING), timeout=240)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,25 @@ def test_a_search_prints_the_best_trial_and_writes_its_files(
     assert max(map(len, output.splitlines())) <= 80
     written = {path.name for path in (folder / "train-study").iterdir()}
     assert {"study.csv", "study.json", "report.html", "study.db", "trials"} <= written
+
+
+@pytest.mark.parametrize(
+    ("modes", "expected"), [([], None), (["max"], "max"), (["min", "max"], ["min", "max"])]
+)
+def test_several_metrics_are_repeated_options(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, modes: list[str], expected: object
+) -> None:
+    given: dict[str, Any] = {}
+
+    def stop(*_: object, **options: Any) -> None:
+        given.update(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("legroom.tuning.api.tune", stop)
+    options = ["--metric", "loss", "--metric", "speed", *(f"--mode={mode}" for mode in modes)]
+    assert main(["tune", "train.py:train", "space.toml", *options]) == 130
+    assert given["metric"] == ["loss", "speed"]
+    assert given.get("mode") == expected
 
 
 def test_json_is_alone_on_stdout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

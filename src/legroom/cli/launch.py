@@ -1,8 +1,10 @@
 """`legroom launch`: runs a script on several GPUs or machines, one rank per GPU."""
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -132,11 +134,13 @@ def launch(
     from legroom.gpus.machine import visible_gpus
     from legroom.scale.launching.plan import plan_launch
 
+    with _without_torch_warnings():
+        real_gpus = 0 if gpus else len(visible_gpus())
     plan = plan_launch(
         target,
         nproc=nproc,
         gpus=gpus,
-        real_gpus=0 if gpus else len(visible_gpus()),
+        real_gpus=real_gpus,
         nodes=nodes,
         rendezvous=rendezvous,
         wait=wait,
@@ -179,7 +183,8 @@ _WORST = (0, 3, 1)
 
 
 def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool, verbose: bool) -> int:
-    from legroom.scale.launching.elastic import run_elastic
+    with _without_torch_warnings():
+        from legroom.scale.launching.elastic import run_elastic
     from legroom.scale.launching.folder import make_folder
     from legroom.scale.launching.ray_engine import run_ray
     from legroom.scale.launching.rendezvous import check_rendezvous
@@ -219,6 +224,21 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool, verbose: bool)
     else:
         print_to(sys.stderr, render_launch_end(end, plan, folder, _memory_report(end), verbose=verbose))
     return end.exit_code
+
+
+@contextmanager
+def _without_torch_warnings() -> Iterator[None]:
+    """Import torch with warnings of its C++ code disabled. If another node is lost, torch would log several C++ stacks.
+    The ranks are not affected."""
+    name = "TORCH_CPP_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "ERROR"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _memory_report(end: "LaunchResult") -> "RunReport | None":

@@ -19,8 +19,8 @@ Text = str | None
 def tune(
     function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="The training function, or a script that calls ray.tune.run or Tuner.fit.", show_default=False)],
     space: Annotated[Path | None, typer.Argument(metavar="[SPACE.toml]", help="The search space. The [study] table may set the options below. Omit it for a script, or for a function that calls trial.suggest_float().", show_default=False)] = None,
-    metric: Annotated[Text, typer.Option(metavar="NAME", help="Metric to optimize, as passed to trial.report().", show_default=False)] = None,
-    mode: Annotated[Text, typer.Option(metavar="min|max", help="Whether to minimize or maximize the metric.", show_default="min")] = None,
+    metric: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Metric to optimize, as passed to trial.report(). Repeat the option for several metrics.", show_default=False)] = None,
+    mode: Annotated[list[str] | None, typer.Option(metavar="min|max", help="Whether to minimize or maximize the metric. With several metrics, give one mode for all, or one for each.", show_default="min")] = None,
     search: Annotated[Text, typer.Option(metavar="NAME", help="Search algorithm: random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
     scheduler: Annotated[Text, typer.Option(metavar="NAME", help="Scheduler that stops poor trials early: asha, median, pbt or none.", show_default=False)] = None,
     trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of trials.", show_default="10, or the whole grid")] = None,
@@ -51,7 +51,7 @@ def tune(
     from legroom.tuning.space.space import read_toml
 
     given = {
-        "metric": metric, "mode": mode, "search": search, "scheduler": scheduler, "trials": trials, "gpu": gpu,
+        "metric": _one_or_several(metric), "mode": _one_or_several(mode), "search": search, "scheduler": scheduler, "trials": trials, "gpu": gpu,
         "time_budget": time_budget, "engine": engine, "address": address, "parallel": parallel, "ranks": ranks,
         "points_to_evaluate": None, "seed": seed, "grace_period": grace_period, "reduction_factor": reduction_factor, "max_steps": max_steps, "interval": interval,
     }  # fmt: skip
@@ -88,6 +88,10 @@ def tune(
     if not study.ranked:
         return 1
     return 3 if TrialState.OUT_OF_MEMORY in study.state_counts() else 0
+
+
+def _one_or_several(values: list[str] | None) -> str | list[str] | None:
+    return values[0] if values is not None and len(values) == 1 else values or None
 
 
 def _script(path: str, given: dict[str, Any]) -> int:

@@ -19,7 +19,7 @@ from legroom.tuning.memory.gate import MemoryGate, OpenGate
 from legroom.tuning.memory.other_processes import OtherProcessUsage
 from legroom.tuning.memory.suggested_space import suggested_space
 from legroom.tuning.schedule.schedulers import SCHEDULERS, SchedulerOptions, make_scheduler
-from legroom.tuning.search.searchers import check_search, make_searcher
+from legroom.tuning.search.searchers import check_search, make_searcher, optuna_sampler
 from legroom.tuning.space.space import Space, read_space
 from legroom.tuning.store import StudyStore
 from legroom.tuning.study import Study
@@ -65,7 +65,7 @@ def tune(
 
     `train_fn` is the training function, or a `ray.tune.Tuner`. `space` is a dict or a TOML file (see docs/tune.md).
     `metric` (default "loss", or a list of several metrics) and `mode` ("min" or "max", default "min") can also be set in Ray's scheduler or searcher.
-    `search` is random, grid, bayes, hyperopt or optuna, or a searcher of Ray. `scheduler` is asha, median, pbt, None or
+    `search` is random, grid, bayes, hyperopt or optuna, a sampler of Optuna, or a searcher of Ray. `scheduler` is asha, median, pbt, None or
     a scheduler of Ray. `points_to_evaluate` are configurations to try first. The searcher chooses the parameters that a
     point does not set. `trials` is the number of trials to start (default 10, or the whole grid). Configurations that can never fit are not started and
     are not included in this number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use
@@ -92,12 +92,13 @@ def tune(
                 plain, gpu=gpu, resume=resume, storage=storage, engine=engine, address=address, ranks=ranks, seed=seed,
                 shape_parameters=shape_parameters, callbacks=callbacks, **arguments,
             )  # fmt: skip
-        if not isinstance(search, str):
+        if not isinstance(search, str) and optuna_sampler(search) is None:
             options |= tuner.search_arguments(search, space)
         if not isinstance(scheduler, str | None):
             options |= tuner.scheduler_arguments(scheduler)
     options |= {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
-    search = options["search"]
+    sampler = optuna_sampler(options["search"])
+    search = options["search"] if sampler is None else "optuna"
     objectives = _objectives(options["metric"], options["mode"])
     (metric, mode), *more = objectives
     scheduler = (
@@ -128,6 +129,7 @@ def tune(
         mode=mode,
         more_objectives=tuple(more),
         search=search,
+        sampler=sampler,
         scheduler=scheduler,
         scheduler_options=SchedulerOptions(
             **{name: options[name] for name in ("grace_period", "reduction_factor", "max_steps", "interval")}
@@ -217,7 +219,7 @@ def make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback]) 
         facts["more_objectives"] = [list(each) for each in job.more_objectives]
     try:
         searcher = make_searcher(
-            job.search, job.space, job.mode, job.seed, [mode for _, mode in job.more_objectives]
+            job.search, job.space, job.mode, job.seed, [mode for _, mode in job.more_objectives], job.sampler
         )
         scheduler = make_scheduler(job.scheduler, job.space, job.mode, job.seed, job.scheduler_options)
         store = StudyStore(

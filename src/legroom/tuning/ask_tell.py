@@ -18,6 +18,7 @@ from typing import Any, Self
 from legroom.errors import UsageError
 from legroom.tuning.api import EVERY, make_runner, read_any_space
 from legroom.tuning.job import TuneJob
+from legroom.tuning.search.searchers import optuna_sampler
 from legroom.tuning.space.space import Config
 from legroom.tuning.study import Study
 from legroom.tuning.trial.function import TrainFunction
@@ -41,20 +42,22 @@ class AskTell:
         *,
         metric: str = "loss",
         mode: Mode = "min",
-        search: str = "random",
+        search: Any = "random",
         storage: str | Path = "ask-study",
         resume: bool = False,
         seed: int = 0,
         points_to_evaluate: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         read = read_any_space(space)
+        sampler = optuna_sampler(search)
         read.check_points(points_to_evaluate)
         self._job = TuneJob(
             function=TrainFunction(name="ask"),
             space=read,
             metric=metric,
             mode=mode,
-            search=search,
+            search=search if sampler is None else "optuna",
+            sampler=sampler,
             trials=EVERY,
             seed=seed,
             folder=Path(storage),

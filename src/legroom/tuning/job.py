@@ -23,6 +23,8 @@ class TuneJob:
     more_objectives: Objectives = ()
     """The metrics after the first one, if the study has several."""
     search: str = "random"
+    sampler: Any = None
+    """The sampler of the search `optuna`, if the user passed one."""
     scheduler: str | None = None
     scheduler_options: SchedulerOptions = field(default_factory=SchedulerOptions)
     trials: int = 10

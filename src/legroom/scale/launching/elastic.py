@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from legroom.errors import LegroomError
+from legroom.log import log
 from legroom.scale.launching.folder import LaunchFolder, read_exit
 from legroom.scale.launching.host_oom import host_oom_kills
 from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, OnEnd, OnStart, RankResult
@@ -55,16 +56,12 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
     interrupted = ""
     with _environment(plan, folder), _grace(GRACE_SECONDS), _signals_restored():
         try:
-            agent = _Agent(_spec(plan), recorder)
-            try:
-                agent.run()
-            finally:
-                agent.close_rendezvous()
+            _run_agents(plan, recorder)
         except (SignalException, KeyboardInterrupt) as stop:
             interrupted = getattr(stop, "sigval", signal.SIGINT).name
             recorder.interrupted()
         except (RendezvousTimeoutError, RendezvousClosedError, RendezvousConnectionError) as error:
-            raise _rendezvous_error(plan, error) from None
+            raise _rendezvous_error(plan, error, is_lost=bool(recorder.attempts)) from None
         finally:
             _kill(set(psutil.Process().children(recursive=True)) - existing)
     return LaunchResult(
@@ -72,6 +69,29 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
         interrupted=interrupted,
         host_oom_kills=host_oom_kills() - kills_before,
     )
+
+
+def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
+    """Run the agent of this node. If the node with the rendezvous is lost, wait for it and connect again, as long as
+    restarts are left."""
+    while True:
+        before = len(recorder.attempts)
+        try:
+            agent = _Agent(_spec(plan, max(plan.max_restarts - before, 0)), recorder)
+            try:
+                agent.run()
+            finally:
+                agent.close_rendezvous()
+            return
+        except RendezvousConnectionError:
+            recorder.finished({})
+            if not before < len(recorder.attempts) <= plan.max_restarts:
+                raise
+            log.warning(
+                "The launch at %s no longer responds. Waiting up to %.0f seconds until it is started again.",
+                plan.rendezvous,
+                plan.wait,
+            )
 
 
 class _AttemptRecorder(LogsSpecs):
@@ -209,7 +229,7 @@ class _Agent(LocalElasticAgent):
             self._handler.shutdown()
 
 
-def _spec(plan: LaunchPlan) -> WorkerSpec:
+def _spec(plan: LaunchPlan, max_restarts: int) -> WorkerSpec:
     command = rank_command(plan)
     minimum, maximum = plan.nodes
     timeout = int(plan.wait)
@@ -241,13 +261,13 @@ def _spec(plan: LaunchPlan) -> WorkerSpec:
         entrypoint=command[0],
         args=tuple(command[1:]),
         rdzv_handler=rendezvous,
-        max_restarts=plan.max_restarts,
+        max_restarts=max_restarts,
         monitor_interval=0.1,
         local_addr=address,
     )
 
 
-def _rendezvous_error(plan: LaunchPlan, error: Exception) -> LegroomError:
+def _rendezvous_error(plan: LaunchPlan, error: Exception, *, is_lost: bool) -> LegroomError:
     if isinstance(error, RendezvousTimeoutError):
         return LegroomError(
             f"Fewer than {plan.nodes[0]} nodes connected to {plan.rendezvous} within {plan.wait:.0f} seconds. Run the same command "
@@ -257,6 +277,11 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception) -> LegroomError:
         return LegroomError(
             f"The launch at {plan.rendezvous} has ended, or already has all its nodes. Restart all nodes "
             "together."
+        )
+    if is_lost:
+        return LegroomError(
+            f"The launch at {plan.rendezvous} no longer responds. Start the launch on all nodes again. With "
+            "`--max-restarts`, the other nodes wait until that node is started again."
         )
     return LegroomError(
         f"Cannot connect to {plan.rendezvous}. Start the node with that address first, and check that the port is open."

@@ -1,5 +1,5 @@
 """A searcher with Optuna's tree-structured Parzen estimator, used as in Ray Tune's `OptunaSearch`. The same seed
-gives the same proposals.
+gives the same proposals. The user can pass another sampler of Optuna.
 
 A configuration that can never fit violates a constraint. Such a configuration ranks below all completed trials, and
 larger configurations rank lower, so the estimator avoids that region of the space.
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import optuna
-from optuna.samplers import TPESampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from legroom.errors import UsageError
 from legroom.tuning.search.protocol import Result
 from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange
 from legroom.tuning.space.space import Config, Space
@@ -21,20 +22,48 @@ _SHORTAGE = "shortage"
 
 
 class OptunaSearcher:
-    """A TPE searcher with an in-memory Optuna study. The first ten trials are random."""
+    """A searcher with an in-memory Optuna study and a sampler of the user, or TPE. The first ten trials of TPE are
+    random."""
 
     startup_trials: int | None = 10
 
-    def __init__(self, space: Space, mode: Mode, seed: int, more_modes: Sequence[Mode] = ()) -> None:
+    def __init__(
+        self,
+        space: Space,
+        mode: Mode,
+        seed: int,
+        more_modes: Sequence[Mode] = (),
+        sampler: BaseSampler | None = None,
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
+        self._own_sampler = sampler
+        if sampler is not None:
+            self.startup_trials = 0  # not known
         self._study = optuna.create_study(
             directions=["minimize" if each == "min" else "maximize" for each in (mode, *more_modes)],
-            sampler=_sampler(seed),
+            sampler=_sampler(seed) if sampler is None else sampler,
         )
         self._asked: dict[int, optuna.Trial] = {}
+        self._is_exhausted = False
+        # A sampler with a finite number of configurations (GridSampler) calls this method after the last one.
+        self._study.stop = self._stop  # type: ignore[method-assign]
 
     def propose(self, number: int) -> Config | None:
+        if self._is_exhausted:
+            return None
+        if self._own_sampler is None:
+            return self._propose(number)
+        try:
+            return self._propose(number)
+        except Exception as error:  # a missing package, or a space that the sampler does not support
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise UsageError(
+                f"{type(self._own_sampler).__name__} cannot propose a configuration: {reason}. Use another sampler, "
+                "or `search='optuna'`."
+            ) from error
+
+    def _propose(self, number: int) -> Config:
         trial = self._study.ask()
         config = dict(self._space.constants)
         for parameter in self._space.parameters:
@@ -55,6 +84,9 @@ class OptunaSearcher:
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
             self._study.tell(trial, result.values or result.value)
+
+    def _stop(self) -> None:
+        self._is_exhausted = True
 
     def _trial_of(self, number: int, config: Config) -> optuna.Trial:
         """Return the Optuna trial for a proposal. If population-based training changed the configuration, a new

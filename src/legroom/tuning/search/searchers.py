@@ -6,7 +6,9 @@ never fit: Ray's searchers receive an error, while Legroom's searchers receive t
 exceeds the memory. Proposals start in the same order, unless the searcher is an `OrderingSearcher`.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.tuning.search.protocol import Result, Searcher
@@ -63,9 +65,10 @@ SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
 
 
 def make_searcher(
-    search: str, space: Space, mode: Mode, seed: int, more_modes: Sequence[Mode] = ()
+    search: str, space: Space, mode: Mode, seed: int, more_modes: Sequence[Mode] = (), sampler: Any = None
 ) -> Searcher:
-    """Create a searcher by name. Raises `UsageError` if the searcher does not support the space."""
+    """Create a searcher by name. `sampler` is a sampler of Optuna. Raises `UsageError` if the searcher does not support
+    the space."""
     check_search(search, space)
     if search == "random":
         return RandomSearcher(space, seed)
@@ -76,7 +79,7 @@ def make_searcher(
         if search == "optuna":
             from legroom.tuning.search.optuna import OptunaSearcher
 
-            return OptunaSearcher(space, mode, seed, more_modes)
+            return OptunaSearcher(space, mode, seed, more_modes, sampler)
         if search == "hyperopt":
             from legroom.tuning.search.hyperopt import HyperoptSearcher
 
@@ -90,10 +93,18 @@ def make_searcher(
         raise MissingExtra(_PACKAGES[search], "tune") from None
 
 
+def optuna_sampler(search: Any) -> Any:
+    """Return `search` if it is a sampler of Optuna, and None otherwise. The check does not import Optuna."""
+    optuna = sys.modules.get("optuna")
+    return search if optuna is not None and isinstance(search, optuna.samplers.BaseSampler) else None
+
+
 def check_search(search: str, space: Space) -> None:
     """Raise `UsageError` for an unknown search, or for a space that the search does not support."""
     if search not in SEARCHES:
-        raise UsageError(f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}.")
+        raise UsageError(
+            f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}, or pass a sampler of Optuna."
+        )
     sampled = [p.name for p in space.parameters if isinstance(p.domain, Sampled)]
     if sampled and search != "random":
         raise UsageError(

@@ -58,9 +58,12 @@ def test_every_trial_runs_and_the_best_one_has_its_checkpoint(tmp_path: Path) ->
     assert Path(study.best_checkpoint).is_file()
 
 
-def test_several_metrics_have_a_pareto_front_that_optuna_agrees_on(tmp_path: Path) -> None:
+def test_several_metrics_with_a_sampler_of_the_user_have_a_pareto_front_that_optuna_agrees_on(
+    tmp_path: Path,
+) -> None:
+    sampler = optuna.samplers.NSGAIISampler(population_size=4, seed=0)
     study = search(
-        "two_metrics", {"x": {"int": [0, 9]}}, tmp_path, search="optuna", metric=["loss", "speed"], mode=["min", "max"], trials=12
+        "two_metrics", {"x": {"int": [0, 9]}}, tmp_path, search=sampler, metric=["loss", "speed"], mode=["min", "max"], trials=12
     )  # fmt: skip
     assert [trial.state for trial in study.trials] == [TrialState.FINISHED] * 12
     stored = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / FILE_OF_STUDY}")

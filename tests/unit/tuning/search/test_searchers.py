@@ -1,13 +1,14 @@
 """Searchers: replay after an interruption, and learning from configurations that never fit."""
 
 import pytest
+from optuna.samplers import GridSampler
 
 from legroom.errors import UsageError
 from legroom.tuning.memory.admission import NO_GPU, Admission, AdmissionVerdict, Fit
 from legroom.tuning.search.bayes import MIN_RESULTS, BayesSearcher
 from legroom.tuning.search.penalties import Penalties
 from legroom.tuning.search.protocol import Result
-from legroom.tuning.search.searchers import check_search, make_searcher
+from legroom.tuning.search.searchers import check_search, make_searcher, optuna_sampler
 from legroom.tuning.space.space import Config, read_space
 
 SPACE = read_space({"x": {"uniform": [0.0, 1.0]}, "n": {"int_log2": [0, 6]}, "fixed": "same"})
@@ -191,6 +192,33 @@ def test_a_penalty_exceeds_the_worst_loss_and_grows_with_the_shortage() -> None:
         penalties.learn(Result(value))
     little, much = penalties.loss(Result(shortage=0.1)), penalties.loss(Result(shortage=0.9))
     assert -0.9 < -0.2 < little < much
+
+
+def test_a_sampler_of_the_user_proposes_the_configurations() -> None:
+    sampler = GridSampler({"x": [1, 5, 7]}, seed=0)
+    searcher = make_searcher("optuna", read_space({"x": {"int": [0, 9]}}), "min", 0, sampler=sampler)
+    proposed = []
+    for number in range(3):
+        config = searcher.propose(number)
+        assert config is not None
+        proposed.append(config["x"])
+        searcher.learn(number, config, Result(1.0))
+    assert sorted(proposed) == [1, 5, 7]
+    assert searcher.propose(3) is None
+
+
+def test_a_sampler_that_does_not_support_the_space_is_a_usage_error() -> None:
+    searcher = make_searcher(
+        "optuna", read_space({"y": {"int": [0, 9]}}), "min", 0, sampler=GridSampler({"x": [1]})
+    )
+    with pytest.raises(UsageError, match="GridSampler cannot propose a configuration: .*y"):
+        searcher.propose(0)
+
+
+def test_only_objects_of_optuna_are_samplers() -> None:
+    sampler = GridSampler({"x": [1]})
+    assert optuna_sampler(sampler) is sampler
+    assert optuna_sampler("optuna") is None
 
 
 def test_the_error_for_an_unknown_search_lists_the_known_ones() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from ray.tune import Tuner
 
 from legroom.errors import UsageError
+from legroom.tuning.search.searchers import optuna_sampler
 from legroom.tuning.space.ray_spaces import is_grid, is_ray_space, space_of
 
 _SEARCHES = {
@@ -86,7 +87,13 @@ def search_arguments(given: Any, written: Any) -> dict[str, Any]:
         raise UsageError(
             f"The search algorithm {name} is not supported. Use OptunaSearch, HyperOptSearch or BayesOptSearch."
         )
-    return {"search": known[name]} | _metric(given) | _points(given)
+    return {"search": _own_sampler(given) or known[name]} | _metric(given) | _points(given)
+
+
+def _own_sampler(given: Any) -> Any:
+    """Return the sampler of an `OptunaSearch` if it is not the default, which is TPE."""
+    sampler = getattr(given, "_sampler", None)
+    return None if type(sampler).__name__ == "TPESampler" else optuna_sampler(sampler)
 
 
 def _points(given: Any) -> dict[str, Any]:
