@@ -67,6 +67,15 @@ def run(
             "the line that caused it. The script runs slowly.",
         ),
     ] = False,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            "--log",
+            metavar="tensorboard|wandb",
+            help="Log the memory of each step, and attach the report. `tensorboard:DIR` sets the directory.",
+            show_default=False,
+        ),
+    ] = None,
     verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
@@ -91,6 +100,10 @@ def run(
     if output is not None:
         check_output(output, force=force)
     target.check()
+    if log is not None:
+        from legroom.run.memory_log import check_log
+
+        check_log(log)
     syntax_error = target.syntax_error() if format == Format.TEXT else None
     if syntax_error is not None:
         from legroom.show.report.tracebacks import format_traceback
@@ -115,10 +128,12 @@ def run(
                 *(["--gpu", gpu] if gpu is not None else []),
                 *([] if spill is None else ["--spill" if spill == WITHOUT_VALUE else f"--spill={spill}"]),
                 *(["--blocking"] if blocking else []),
+                *(["--log", log] if log is not None else []),
             ],
             spill=Spill(budget) if spill is not None else None,
             blocking=blocking,
             verbose=verbose,
+            log=log,
         )
 
     def start_recording() -> "Recording":

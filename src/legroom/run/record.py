@@ -14,18 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-import torch
-
-from legroom import __version__
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import source_lines
+from legroom.diagnose.report.command import RunCommand
 from legroom.diagnose.report.device_memory import holding_as_dict
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.run_report import OomReport, RunReport, report_from_ledger
@@ -37,9 +34,10 @@ from legroom.memory.events import BEFORE_RECORDING, Alloc, Event, Frame, Free, H
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.memory.timeline import Sample
-from legroom.observe.session import DeviceInfo, Session
+from legroom.observe.session import Session
 from legroom.observe.source.cells import cell_name, is_shell_variable, named_frame, shell
 from legroom.observe.source.user_files import is_user_file
+from legroom.run.capture_header import capture_header
 from legroom.run.capture_path import NoWriter, OpenCapture, open_capture
 from legroom.run.event_buffer import EventBuffer
 from legroom.show.report.block_report import block_html, block_text, plot_timeline
@@ -296,7 +294,7 @@ class _Running:
         self._cells = _CellFrames() if shell() is not None else None
         self._events = EventBuffer(self._record)
         self._session = Session(self._events.write, mid_program=True, search_leaks=search_leaks)
-        self._run = _header(self._session.devices)
+        self._run = capture_header(RunCommand(verb="record"), self._session.devices)
         self._folder = _temporary_folder()
         self._capture = _open(self._folder, self._run)
 
@@ -372,23 +370,6 @@ def _open(folder: "tempfile.TemporaryDirectory[str] | None", run: dict[str, Any]
     if folder is None:
         return OpenCapture(NoWriter(), None)
     return open_capture(Path(folder.name, _NAME), force=False, stem="", run=run)
-
-
-def _header(devices: list[DeviceInfo]) -> dict[str, Any]:
-    variables = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return {
-        "verb": "record",
-        "options": [],
-        "target": [],
-        "arguments": [],
-        "folder": os.getcwd(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "legroom": __version__,
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "allocator": next((os.environ[name] for name in variables if os.environ.get(name)), ""),
-        "devices": [asdict(device) for device in devices],
-    }
 
 
 def _ending(error: BaseException | None, seconds: float) -> RunEnded:

@@ -14,17 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from rich.console import RenderableType
 from rich.text import Text
 
-from legroom import __version__
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
@@ -32,7 +29,7 @@ from legroom.diagnose.report.run_report import RunReport, report_from_ledger
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec
 from legroom.log import say
-from legroom.memory.annotations import ExitReason, OtherProcesses, RunEnded, SpillTotals
+from legroom.memory.annotations import ExitReason, OtherProcesses, RunEnded
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
@@ -44,14 +41,17 @@ from legroom.observe.script import Outcome, Script, before_os_exit, execute, ins
 from legroom.observe.session import Session, Status
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.source.user_files import is_user_file
+from legroom.run.capture_header import capture_header
 from legroom.run.capture_path import MAX_BYTES, NoWriter, OpenCapture, open_capture
 from legroom.run.child_processes import RecordedProcess, describe_processes
 from legroom.run.event_buffer import MAX_PENDING, EventBuffer
 from legroom.run.json_stdout import JsonStdout
 from legroom.run.live_status import LiveStatusWriter
+from legroom.run.memory_log import MemoryLog, open_log
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
+from legroom.show.explain.known_errors import say_explanation
 from legroom.show.report.run_report import render_footer, render_oom, render_run
 from legroom.show.report.short_report import ShortFooter, ShortReport
 from legroom.show.report.tracebacks import (
@@ -104,12 +104,13 @@ class Recording:
         spill: Spill | None = None,
         blocking: bool = False,
         verbose: bool = False,
+        log: str | None = None,
         listener: OutcomeListener | None = None,
     ) -> None:
         """`options` contains the options of `legroom run`, for the suggested next command. `spill` is applied while the
         script runs. With `blocking`, indices are checked before each operation on a real GPU. With
-        `verbose`, the complete report is printed instead of one screen. `listener` receives the outcome. In that case,
-        the outcome is not printed.
+        `verbose`, the complete report is printed instead of one screen. `log` is the value of `--log`. `listener` receives
+        the outcome. In that case, the outcome is not printed.
         """
         self._script = script
         self._gpus = gpus
@@ -120,6 +121,8 @@ class Recording:
         self._spill = spill
         self._blocking = blocking
         self._verbose = verbose
+        self._log_target = log
+        self._log: MemoryLog | None = None
         self._listener = listener
         self._pid = os.getpid()
         self._session: Session | None = None
@@ -158,6 +161,8 @@ class Recording:
         if at_exit is None:
             self.close()
             self._as_main.close()
+        elif self._log is not None:
+            at_exit(self._close_at_exit)  # before the exit handler of wandb, which ends the script's run
         return self._outcome.exit_code or (2 if self._json is not None and self._json.failed else 0)
 
     def end(self, outcome: Outcome) -> None:
@@ -177,6 +182,10 @@ class Recording:
         self._run = self._header()
         self._capture = open_capture(self._output, force=self._force, stem=self._script.stem, run=self._run)
         self._writer = self._capture.writer
+        if self._log_target is not None:
+            path = Path(self._capture.name or f"{self._script.stem}.legroom")
+            several = len(self._session.devices) > 1
+            self._log = open_log(self._log_target, capture=path, several_gpus=several)
         try:
             self._recording.enter_context(self._session)
         except BaseException:
@@ -217,20 +226,7 @@ class Recording:
             tuple(self._options), tuple(script.command_line[: 2 if script.is_module else 1]), script.arguments
         )
         return {
-            **command.as_header(),
-            "folder": os.getcwd(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "legroom": __version__,
-            "torch": torch.__version__,
-            "python": sys.version.split()[0],
-            "allocator": os.environ.get("PYTORCH_ALLOC_CONF")
-            or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-            or "",
-            # The UUID identifies a machine, and captures are shared.
-            "devices": [
-                {key: value for key, value in asdict(device).items() if key != "uuid"}
-                for device in self._session.devices
-            ],
+            **capture_header(command, self._session.devices),
             **(self._listener.header if self._listener is not None else {}),
         }
 
@@ -246,6 +242,8 @@ class Recording:
             sentences.append("Saved activations move to host memory.")
         if self._blocking and kind == "cuda":
             sentences.append("Indices are checked before each operation.")
+        if self._log is not None:
+            sentences.append(self._log.sentence)
         sentences.append(
             f"Recording to {self._capture.name}." if self._capture.name else self._capture.warning
         )
@@ -257,6 +255,8 @@ class Recording:
         if self._oom_report is None and self._writer is not None:
             self._writer.write_all(events)
             self._ledger.apply_all(events)
+            if self._log is not None:
+                self._log.add(events)
 
     def _flush(self) -> None:
         self._events.flush()
@@ -264,6 +264,8 @@ class Recording:
             self._writer.flush()
         if self._live_status is not None and not self._closed:
             self._live_status.write()
+        if self._log is not None and not self._closed:
+            self._log.write()
 
     def _write(self, event: Event) -> None:
         if self._writer is not None and os.getpid() == self._pid:
@@ -293,7 +295,7 @@ class Recording:
         if not hooked:
             sys.stderr.write(traceback)
         if not self._as_json and self._listener is None and not is_oom(error):
-            _guarded(lambda: _print_explanation(error, on_virtual_gpu=self._gpus is not None))
+            _guarded(lambda: say_explanation(error, on_virtual_gpu=self._gpus is not None))
         return text, traceback
 
     def _print_oom_report(self, text: str, traceback: str) -> None:
@@ -342,26 +344,29 @@ class Recording:
         report = self._report(outcome) if printed is None else printed
         if printed is not None:
             self._write_ending(outcome)
-        if self._output is None and _failed_before_any_tensor(report):
+        if self._output is None and report.failed_before_any_tensor:
             self._capture.discard()
             report = replace(report, capture=None)
         self._capture.writer.close()
+        self._close_log(report)
         if self._json is not None:
             self._json.write(report.as_json())
             return
         _flush(sys.stdout)
-        if report.capture is None and _failed_before_any_tensor(report):
+        if report.capture is None and report.failed_before_any_tensor:
             if report.ending.reason is ExitReason.EXITED:
                 say(f"Exited with code {report.ending.exit_code} before any memory was used.")
             return
         if printed is None:
             print_to(sys.stderr, "", self._rendered(report))
         # The reason why no capture is kept was printed before the script started.
-        warning = self._capture.writer.failed or ""
-        footer = (
-            render_footer(report, warning=warning) if self._verbose else ShortFooter(report, warning=warning)
-        )
-        print_to(sys.stderr, footer)
+        make_footer = render_footer if self._verbose else ShortFooter
+        print_to(sys.stderr, make_footer(report, warning=self._capture.writer.failed or ""))
+
+    def _close_log(self, report: RunReport) -> None:
+        if self._log is not None:
+            path = self._writer.path if report.capture and isinstance(self._writer, CaptureWriter) else None
+            self._log.close(None if report.failed_before_any_tensor else report, path)
 
     def _rendered(self, report: RunReport) -> RenderableType:
         """Return the report without its footer."""
@@ -430,7 +435,7 @@ class Recording:
     def _write_ending(self, outcome: Outcome) -> None:
         now = self._seconds
         if self._spill is not None:
-            self._write(_spill_totals(self._spill, now))
+            self._write(self._spill.totals(now))
         self._write(RunEnded(now, outcome.exit_code, outcome.reason, outcome.error, outcome.traceback))
 
     @property
@@ -474,40 +479,6 @@ def _abandon_in_children(recording: Recording) -> None:
 def _on_fork() -> None:
     for recording in _current:
         recording.abandon()
-
-
-def _spill_totals(spill: Spill, time: float) -> SpillTotals:
-    return SpillTotals(
-        time,
-        moved_bytes=spill.moved_bytes,
-        moved_tensors=spill.moved_tensors,
-        peak_host_bytes=spill.peak_host_bytes,
-        skipped_bytes=spill.skipped_bytes,
-        budget_bytes=spill.budget or 0,
-        seconds=round(spill.seconds, 6),
-    )
-
-
-def _failed_before_any_tensor(report: RunReport) -> bool:
-    """Return whether the script failed before it used memory, for example at an import or in its argument parser. A
-    report would contain nothing but the error, which was printed."""
-    failed = report.ending.reason in (ExitReason.RAISED, ExitReason.EXITED) and report.ending.exit_code != 0
-    return failed and report.peak is None and not (report.steps or report.leaks or report.oom)
-
-
-def _print_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
-    """Print the meaning of a known error below its traceback."""
-    from legroom.diagnose.explain.explain import explain  # slow to import, and not needed without an error
-
-    explanation = explain(error)
-    if not explanation.code:
-        return
-    say(f"{explanation.sentence} See `legroom explain {explanation.code}`.")
-    if on_virtual_gpu and explanation.code == "LG712":
-        say(
-            "On a real GPU, this error is a device-side assert that appears at a later line (LG710). "
-            "The virtual GPU stops at the line that caused the error."
-        )
 
 
 def _guarded(work: Callable[[], None]) -> None:

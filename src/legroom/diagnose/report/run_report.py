@@ -167,6 +167,13 @@ class RunReport:
         return self.oom is not None and self.ending.exit_code != 0
 
     @property
+    def failed_before_any_tensor(self) -> bool:
+        """Whether the script failed before it used memory, for example at an import or in its argument parser. A report
+        would contain nothing but the error, which was printed."""
+        failed = self.ending.reason in (ExitReason.RAISED, ExitReason.EXITED) and self.ending.exit_code != 0
+        return failed and self.peak is None and not (self.steps or self.leaks or self.oom)
+
+    @property
     def next_commands(self) -> list[tuple[str, str]]:
         """Suggested next commands, each with a comment."""
         return [*self.commands_to_try, *self.report_commands()]

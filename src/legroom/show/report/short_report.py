@@ -132,7 +132,7 @@ def _parts(report: RunReport, level: _Level) -> Iterator[RenderableType]:
     if report.oom is not None and oom is None:
         yield Cropped(Text(format_caught(report, report.oom), style="yellow"), 2)
     if report.spilled is not None:
-        yield Cropped(Text(format_spill(report.spilled, report.seconds)), 2)
+        yield Cropped(Text(format_spill(report.spilled, report.seconds)), 4)
     snapshot = oom.snapshot if oom is not None else report.peak
     if snapshot is None:
         if report.ending.exit_code == 0:

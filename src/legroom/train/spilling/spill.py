@@ -35,6 +35,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from legroom.diagnose.oom.recognize import classify
 from legroom.gpus.machine import host_usage
 from legroom.gpus.nvml import NotAvailable
+from legroom.memory.annotations import SpillTotals
 from legroom.train.spilling.transfers import HostLink, host_link
 from legroom.units import MiB, format_size, parse_size
 
@@ -85,6 +86,18 @@ class Spill:
     def seconds(self) -> float:
         """The time that the device waited for copies, or the time spent in the hooks if that is longer."""
         return max(self._hook_seconds, sum(link.waited for link in self._links.values()))
+
+    def totals(self, time: float) -> SpillTotals:
+        """Return the statistics for the capture of a run. `time` is the time since the start of the run."""
+        return SpillTotals(
+            time,
+            moved_bytes=self.moved_bytes,
+            moved_tensors=self.moved_tensors,
+            peak_host_bytes=self.peak_host_bytes,
+            skipped_bytes=self.skipped_bytes,
+            budget_bytes=self.budget or 0,
+            seconds=round(self.seconds, 6),
+        )
 
     def __enter__(self) -> "Spill":
         hooks = saved_tensors_hooks(self._pack, self._unpack)

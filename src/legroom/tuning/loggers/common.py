@@ -1,27 +1,26 @@
 """The base class of the loggers. An error in a logger stops the log but not the study."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from legroom.log import log
 from legroom.tuning.job import TuneJob
+from legroom.tuning.loggers.packages import FailSafeLog
 from legroom.tuning.trial.records import TrialRecord
 
 
-class Logger:
-    """A callback that writes a log. An error in the callback ends the log but not the study. Only the first error is
-    reported.
+class Logger(FailSafeLog):
+    """A callback that writes a log. An error in the callback ends the log but not the study.
 
     Subclasses implement `write_report` (called once per report) and `end` (called once per trial).
     """
 
-    name: str
+    subject = "The study"
 
     def __init__(self) -> None:
+        super().__init__()
         self._written: dict[int, int] = {}
         self._ended: set[int] = set()
-        self._is_broken = False
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
         """Skip the reports that were logged before the study was interrupted."""
@@ -54,18 +53,6 @@ class Logger:
 
     def close(self) -> None:
         raise NotImplementedError
-
-    def _try(self, write: Callable[[], Any]) -> None:
-        if self._is_broken:
-            return
-        try:
-            write()
-        except Exception as error:  # a full disk, an unreachable server, an error in the library
-            self._is_broken = True
-            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            log.warning(
-                "%s could not be written (%s). The study continues without this log.", self.name, reason
-            )
 
 
 def memory_figures(record: TrialRecord) -> dict[str, float]:

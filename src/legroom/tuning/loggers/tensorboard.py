@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import MissingExtra
 from legroom.tuning.loggers.common import Logger, memory_figures, plain_config
+from legroom.tuning.loggers.packages import summary_writer
 from legroom.tuning.trial.records import TrialRecord
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ class TensorBoardLog(Logger):
             self._writers.popitem()[1].close()
 
     def _writer(self, record: TrialRecord) -> "SummaryWriter":
-        from torch.utils.tensorboard import SummaryWriter
-
         if record.number not in self._writers:
-            self._writers[record.number] = SummaryWriter(str(self._folder / f"trial_{record.number:04d}"))
+            self._writers[record.number] = summary_writer(self._folder / f"trial_{record.number:04d}")
         return self._writers[record.number]

@@ -1,21 +1,15 @@
 """Writes a study to Weights & Biases, with one run per trial and all runs in one group. The log is offline by
 default, and `wandb sync` uploads it later."""
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from legroom.errors import MissingExtra
 from legroom.tuning.loggers.common import Logger, memory_figures, plain_config
+from legroom.tuning.loggers.packages import check_wandb, start_wandb_run
 from legroom.tuning.trial.records import TrialRecord, TrialState
 
 if TYPE_CHECKING:
     from wandb import Run
-
-
-SECONDS_TO_START = 120.0
-"""The timeout in seconds for the start of wandb's service process. The timeout is long because trials may use all CPU
-cores."""
 
 
 class WandbLog(Logger):
@@ -33,12 +27,9 @@ class WandbLog(Logger):
         mode: Literal["offline", "online"] | None = None,
     ) -> None:
         super().__init__()
-        try:
-            import wandb  # noqa: F401  (fails early if it is missing)
-        except ImportError:
-            raise MissingExtra("wandb", "log") from None
+        check_wandb()
         self._project, self._folder, self._group = project, Path(folder), group
-        self._mode: Any = mode or os.environ.get("WANDB_MODE", "offline")
+        self._mode = mode
         self._runs: dict[int, Run] = {}
 
     def write_report(self, record: TrialRecord, index: int) -> None:
@@ -56,26 +47,14 @@ class WandbLog(Logger):
             self._runs.popitem()[1].finish()
 
     def _run(self, record: TrialRecord) -> "Run":
-        """Return the wandb run of a trial. Several runs are open at the same time, so each run is created with
-        `reinit="create_new"`."""
-        import wandb
-
+        """Return the wandb run of a trial. Several runs are open at the same time."""
         if record.number not in self._runs:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._runs[record.number] = wandb.init(
-                project=self._project,
-                group=self._group,
+            self._runs[record.number] = start_wandb_run(
+                self._folder,
                 name=f"trial {record.number}",
-                dir=str(self._folder),
                 mode=self._mode,
                 config=plain_config(record),
-                reinit="create_new",
-                settings=wandb.Settings(
-                    silent=True,
-                    console="off",
-                    disable_git=True,
-                    save_code=False,
-                    x_service_wait=SECONDS_TO_START,
-                ),
+                project=self._project,
+                group=self._group,
             )
         return self._runs[record.number]

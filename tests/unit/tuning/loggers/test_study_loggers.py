@@ -1,6 +1,7 @@
 """Loggers: their content, and errors that do not affect the study."""
 
 import builtins
+import importlib.util
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,7 @@ def test_a_missing_package_names_the_extra_to_install(
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra) as caught:
         make()
     assert str(caught.value).startswith(message)

@@ -1,0 +1,202 @@
+"""`legroom run --log`: logs the memory of each step to TensorBoard or Weights & Biases, and attaches the report.
+
+The values are written by the thread that writes the capture, so a step costs nothing. If a log cannot be written, one
+warning is printed, and the script continues.
+"""
+
+import sys
+import tempfile
+import textwrap
+import time
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from legroom.diagnose.report.run_report import RunReport
+from legroom.errors import UsageError
+from legroom.memory.events import Event, Step
+from legroom.show.common.terminal import render_to_string
+from legroom.show.report.run_report import format_verdict, render_report
+from legroom.tuning.loggers.packages import (
+    FailSafeLog,
+    check_tensorboard,
+    check_wandb,
+    start_wandb_run,
+    summary_writer,
+)
+from legroom.units import MiB
+
+TENSORBOARD, WANDB = "tensorboard", "wandb"
+
+
+def check_log(value: str) -> None:
+    """Check the value of `--log`. Raises UsageError or MissingExtra if the log cannot be written."""
+    kind, separator, folder = value.partition(":")
+    if kind not in (TENSORBOARD, WANDB) or (separator and (kind == WANDB or not folder)):
+        raise UsageError(
+            f"`{value}` is not a valid log. Use `--log tensorboard`, `--log tensorboard:DIR` or `--log wandb`."
+        )
+    if folder and Path(folder).exists() and not Path(folder).is_dir():
+        raise UsageError(f"{folder} is not a directory. Give another one: `--log tensorboard:DIR`.")
+    check_tensorboard() if kind == TENSORBOARD else check_wandb()
+
+
+def open_log(value: str, *, capture: Path, several_gpus: bool) -> "MemoryLog":
+    """Return the log that `--log` names. `capture` is the path of the capture. By default, the log is next to it."""
+    kind, _, folder = value.partition(":")
+    if kind == WANDB:
+        return WandbMemoryLog(capture.absolute(), several_gpus)
+    return TensorBoardMemoryLog(Path(folder) if folder else capture.with_suffix(".tensorboard"), several_gpus)
+
+
+class MemoryLog(FailSafeLog):
+    """Logs the memory of each step. `add` may be called from any thread."""
+
+    subject = "The script"
+    sentence: str
+    """Where the log is, for the first message of the run."""
+
+    def __init__(self, several_gpus: bool) -> None:
+        """With `several_gpus`, the names of the values contain the GPU."""
+        super().__init__()
+        self._several_gpus = several_gpus
+        self._started = time.time()
+        self._pending: deque[Step] = deque()
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Collect the steps among `events`. `write` writes them."""
+        self._pending.extend(event for event in events if isinstance(event, Step))
+
+    def write(self) -> None:
+        """Write the steps that were added."""
+        while self._pending:
+            self._try(partial(self.write_step, self._pending.popleft()))
+
+    def close(self, report: RunReport | None, capture: Path | None) -> None:
+        """Write the remaining steps, attach the report, and close the log. `capture` is the complete capture."""
+        self.write()
+        if report is not None:
+            self._try(partial(self.attach, report, capture))
+        self._try(self.close_log)
+
+    def write_step(self, step: Step) -> None:
+        raise NotImplementedError
+
+    def attach(self, report: RunReport, capture: Path | None) -> None:
+        raise NotImplementedError
+
+    def close_log(self) -> None:
+        raise NotImplementedError
+
+    def _values(self, step: Step) -> dict[str, float]:
+        """Return the memory in MiB, by the names in the log."""
+        group = f"memory/gpu{step.device}" if self._several_gpus else "memory"
+        return {
+            f"{group}/allocated_mib": step.allocated / MiB,
+            f"{group}/reserved_mib": step.reserved / MiB,
+            f"{group}/peak_allocated_mib": step.peak_allocated / MiB,
+            f"{group}/peak_reserved_mib": step.peak_reserved / MiB,
+        }
+
+
+class TensorBoardMemoryLog(MemoryLog):
+    """Writes to `folder`, which is created when the first step ends."""
+
+    name = "The TensorBoard log"
+
+    def __init__(self, folder: Path, several_gpus: bool) -> None:
+        super().__init__(several_gpus)
+        self._folder = folder.absolute()  # the script may change the working directory
+        self._writer: Any = None
+        self.sentence = f"Logging to TensorBoard in {folder}."
+
+    def write_step(self, step: Step) -> None:
+        for name, value in self._values(step).items():
+            self._open().add_scalar(name, value, step.step, walltime=self._started + step.time)
+
+    def attach(self, report: RunReport, capture: Path | None) -> None:
+        text = render_to_string(render_report(report))
+        self._open().add_text("legroom report", textwrap.indent(text, "    "))  # Markdown: keeps the columns
+
+    def close_log(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> Any:
+        if self._writer is None:
+            self._writer = summary_writer(self._folder)
+        return self._writer
+
+
+class WandbMemoryLog(MemoryLog):
+    """Adds the memory to the run of the script, or to a new run if the script has none when its first step ends.
+
+    In the run of the script, the values are added to the next row that the script logs, because another row would change
+    the numbers of the script's own steps.
+    """
+
+    name = "The wandb log"
+    sentence = "Logging to wandb."
+
+    def __init__(self, capture: Path, several_gpus: bool) -> None:
+        super().__init__(several_gpus)
+        self._capture = capture
+        self._run: Any = None
+        self._is_own = False
+        """Whether Legroom started or resumed the run, and must finish it."""
+        self._is_new = False
+
+    def write_step(self, step: Step) -> None:
+        run, values = self._open(), self._values(step)
+        if self._is_new:
+            run.log(values, step=step.step)
+        else:
+            run.log({**values, "memory/step": step.step}, commit=self._is_own)
+
+    def attach(self, report: RunReport, capture: Path | None) -> None:
+        run = self._open()
+        run.summary["legroom"] = format_verdict(report)
+        if capture is not None:
+            import wandb
+
+            with tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True) as folder:
+                page = Path(folder, capture.with_suffix(".html").name)
+                page.write_text(_page(capture), encoding="utf-8")
+                artifact = wandb.Artifact("legroom-report", type="report")
+                artifact.add_file(str(page))
+                run.log_artifact(artifact)
+
+    def close_log(self) -> None:
+        if self._is_own:
+            self._run.finish()
+
+    def _open(self) -> Any:
+        """Return the active run of the script. If the script has finished its run, resume it."""
+        if self._is_own:
+            return self._run
+        active, last = _run_of_script(), self._run
+        if active is None:
+            self._is_own, self._is_new = True, last is None
+            same = (
+                {}
+                if last is None
+                else {"id": last.id, "project": last.project, "entity": last.entity, "resume": "allow"}
+            )
+            name = self._capture.stem if last is None else None
+            active = start_wandb_run(self._capture.parent, name=name, **same)
+        self._run = active
+        return active
+
+
+def _run_of_script() -> Any:
+    return getattr(sys.modules.get("wandb"), "run", None)
+
+
+def _page(capture: Path) -> str:
+    from legroom.diagnose.report.run_figures import figures_from_capture
+    from legroom.memory.capture.capture import read_capture
+    from legroom.show.report.html_report.page_writer import page
+
+    return page(figures_from_capture(read_capture(capture), path=str(capture)))

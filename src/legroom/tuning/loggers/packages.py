@@ -1,0 +1,92 @@
+"""How Legroom uses TensorBoard and Weights & Biases: for the trials of a study and for the steps of `legroom run`."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import MissingExtra
+from legroom.log import log
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+SECONDS_TO_START = 120.0
+"""The timeout in seconds for the start of wandb's service process. The timeout is long because trials may use all CPU
+cores."""
+
+
+class FailSafeLog:
+    """A log whose errors affect nothing else. After the first error, which is reported, nothing is written."""
+
+    name: str
+    subject: str
+    """What continues without the log, for example `The study`."""
+
+    def __init__(self) -> None:
+        self._is_broken = False
+
+    def _try(self, write: Callable[[], Any]) -> None:
+        if self._is_broken:
+            return
+        try:
+            write()
+        except Exception as error:  # a full disk, an unreachable server, an error in the library
+            self._is_broken = True
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            log.warning(
+                "%s could not be written (%s). %s continues without this log.",
+                self.name,
+                reason,
+                self.subject,
+            )
+
+
+def check_tensorboard() -> None:
+    """Raise MissingExtra if neither TensorBoard nor tensorboardX is installed."""
+    if not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):
+        raise MissingExtra("TensorBoard", "log")
+
+
+def summary_writer(folder: Path) -> Any:
+    """Return a writer of event files in `folder`."""
+    try:
+        module = importlib.import_module("torch.utils.tensorboard")
+    except ImportError:
+        module = importlib.import_module("tensorboardX")
+    return module.SummaryWriter(str(folder))
+
+
+def check_wandb() -> None:
+    """Raise MissingExtra if wandb is not installed."""
+    if importlib.util.find_spec("wandb") is None:
+        raise MissingExtra("wandb", "log")
+
+
+def start_wandb_run(
+    folder: Path,
+    *,
+    name: str | None,
+    mode: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> "Run":
+    """Start a run that is independent of other runs of this process, and write it to `folder`/wandb. If `mode` is None,
+    `WANDB_MODE` determines the mode. The default is offline."""
+    import wandb
+
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen: Any = mode or os.environ.get("WANDB_MODE", "offline")
+    return wandb.init(
+        name=name,
+        dir=str(folder),
+        mode=chosen,
+        config=dict(config or {}),
+        reinit="create_new",
+        settings=wandb.Settings(
+            silent=True, console="off", disable_git=True, save_code=False, x_service_wait=SECONDS_TO_START
+        ),
+        **options,
+    )
