@@ -31,7 +31,7 @@ def ray_session(trial: "Trial", *, needed: bool) -> Iterator[None]:
     if not hasattr(module, "_session"):
         yield
         return
-    with replaced([Replacement(module, "_session", _Session(trial))]):
+    with replaced([Replacement(module, "_session", _Session(trial, getattr(module, "_session", None)))]):
         yield
 
 
@@ -46,13 +46,14 @@ def report_of_session() -> Callable[[dict[str, Any]], None]:
 
 
 class _Session:
-    """The parts of Ray's session that a training function uses."""
+    """The parts of Ray's session that a training function uses. Other parts are those of the session that this one
+    replaces, because Ray Tune uses them in another thread of a worker on a cluster."""
 
     world_rank = None
     """None, because Ray distinguishes a trial of Ray Tune from a worker of Ray Train by this value."""
 
-    def __init__(self, trial: "Trial") -> None:
-        self._trial = trial
+    def __init__(self, trial: "Trial", original: Any = None) -> None:
+        self._trial, self._original = trial, original
         self.trial_id = self.trial_name = f"trial-{trial.number}"
         self.trial_dir = str(trial.folder)
         self.experiment_name = trial.folder.parent.parent.name
@@ -65,6 +66,9 @@ class _Session:
             with contextlib.suppress(TypeError, ValueError):
                 numbers[name] = float(value)
         self._trial.report(numbers, checkpoint=None if checkpoint is None else checkpoint.path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
 
     @property
     def loaded_checkpoint(self) -> Any:
