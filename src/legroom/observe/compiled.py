@@ -21,7 +21,7 @@ IN_EAGER_MODE = (
 )
 
 
-def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
+def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Prevent the compiler from tracing a hook that a compiled function (an optimizer step) calls. Without the private
     function of torch, the compiler warns about code that it cannot trace.
     """
@@ -29,17 +29,14 @@ def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
     if disable is None:
         return hook
 
-    def call(*args: Any) -> None:  # torch sets an attribute of the function, which a method does not allow
-        hook(*args)
+    def call(*args: Any) -> Any:  # torch sets an attribute of the function, which a method does not allow
+        return hook(*args)
 
-    disabled: Callable[..., None] = disable(call)
+    disabled: Callable[..., Any] = disable(call)
 
-    def outside_graphs(*args: Any) -> None:
+    def outside_graphs(*args: Any) -> Any:
         # Calling `disabled` in eager mode takes several microseconds.
-        if torch.compiler.is_compiling():
-            disabled(*args)
-        else:
-            hook(*args)
+        return disabled(*args) if torch.compiler.is_compiling() else hook(*args)
 
     return outside_graphs
 

@@ -117,7 +117,7 @@ class TrainingClock:
         """Record that an exception may have ended `optimizer.step()` before its post hook ran."""
         self._this_thread.in_optimizer = False
 
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         register_training_thread()
         self._this_thread.in_optimizer = self.trains = True
         if all(known() is not optimizer for known in self.optimizers):
@@ -125,6 +125,24 @@ class TrainingClock:
             self._optimizer_is_new = True
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, False)
+        return self._with_closure_outside(args, kwargs)
+
+    def _with_closure_outside(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Return the arguments of `optimizer.step(closure)` with a closure that does not count as a part of the optimizer,
+        or None without a closure. A closure runs the forward and backward pass, for example in Lightning."""
+        closure = kwargs.get("closure") if "closure" in kwargs else args[1] if len(args) > 1 else None
+        if not callable(closure):
+            return None
+
+        def outside(*values: Any, **named: Any) -> Any:
+            self._this_thread.in_optimizer = False
+            result = closure(*values, **named)
+            self._this_thread.in_optimizer = True
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": outside}
+        return (args[0], outside, *args[2:]), kwargs
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._this_thread.in_optimizer = False

@@ -120,7 +120,7 @@ class Precision:
         is always True.
         """
         if self.scaler is None:
-            if _is_check_step(self._steps + 1):
+            if is_check_step(self._steps + 1):
                 with contextlib.suppress(torch.OutOfMemoryError):  # the check is optional
                     self._check_gradients(optimizer)
             optimizer.step()
@@ -140,7 +140,7 @@ class Precision:
         self._unscaled.clear()
         skipped, self._skipped = self._skipped, False
         self._recent.append(skipped)
-        if skipped or _is_check_step(self._steps):
+        if skipped or is_check_step(self._steps):
             self._check_scale(self.scaler)
 
     def discard(self) -> None:
@@ -200,15 +200,7 @@ class Precision:
         skipped = sum(self._recent)
         scale = scaler.get_scale()
         if scale < 1.0:
-            self._report(
-                Finding(
-                    code="LG420",
-                    message=f"The loss scale dropped to {scale:g} at step {self._steps}: gradients overflow float16 at any scale.",
-                    fix='If the GPU supports bfloat16, use legroom.precision("bf16"). Otherwise, check the inputs and the loss for infinities, '
-                    "and lower the learning rate.",
-                    evidence={"scale": scale, "step": self._steps, "skipped_recently": skipped},
-                )
-            )
+            self._report(low_loss_scale(scale, self._steps, skipped))
         elif len(self._recent) == RECENT_STEPS and skipped >= MAX_SKIPPED:
             self._report(
                 Finding(
@@ -220,28 +212,9 @@ class Precision:
             )
 
     def _check_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check the total norm of all gradients. The check synchronizes with the GPU once."""
-        step = self._steps + 1
-        gradients = [
-            parameter.grad
-            for parameter in _parameters(optimizer)
-            if parameter.grad is not None and parameter.grad.layout is torch.strided
-        ]
-        if not gradients or bool(torch.nn.utils.get_total_norm(gradients).isfinite()):
-            return
-        names = list(_non_finite_parameters(optimizer))
-        if names:
-            first = f" (first: {names[0]})" if names[0] else ""
-            parameters = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
-            self._report(
-                Finding(
-                    code="LG421",
-                    message=f"Non-finite gradients of {parameters} at step {step}{first}. The optimizer step will make the weights NaN.",
-                    fix="Find the batch with an infinite loss (torch.autograd.set_detect_anomaly(True) names the "
-                    "operation), clip gradients, or lower the learning rate.",
-                    evidence={"step": step, "parameters": len(names), "first": names[0]},
-                )
-            )
+        finding = non_finite_gradients(optimizer, self._steps + 1)
+        if finding is not None:
+            self._report(finding)
 
     def _report(self, finding: Finding) -> None:
         if finding.code in self._findings:
@@ -253,8 +226,43 @@ class Precision:
             warnings.warn(f"{finding.code}: {finding.message} {finding.fix}", RuntimeWarning, stacklevel=4)
 
 
-def _is_check_step(step: int) -> bool:
+def is_check_step(step: int) -> bool:
+    """Return whether gradients are checked at a step. A check synchronizes with the GPU, so most steps are not checked."""
     return step & (step - 1) == 0 or step % CHECK_INTERVAL == 0
+
+
+def low_loss_scale(scale: float, step: int, skipped: int) -> Finding:
+    """Return the finding for a loss scale below 1. `skipped` is the number of recently skipped steps."""
+    return Finding(
+        code="LG420",
+        message=f"The loss scale dropped to {scale:g} at step {step}: gradients overflow float16 at any scale.",
+        fix='If the GPU supports bfloat16, use legroom.precision("bf16"). Otherwise, check the inputs and the loss for infinities, '
+        "and lower the learning rate.",
+        evidence={"scale": scale, "step": step, "skipped_recently": skipped},
+    )
+
+
+def non_finite_gradients(optimizer: torch.optim.Optimizer, step: int) -> Finding | None:
+    """Return a finding if a gradient is not finite. The check synchronizes with the GPU once."""
+    gradients = [
+        parameter.grad
+        for parameter in _parameters(optimizer)
+        if parameter.grad is not None and parameter.grad.layout is torch.strided
+    ]
+    if not gradients or bool(torch.nn.utils.get_total_norm(gradients).isfinite()):
+        return None
+    names = list(_non_finite_parameters(optimizer))
+    if not names:
+        return None
+    first = f" (first: {names[0]})" if names[0] else ""
+    parameters = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
+    return Finding(
+        code="LG421",
+        message=f"Non-finite gradients of {parameters} at step {step}{first}. The optimizer step will make the weights NaN.",
+        fix="Find the batch with an infinite loss (torch.autograd.set_detect_anomaly(True) names the "
+        "operation), clip gradients, or lower the learning rate.",
+        evidence={"step": step, "parameters": len(names), "first": names[0]},
+    )
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

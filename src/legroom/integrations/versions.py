@@ -1,0 +1,40 @@
+"""Checks that a library is installed in a version that an integration supports."""
+
+import re
+from importlib import metadata
+
+from legroom.errors import LegroomError
+
+MINIMUM = {
+    "accelerate": "1.0",
+    "lightning": "2.2",
+    "pytorch-lightning": "2.2",
+    "ray": "2.40",
+    "transformers": "4.46",
+}
+"""The oldest supported version of each library. Transformers 4.45 and older scale gradients in another way."""
+
+
+class UnsupportedLibrary(LegroomError, ImportError):  # noqa: N818
+    """A library that is not installed, or is too old. The message is one line with the remedy."""
+
+
+def check_library(*names: str) -> str:
+    """Return the first of these libraries that is installed. Raise UnsupportedLibrary if none is installed, or if it is
+    too old."""
+    for name in names:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if _numbers(version) < _numbers(MINIMUM[name]):
+            raise UnsupportedLibrary(
+                f"Legroom supports {name} {MINIMUM[name]} and newer, but {version} is installed. "
+                f"Run `pip install --upgrade {name}`."
+            )
+        return name
+    raise UnsupportedLibrary(f"{names[0]} is not installed. Run `pip install {names[0]}`.")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
