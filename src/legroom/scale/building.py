@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from legroom.errors import UsageError
 from legroom.scale.auto_strategy import StrategyChoice, cheapest
@@ -26,6 +27,7 @@ from legroom.scale.strategies.engine import StrategyEngine, ddp_engine, single_d
 from legroom.scale.strategies.pipelined import Pipelined
 from legroom.scale.strategies.sharded import sharded
 from legroom.scale.strategies.split import placement_by_size, split
+from legroom.scale.trees import tree_leaves
 from legroom.scale.world import RankDevices
 from legroom.train.guarding.scaling import Scaling, UserScaling, make_scaling
 from legroom.train.ranks.waiting import waiting
@@ -48,8 +50,26 @@ class ParallelOptions:
     def check(self) -> None:
         if self.schedule not in ("1f1b", "gpipe"):
             raise UsageError(f"schedule='{self.schedule}' is not valid. Use '1f1b' or 'gpipe'.")
-        if self.micro_batches is not None and self.micro_batches < 1:
-            raise UsageError(f"micro_batches={self.micro_batches} is not valid. Pass 1 or more.")
+        if self.micro_batches is not None and (
+            not isinstance(self.micro_batches, int) or self.micro_batches < 1
+        ):
+            raise UsageError(
+                f"micro_batches={self.micro_batches!r} is not valid. Pass an integer of 1 or more."
+            )
+        _check_batch(self.batch)
+
+
+def _check_batch(batch: Any) -> None:
+    """Reject arguments that are not one batch. Objects of other libraries are accepted."""
+    if isinstance(batch, DataLoader | Dataset):
+        name = type(batch).__name__
+        raise UsageError(f"batch= is a {name}. Pass one batch of a DataLoader: `batch=next(iter(loader))`.")
+    if batch is None or not all(isinstance(leaf, int | float | str | None) for leaf in tree_leaves(batch)):
+        return
+    raise UsageError(
+        f"batch={batch!r} contains no tensors. Pass one batch with the target last, for example `batch=(x, y)`. "
+        "The batch size is an argument of `run.loader(dataset, batch_size=64)`."
+    )
 
 
 def build(

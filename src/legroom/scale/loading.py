@@ -149,6 +149,14 @@ def workers_per_rank(dataset: Dataset[Any], local_ranks: int) -> int:
 
 
 def _checked_length(dataset: Any) -> int:
+    if isinstance(dataset, DataLoader):
+        raise UsageError(
+            "The dataset is a DataLoader. Pass its dataset: `run.loader(loader.dataset, batch_size=64)`."
+        )
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+        raise UsageError(
+            f"The dataset is a {type(dataset).__name__}. Pass the dataset first: `run.loader(dataset, batch_size=64)`."
+        )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise UsageError(
             f"{type(dataset).__name__} is an iterable dataset, which cannot be split among ranks. Pass a map-style dataset with "
@@ -165,7 +173,7 @@ def _checked_length(dataset: Any) -> int:
 
 def _check(batch_size: int, shares: Sequence[float], options: dict[str, Any]) -> None:
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"batch_size={batch_size} is not valid. Pass 1 or more.")
+        raise UsageError(f"batch_size={batch_size!r} is not valid. Pass an integer of 1 or more.")
     active = sum(share > 0 for share in shares)
     if batch_size < active:
         raise UsageError(

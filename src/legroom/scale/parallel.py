@@ -25,6 +25,7 @@ from legroom.scale.building import ParallelOptions, build
 from legroom.scale.loading import DistributedLoader
 from legroom.scale.loss_weights import LossWeighting
 from legroom.scale.optimizers import Optimizer, checked_optimizer
+from legroom.scale.shares import numbers_of
 from legroom.scale.strategies import NAMES
 from legroom.scale.strategies.engine import StrategyEngine
 from legroom.scale.world import RankDevices, read_world, setup_rank
@@ -66,14 +67,21 @@ def parallel(
     `find_unused_parameters` are options of DDP. By default, Legroom detects their values from `batch`.
     """
     if not isinstance(model, nn.Module):
+        given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         raise UsageError(
-            f"legroom.parallel() expects the model (nn.Module) as its first argument, not a {type(model).__name__}."
+            f"legroom.parallel() expects the model (nn.Module) as its first argument, not {given}."
         )
+    if weight is not None and not callable(weight):
+        raise UsageError(
+            f"weight= is a {type(weight).__name__}. Pass a function that counts the elements of a batch."
+        )
+    if clip_norm is not None and (isinstance(clip_norm, str) or not clip_norm > 0):
+        raise UsageError(f"clip_norm={clip_norm!r} is not valid. Pass a number above 0.")
     strategy_name = _strategy_name(strategy)
     devices = setup_rank(read_world(os.environ))
     options = ParallelOptions(
         batch=batch,
-        shares=None if shares is None else list(shares),
+        shares=None if shares is None else numbers_of(shares),
         precision=precision,
         schedule=schedule,
         micro_batches=micro_batches,

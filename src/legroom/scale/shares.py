@@ -25,11 +25,21 @@ def split_by_shares(batch_size: int, shares: Sequence[float]) -> list[int]:
     return counts
 
 
+def numbers_of(shares: Sequence[float]) -> list[float]:
+    """Return the user's shares as a list."""
+    try:
+        return [float(share) for share in shares]
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"shares={shares!r} is not valid. Pass one number per GPU, for example `shares=[2, 1]`."
+        ) from None
+
+
 def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: bool) -> list[float]:
     """Return the user's shares, or equal shares if there are none. Invalid shares are rejected."""
     if shares is None:
         return [1.0] * count
-    given = [float(share) for share in shares]
+    given = numbers_of(shares)
     if len(given) != count:
         raise UsageError(f"shares= has {len(given)} numbers for {count} devices. Pass one number per device.")
     if any(not share >= 0 for share in given) or sum(given) == 0:

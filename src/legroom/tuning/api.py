@@ -78,6 +78,11 @@ def tune(
     or log the study, or functions that are called with the study and each trial that ends. By default, a live table is shown. `[]` disables the table.
     """
     stop_if_imported()
+    for name, given in (("search", search), ("scheduler", scheduler)):
+        if isinstance(given, type):
+            raise UsageError(
+                f"{name}= is the class {given.__name__}. Pass an object: `{given.__name__}(...)`."
+            )
     options: dict[str, Any] = {
         "search": search, "scheduler": scheduler, "metric": "loss", "mode": "min", "grace_period": grace_period,
         "reduction_factor": reduction_factor, "max_steps": max_steps, "interval": interval,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import legroom
 from legroom.errors import UsageError
@@ -171,6 +171,19 @@ def test_a_model_that_cannot_be_recorded_is_split_by_the_size_of_its_weights(
         ((nn.Linear(1, 1), None, "zero"), {}, "strategy='zero' is not valid. Use one of auto, ddp"),
         ((nn.Linear(1, 1),), {"schedule": "2f2b"}, "Use '1f1b' or 'gpipe'"),
         ((nn.Linear(1, 1),), {"micro_batches": 0}, "micro_batches=0 is not valid"),
+        ((nn.Linear(1, 1),), {"micro_batches": "2"}, "micro_batches='2' is not valid"),
+        ((nn.Linear,), {}, "not the class Linear"),
+        (
+            (nn.Linear(1, 1),),
+            {"batch": 64},
+            "batch=64 contains no tensors. Pass one batch .*The batch size is",
+        ),
+        ((nn.Linear(1, 1),), {"batch": (64, 3)}, r"batch=\(64, 3\) contains no tensors"),
+        ((nn.Linear(1, 1),), {"batch": DataLoader([1])}, "batch= is a DataLoader. Pass one batch"),
+        ((nn.Linear(1, 1),), {"shares": 3}, "shares=3 is not valid. Pass one number per GPU"),
+        ((nn.Linear(1, 1),), {"shares": "ab"}, "shares='ab' is not valid"),
+        ((nn.Linear(1, 1),), {"weight": 3}, "weight= is a int. Pass a function"),
+        ((nn.Linear(1, 1),), {"clip_norm": -1}, "clip_norm=-1 is not valid"),
     ],
 )
 def test_invalid_arguments_of_parallel_are_rejected(
@@ -178,6 +191,19 @@ def test_invalid_arguments_of_parallel_are_rejected(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         legroom.parallel(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batch_size", "message"),
+    [
+        (64, 4, "The dataset is a int. Pass the dataset first"),
+        (DataLoader([1]), 4, "Pass its dataset"),
+        ([1], "4", "batch_size='4' is not valid. Pass an integer"),
+    ],
+)
+def test_invalid_arguments_of_the_loader_are_rejected(dataset: Any, batch_size: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        legroom.parallel(nn.Linear(1, 1)).loader(dataset, batch_size)
 
 
 def test_a_step_without_an_optimizer_is_rejected() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.samplers import GridSampler
 
 import legroom
 from legroom.errors import MissingExtra, UsageError
@@ -24,6 +25,7 @@ FILE = Path(__file__).with_name("tuned_functions.py")
     [
         ({"mode": "lowest"}, "Unknown mode `lowest`. Choose min or max"),
         ({"search": "evolution"}, "Unknown search `evolution`"),
+        ({"search": GridSampler}, r"search= is the class GridSampler. Pass an object: `GridSampler\(...\)`"),
         ({"scheduler": "hyperband"}, "Choose asha, median, pbt or none"),
         ({"engine": "slurm"}, "Unknown engine `slurm`. Choose auto, local, ray"),
         ({"trials": 0}, "trials=0 is not valid. Use an integer of 1 or more"),

@@ -188,6 +188,15 @@ class Sampled:
 AnyDomain = FloatRange | IntRange | PowerRange | Categorical | Sampled
 
 
+def nested_error(name: str, inner: Mapping[str, Any]) -> UsageError:
+    """Return the error for a parameter that is a dict of parameters."""
+    first = next(iter(inner), "lr")
+    return UsageError(
+        f"Parameter `{name}` is nested. Write a flat space with one name per parameter, for example `{name}_{first}`, and "
+        f"build the dict in the training function: `{{'{first}': config['{name}_{first}']}}`."
+    )
+
+
 def read_domain(name: str, written: Any) -> AnyDomain | None:
     """Read a domain that the user wrote in TOML or Python. Return None for a plain value, which is the same in every
     trial.
@@ -207,10 +216,7 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
     kinds = [kind for kind in written if kind in KINDS]
     inner = {key: value for key, value in written.items() if key not in ("step", "points", "when")}
     if not kinds and inner and not any(isinstance(value, list | tuple) for value in inner.values()):
-        first = next(iter(inner))
-        raise UsageError(
-            f"Parameter `{name}` is nested. Write a flat space with one name per parameter, for example `{name}_{first}`."
-        )
+        raise nested_error(name, inner)
     if len(kinds) != 1:
         raise UsageError(
             f"Parameter `{name}`: use exactly one of {', '.join(KINDS)}, for example `{name} = {{log = [1e-4, 1e-1]}}`."

@@ -6,7 +6,7 @@ from typing import Any
 from ray.tune.search import sample
 
 from legroom.errors import UsageError
-from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, Sampled
+from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, Sampled, nested_error
 from legroom.tuning.space.space import Space, read_space
 
 MOST_STEPS = 1000
@@ -49,7 +49,7 @@ def _read(name: str, value: Any) -> Any:
     if grid is not None:
         return grid
     if isinstance(value, Mapping):
-        raise UsageError(f"Parameter `{name}` is nested. Write a flat space, with one name per parameter.")
+        raise nested_error(name, value)
     if not isinstance(value, sample.Domain):
         return value
     if isinstance(value, sample.Categorical):

@@ -208,6 +208,15 @@ class TrainParameters:
     """True if the signature cannot be read, or if the configuration can only be passed by position."""
 
 
+def reject_class(function: Any) -> None:
+    """Raise an error for a class, such as a `ray.tune.Trainable`."""
+    if isinstance(function, type):
+        raise UsageError(
+            f"The class {function.__name__} cannot run as a trial. Write a function `def train(config, trial)` that calls "
+            "`trial.report(...)` after each step of the class."
+        )
+
+
 def parameters_of(function: Callable[..., Any]) -> TrainParameters:
     """Return the parameters of a training function by name or annotation. Raises `UsageError` if the function needs
     further arguments.
@@ -215,6 +224,7 @@ def parameters_of(function: Callable[..., Any]) -> TrainParameters:
     The trial is a parameter that is named `trial` or annotated as `Trial`. The configuration is the first other
     parameter.
     """
+    reject_class(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

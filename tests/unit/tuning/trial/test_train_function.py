@@ -176,3 +176,12 @@ def test_a_function_under_the_main_guard_is_pickled(tmp_path: Path, monkeypatch:
     exec(compile(script.read_text(), str(script), "exec"), made)
     assert not TrainFunction.of(made["top"]).pickled
     assert TrainFunction.of(made["below"]).load()({"x": 1}) == {"x": 1}
+
+
+def test_a_class_is_rejected_with_a_replacement() -> None:
+    class Train:
+        def __init__(self, config: dict[str, float]) -> None:
+            pass
+
+    with pytest.raises(UsageError, match="The class Train cannot run as a trial. Write a function"):
+        TrainFunction.of(Train)

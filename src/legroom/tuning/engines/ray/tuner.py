@@ -14,6 +14,7 @@ from ray.tune import Tuner
 from legroom.errors import UsageError
 from legroom.tuning.search.searchers import optuna_sampler
 from legroom.tuning.space.ray_spaces import is_grid, is_ray_space, space_of
+from legroom.tuning.trial.function import reject_class
 
 _SEARCHES = {
     "OptunaSearch": "optuna",
@@ -46,9 +47,10 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         raise UsageError(
             "The Tuner of this version of Ray is not supported. Pass its function and space to `legroom.tune` instead."
         )
-    if isinstance(function, type) or not callable(function):
+    reject_class(function)
+    if not callable(function):
         raise UsageError(
-            "Class trainables are not supported. Pass a function that calls `tune.report`: `legroom.tune(function, space)`."
+            f"The trainable {function!r} is a name. Pass a function that calls `tune.report`: `legroom.tune(function, space)`."
         )
     if not isinstance(written, dict) or not written:
         raise UsageError(
