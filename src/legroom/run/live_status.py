@@ -5,15 +5,13 @@ continues without it.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from legroom.diagnose.report.leaks import advice_on, holder_path
-from legroom.log import log
 from legroom.memory.events import Oom
 from legroom.memory.live.folder import LiveFile
-from legroom.memory.live.status import HISTORY, TREND_READINGS, DeviceStatus, RunStatus, trend
+from legroom.memory.live.status import DeviceStatus, RunStatus, StepHistory
 from legroom.observe.session import Session
 from legroom.run.process_identity import describe_process
 from legroom.show.common.formatting import format_frame
@@ -32,40 +30,28 @@ class LiveStatusWriter:
         self._header = header
         self._started = time.time()
         self._file = LiveFile()
-        self._readings: deque[tuple[int, int]] = deque(maxlen=HISTORY)
-        """The step and the allocated memory at its end, for the latest steps that were measured."""
-        self._is_off = False
-        self._was_reported = False
+        self._history = StepHistory()
 
     def write(self) -> None:
         """Write the current state. An error in Legroom ends the updates, but not the run."""
-        if self._is_off:
-            return
-        try:
-            if not self._file.write(self._status()) and not self._was_reported:
-                self._was_reported = True
-                log.debug("The live state of the run is not written, because its folder is not writable.")
-        except Exception as error:
-            self._is_off = True
-            log.debug("The live state of the run is not updated (%s: %s).", type(error).__name__, error)
+        self._file.publish(self._status)
 
     def remove(self) -> None:
         self._file.remove()
 
     def _status(self) -> RunStatus:
         step, seconds, allocated = self._session.progress
-        if step and (not self._readings or self._readings[-1][0] != step):
-            self._readings.append((step, allocated))
+        self._history.add(step, allocated)
         finding, advice = self._latest_finding()
         return describe_process(
             self._header,
             started=self._started,
             step=step,
             seconds_per_step=seconds if seconds > 0 else None,
-            trend=trend(list(self._readings)[-TREND_READINGS - 1 :]),
+            trend=self._history.trend,
             finding=finding,
             advice=advice,
-            history=tuple(size for _, size in self._readings),
+            history=self._history.sizes,
             devices=tuple(
                 DeviceStatus(
                     index=device.index,

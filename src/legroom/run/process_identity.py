@@ -12,16 +12,23 @@ from legroom.memory.live.status import RunStatus
 def describe_process(header: Mapping[str, Any], *, started: float, **values: Any) -> RunStatus:
     """Return the status of this process. `header` contains the command, the folder and the rank, like the header of a
     capture. `values` are the other fields of the status."""
-    command = RunCommand.from_header(header)
     return RunStatus(
         pid=os.getpid(),
-        verb=command.verb,
-        script=command.target[-1] if command.target else "",
-        command=command.text,
-        folder=str(header.get("folder", "")),
+        **identity(header),
         started=started,
         updated=time.time(),
         rank=header.get("rank"),
         world_size=header.get("world_size"),
         **values,
     )
+
+
+def identity(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the status that are the same for all processes of a run."""
+    command = RunCommand.from_header(header)
+    return {
+        "verb": command.verb,
+        "script": command.target[-1] if command.target else "",
+        "command": command.text,
+        "folder": str(header.get("folder", "")),
+    }

@@ -33,8 +33,9 @@ from legroom.memory.annotations import ExitReason, OtherProcesses, RunEnded
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
-from legroom.observe.child_captures import ChildCaptures
-from legroom.observe.child_recording import spawned_processes_recorded
+from legroom.memory.live.periodic_thread import PeriodicThread
+from legroom.observe.children.captures import ChildCaptures
+from legroom.observe.children.recording import spawned_processes_recorded
 from legroom.observe.dispatch.index_checks import IndexChecks
 from legroom.observe.program_state import follow_settings
 from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
@@ -48,7 +49,7 @@ from legroom.run.event_buffer import MAX_PENDING, EventBuffer
 from legroom.run.json_stdout import JsonStdout
 from legroom.run.live_status import LiveStatusWriter
 from legroom.run.memory_log import MemoryLog, open_log
-from legroom.show.common.background_thread import PeriodicThread
+from legroom.run.process_identity import identity
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
 from legroom.show.explain.known_errors import say_explanation
@@ -192,7 +193,7 @@ class Recording:
             self._capture.discard()
             raise
         if self._session.devices[0].kind != "host" and self._listener is None:
-            self._children = ChildCaptures()
+            self._children = ChildCaptures({**identity(self._run), "devices": self._run["devices"]})
             self._recording.enter_context(self._children.recorded())
             if self._gpus is None:  # virtual GPUs record the processes that inherit them
                 self._recording.enter_context(spawned_processes_recorded())
@@ -403,8 +404,7 @@ class Recording:
 
     def _include_children(self) -> None:
         """Report on the process that ran out of memory or has the highest peak, even if it is a child process of the
-        script.
-        """
+        script."""
         if self._children is None:
             return
         recorded = map(RecordedProcess.from_capture, self._children.read())

@@ -8,7 +8,7 @@ import pytest
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Alloc, Category, Oom, Phase
 from legroom.memory.ledger import Ledger
-from legroom.observe.child_captures import VARIABLE, ChildCaptures, sink_of_this_process
+from legroom.observe.children.captures import VARIABLE, ChildCaptures, sink_of_this_process
 from legroom.run.child_processes import RecordedProcess, describe_processes
 from legroom.units import MiB
 

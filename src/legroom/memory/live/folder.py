@@ -17,10 +17,11 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from legroom.log import log
 from legroom.memory.live.status import RunStatus
 from legroom.user_cache import is_disabled, read_json
 
@@ -75,6 +76,8 @@ class LiveFile:
         self._path: Path | None = None
         self._retry_at = 0.0
         self._was_swept = False
+        self._is_off = False
+        self._was_reported = False
 
     def write(self, status: RunStatus) -> bool:
         """Replace the file atomically, and return whether it was written. After a failure, the next attempts are
@@ -100,6 +103,19 @@ class LiveFile:
                 return True
         self._retry_at = time.monotonic() + RETRY_SECONDS
         return False
+
+    def publish(self, make_status: Callable[[], RunStatus]) -> None:
+        """Write the status that `make_status` returns. After an error in Legroom, nothing more is written, and the
+        program continues."""
+        if self._is_off:
+            return
+        try:
+            if not self.write(make_status()) and not self._was_reported:
+                self._was_reported = True
+                log.debug("The live state is not written, because its folder is not writable.")
+        except Exception as error:
+            self._is_off = True
+            log.debug("The live state is not updated (%s: %s).", type(error).__name__, error)
 
     def remove(self) -> None:
         """Delete the file, unless another object of this process writes it."""

@@ -4,6 +4,7 @@ The JSON form is read from files that another version of Legroom, or another pro
 `RunStatus.from_json` checks every value and limits the length of every text.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
@@ -94,6 +95,26 @@ class RunStatus:
             )
         except (TypeError, ValueError, OverflowError, KeyError):
             return None
+
+
+class StepHistory:
+    """The allocated memory at the ends of the latest steps that were measured."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[int, int]] = deque(maxlen=HISTORY)
+
+    def add(self, step: int, allocated: int) -> None:
+        """Add a measurement. The first one of each step counts."""
+        if step and (not self._readings or self._readings[-1][0] != step):
+            self._readings.append((step, allocated))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(size for _, size in self._readings)
+
+    @property
+    def trend(self) -> int | None:
+        return trend(list(self._readings)[-TREND_READINGS - 1 :])
 
 
 def trend(readings: Sequence[tuple[int, int]]) -> int | None:

@@ -27,7 +27,7 @@ from legroom.gpus.catalog import GpuSpec, find_gpu, parse_gpus
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Sink, discard
-from legroom.observe.child_captures import sink_of_this_process
+from legroom.observe.children.captures import sink_of_this_process
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.device_placement import HOST, INHERIT

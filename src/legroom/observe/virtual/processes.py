@@ -2,7 +2,7 @@
 device.
 
 Each process has devices of the full size, because virtual GPUs do not include the memory of other processes. The events
-of other processes are recorded separately (see `child_captures`). As on CUDA, a tensor that is sent to another process
+of other processes are recorded separately (see `children.captures`). As on CUDA, a tensor that is sent to another process
 is shared. The memory of a shared tensor counts for the process that allocated it.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from legroom.gpus.catalog import GpuSpec
+from legroom.observe.children.spawned_processes import in_spawned_processes
 from legroom.observe.dispatch.storages import storage_of
-from legroom.observe.spawned_processes import in_spawned_processes
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import optional_module
 

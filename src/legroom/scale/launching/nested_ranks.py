@@ -10,7 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from legroom.errors import UsageError
-from legroom.observe.spawned_processes import CallWhenUnpickled, after_torch_import, in_spawned_processes
+from legroom.observe.children.spawned_processes import (
+    CallWhenUnpickled,
+    after_torch_import,
+    in_spawned_processes,
+)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import chain, repeat
 from typing import Any, Protocol, TextIO
 
-from legroom.show.common.background_thread import PeriodicThread
+from legroom.memory.live.periodic_thread import PeriodicThread
 from legroom.units import format_size
 
 

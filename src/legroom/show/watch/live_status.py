@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 
-from legroom.log import log
 from legroom.memory.live.folder import LiveFile, other_writer
 from legroom.memory.live.status import DeviceStatus, RunStatus
 from legroom.observe.virtual import active_virtual_gpu
@@ -28,7 +27,6 @@ class LoopStatus:
         self._file: LiveFile | None = None
         self._pid = os.getpid()
         self._started = time.time()
-        self._is_off = False
 
     def write(
         self,
@@ -41,36 +39,32 @@ class LoopStatus:
         finding: str,
     ) -> None:
         """Write the state of a loop. `seconds` is the average duration of a step."""
-        if self._is_off:
+        if self._file is None or self._pid != os.getpid():
+            self._file, self._pid = LiveFile(), os.getpid()
+            atexit.register(self._file.remove)
+        if other_writer(self._file):  # `legroom run` records this process
             return
-        try:
-            if self._file is None or self._pid != os.getpid():
-                self._file, self._pid = LiveFile(), os.getpid()
-                atexit.register(self._file.remove)
-            if other_writer(self._file):  # `legroom run` records this process
-                return
+
+        def make_status() -> RunStatus:
             devices = _devices()
-            self._file.write(
-                RunStatus(
-                    pid=os.getpid(),
-                    verb="watch",
-                    script=sys.argv[0] if sys.argv and sys.argv[0] else "python",
-                    command=shlex.join(sys.orig_argv),
-                    folder=os.getcwd(),
-                    started=self._started,
-                    updated=time.time(),
-                    step=step,
-                    total_steps=total,
-                    seconds_per_step=seconds or None,
-                    trend=trend if devices else None,
-                    finding=finding,
-                    history=tuple(history) if devices else (),
-                    devices=devices,
-                )
+            return RunStatus(
+                pid=os.getpid(),
+                verb="watch",
+                script=sys.argv[0] if sys.argv and sys.argv[0] else "python",
+                command=shlex.join(sys.orig_argv),
+                folder=os.getcwd(),
+                started=self._started,
+                updated=time.time(),
+                step=step,
+                total_steps=total,
+                seconds_per_step=seconds or None,
+                trend=trend if devices else None,
+                finding=finding,
+                history=tuple(history) if devices else (),
+                devices=devices,
             )
-        except Exception as error:  # must not stop the user's loop
-            self._is_off = True
-            log.debug("The live state of the loop is not updated (%s: %s).", type(error).__name__, error)
+
+        self._file.publish(make_status)
 
     def remove(self) -> None:
         if self._file is not None:

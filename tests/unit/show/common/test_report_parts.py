@@ -7,7 +7,7 @@ import pytest
 from legroom.memory.compare import Change, Difference
 from legroom.memory.events import Step
 from legroom.memory.ledger import Ledger
-from legroom.show.common.background_thread import PeriodicThread
+from legroom.memory.live.periodic_thread import PeriodicThread
 from legroom.show.common.code_frame import code_frame, source_line
 from legroom.show.common.memory_charts import StepSparkline, downsample_max
 from legroom.show.common.terminal import render_to_string, verbatim

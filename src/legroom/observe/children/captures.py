@@ -5,18 +5,18 @@ ends.
 """
 
 import contextlib
+import json
 import multiprocessing.util
 import os
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.memory.capture.capture import SUFFIX, Capture, CaptureWriter
 from legroom.memory.capture.reader import read_capture
 from legroom.memory.events import Event, Sink
+from legroom.observe.children.status import PARENT, ChildStatus, rank_of_this_process
 from legroom.units import MiB
 
 VARIABLE = "LEGROOM_CHILD_CAPTURES"
@@ -27,8 +27,11 @@ MAX_BYTES = 8 * MiB
 class ChildCaptures:
     """The captures of the child processes of this process, in a temporary folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Mapping[str, object] | None = None) -> None:
+        """`parent` describes this process for the live files of its children: verb, script, command, folder, devices."""
         self._folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
+        with contextlib.suppress(OSError):  # the disk is full; the live files then contain no command
+            Path(self._folder.name, PARENT).write_text(json.dumps(parent or {}), encoding="utf-8")
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -53,31 +56,32 @@ class ChildCaptures:
         self._folder.cleanup()
 
 
-def _rank() -> dict[str, int]:
-    """Return the rank of this process and the number of ranks, if it has a process group."""
-    dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return {}
-    return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-
-
-def sink_of_this_process() -> Sink | None:
-    """Return a sink that writes to a capture of this process. Return None if the parent process does not
-    record."""
+def capture_folder() -> Path | None:
+    """Return the folder of the captures, or None if the parent process does not record."""
     folder = os.environ.get(VARIABLE)
-    return _LazyWriter(Path(folder)) if folder else None
+    return Path(folder) if folder else None
+
+
+def sink_of_this_process(*, publishes: bool = True) -> Sink | None:
+    """Return a sink that writes to a capture of this process, or None if the parent process does not record. With
+    `publishes`, the sink also publishes the state of the process when a step ends."""
+    folder = capture_folder()
+    return _LazyWriter(folder, publishes) if folder is not None else None
 
 
 class _LazyWriter:
     """A sink that creates the capture when the first event arrives, because most loader workers use no GPU
     memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, publishes: bool) -> None:
         self._folder = folder
         self._writer: CaptureWriter | None = None
         self._failed = False
+        self._status = ChildStatus(folder) if publishes else None
 
     def __call__(self, event: Event) -> None:
+        if self._status is not None:
+            self._status.add(event)
         if self._writer is None and not self._failed:
             self._open()
         if self._writer is not None:
@@ -87,7 +91,7 @@ class _LazyWriter:
         process = os.getpid()
         path = self._folder / f"{process}{SUFFIX}"
         try:
-            run = {"process": process, **_rank()}
+            run = {"process": process, **rank_of_this_process()}
             self._writer = CaptureWriter(path, run=run, force=True, max_bytes=MAX_BYTES)
         except LegroomError:  # the folder is gone, or the disk is full
             self._failed = True

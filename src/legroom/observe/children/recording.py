@@ -1,0 +1,67 @@
+"""Records the spawned processes of a program on real GPUs (`mp.spawn`), each to a separate capture."""
+
+import multiprocessing.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from legroom.memory.live.periodic_thread import PeriodicThread
+from legroom.memory.live.status import DeviceStatus
+from legroom.observe.children.captures import capture_folder, sink_of_this_process
+from legroom.observe.children.spawned_processes import (
+    CallWhenUnpickled,
+    after_torch_import,
+    in_spawned_processes,
+)
+from legroom.observe.children.status import INTERVAL, ChildStatus
+
+if TYPE_CHECKING:
+    from legroom.observe.session import Session
+
+
+@contextmanager
+def spawned_processes_recorded() -> Iterator[None]:
+    """Within the block, spawned processes that import torch are recorded."""
+    with in_spawned_processes(CallWhenUnpickled(record_this_process)):
+        yield
+
+
+def record_this_process() -> None:
+    """Record this process after it imports torch. A process without GPU memory writes no capture."""
+    after_torch_import(_record)
+
+
+def _record() -> None:
+    from legroom.observe.session import Session
+
+    sink, folder = sink_of_this_process(publishes=False), capture_folder()
+    if sink is None or folder is None:
+        return
+    session = Session(sink)
+    session.__enter__()  # a CUDA history starts when CUDA is initialized
+    status = ChildStatus(folder)
+    thread = PeriodicThread(lambda: _publish(session, status), repeat(INTERVAL), name="legroom-status")
+    thread.start()
+    # A process of `multiprocessing` does not call the functions that are registered with `atexit`. The capture is closed
+    # with priority 0, after the last events.
+    multiprocessing.util.Finalize(thread, thread.stop, exitpriority=20)
+    multiprocessing.util.Finalize(session, session.finish, exitpriority=10)
+
+
+def _publish(session: "Session", status: ChildStatus) -> None:
+    """Publish the state of the process, unless it has used no GPU memory, like a loader worker."""
+    step, seconds, _ = session.progress
+    devices = tuple(
+        DeviceStatus(
+            index=device.index,
+            name=device.name,
+            kind=device.kind,
+            uuid=device.uuid,
+            capacity=device.capacity,
+            **session.memory_stats(device.index)._asdict(),
+        )
+        for device in session.devices
+    )
+    if any(device.peak_reserved for device in devices):
+        status.publish(step, seconds, devices)
