@@ -114,6 +114,10 @@ def test_a_single_sample_that_does_not_fit_is_evaluated_on_the_cpu():
         (lambda: legroom.evaluate(nn.Linear(2, 2), []), "The loader yielded no batch"),
         (lambda: legroom.evaluate([], nn.Linear(2, 2)), "expects the model"),
         (
+            lambda: legroom.evaluate(nn.Linear(2, 2), 64),
+            "expects the loader as its second argument, not a int",
+        ),
+        (
             lambda: legroom.evaluate(nn.Linear(2, 2), [torch.ones(1, 2)], 3),
             "function that takes a batch as its third argument, not a int",
         ),

@@ -102,7 +102,7 @@ class Guard:
         ranks: RankCoordinator | None = None,
         on_finding: Callable[[Finding], None] | None = None,
     ) -> None:
-        _check(model, optimizer, reduction, coupling, clip_norm)
+        _check(model, optimizer, reduction, coupling, clip_norm, weight)
         self.model, self.optimizer = model, optimizer
         self.device = _device(model)
         self.precision = make_scaling(precision, scaler, self.device)
@@ -519,7 +519,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _check(model: Any, optimizer: Any, reduction: str, coupling: str, clip_norm: float | None) -> None:
+def _check(
+    model: Any, optimizer: Any, reduction: str, coupling: str, clip_norm: float | None, weight: Any
+) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"Guard expects the model (nn.Module) as its first argument, not a {type(model).__name__}."
@@ -533,8 +535,12 @@ def _check(model: Any, optimizer: Any, reduction: str, coupling: str, clip_norm:
         raise UsageError(
             f"reduction='{reduction}' is not valid. Use 'auto', 'mean' or 'sum'. For a mean over tokens, pass weight=."
         )
-    if clip_norm is not None and not clip_norm > 0:
-        raise UsageError(f"clip_norm={clip_norm} is not valid. Pass a norm above zero, or omit clip_norm.")
+    if clip_norm is not None and (isinstance(clip_norm, str) or not clip_norm > 0):
+        raise UsageError(f"clip_norm={clip_norm!r} is not valid. Pass a norm above zero, or omit clip_norm.")
+    if weight is not None and not callable(weight):
+        raise UsageError(
+            f"weight= is a {type(weight).__name__}. Pass a function that counts the elements of a batch."
+        )
     if coupling not in ("warn", "ignore", "sync", "no-split"):
         raise UsageError(f"coupling='{coupling}' is not valid. Use 'warn', 'ignore', 'sync' or 'no-split'.")
 

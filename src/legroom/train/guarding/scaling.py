@@ -66,5 +66,6 @@ def make_scaling(precision: Any, scaler: Any, device: torch.device) -> Scaling:
         raise UsageError("precision= includes a GradScaler. Pass either precision= or scaler=, not both.")
     from legroom.train.precision import precision as make
 
-    scaling: Scaling = make(precision, device=device) if isinstance(precision, str) else precision
+    is_scaling = hasattr(precision, "autocast")
+    scaling: Scaling = precision if is_scaling else make(precision, device=device)  # rejects other values
     return scaling

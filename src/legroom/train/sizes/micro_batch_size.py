@@ -108,8 +108,10 @@ class MicroBatchSizer:
     """Chooses the micro-batch size. `max_size` is the upper limit. `state` is the `state_dict()` of an earlier run."""
 
     def __init__(self, *, max_size: int | None = None, state: Mapping[str, Any] | None = None) -> None:
-        if max_size is not None and max_size < 1:
-            raise UsageError(f"{max_size} is not a valid micro-batch size. Pass 1 or more, or omit the size.")
+        if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
+            raise UsageError(
+                f"{max_size!r} is not a valid micro-batch size. Pass 1 or more, or omit the size."
+            )
         self._max_size = max_size
         self._limit: int | None = max_size
         """The size that is expected to fit, or None while nothing has failed."""

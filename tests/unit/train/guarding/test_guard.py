@@ -315,6 +315,10 @@ def test_a_model_on_two_devices_is_rejected():
         ({"coupling": "loose"}, "coupling='loose' is not valid"),
         ({"fallbacks": ("magic",)}, "fallbacks= accepts spill, checkpoint, bf16, fp16"),
         ({"max_micro_batch_size": 0}, "0 is not a valid micro-batch size"),
+        ({"max_micro_batch_size": "4"}, "'4' is not a valid micro-batch size"),
+        ({"clip_norm": "1"}, "clip_norm='1' is not valid"),
+        ({"weight": 3}, "weight= is a int. Pass a function"),
+        ({"precision": 16}, "'16' is not a valid precision"),
         ({"precision": "fp16", "scaler": torch.amp.GradScaler("cpu")}, "either precision= or scaler="),
     ],
 )
