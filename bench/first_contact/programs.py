@@ -78,9 +78,7 @@ def _vision(folder: str, arguments: str, prepare: Callable[[Path], None], *, ran
     )  # fmt: skip
 
 
-_TIMM = (
-    "train.py --data-dir images --epochs 1 -b 8 -j 1 --num-classes 6 --cooldown-epochs 0 --warmup-epochs 0"
-)
+_TIMM = "train.py --data-dir images --epochs 1 -j 1 --num-classes 6 --cooldown-epochs 0 --warmup-epochs 0"
 _PENDULUM = "--env-id Pendulum-v1 --total-timesteps 300"
 
 PROGRAMS = (
@@ -153,9 +151,9 @@ PROGRAMS = (
     _cleanrl("sac_continuous_action", f"{_PENDULUM} --learning-starts 100 --buffer-size 1000"),
     _cleanrl("ppo_continuous_action", "--env-id Pendulum-v1 --total-timesteps 512 --num-steps 256"),
     _cleanrl("rpo_continuous_action", "--env-id Pendulum-v1 --total-timesteps 512 --num-steps 256"),
-    _timm(f"{_TIMM} --model resnet18 --input-size 3 64 64"),
-    _timm(f"{_TIMM} --model vit_tiny_patch16_224 --opt adamw --amp --model-ema"),
-    _timm(f"{_TIMM} --model efficientnet_b0 --input-size 3 64 64 --mixup 0.2 --drop-path 0.1 --grad-checkpointing"),
+    _timm(f"{_TIMM} -b 8 --model resnet18 --input-size 3 64 64"),
+    _timm(f"{_TIMM} -b 4 --model vit_tiny_patch16_224 --opt adamw --amp --model-ema"),  # the scaler skips the first step
+    _timm(f"{_TIMM} -b 8 --model efficientnet_b0 --input-size 3 64 64 --mixup 0.2 --drop-path 0.1 --grad-checkpointing"),
     _timm("benchmark.py --model resnet18 --bench train -b 8 --img-size 64 --num-warm-iter 1 --num-bench-iter 5"),
     _vision("classification", "--data-path images --epochs 1 -b 4 -j 0 --model mobilenet_v3_small", data.classes),
     _vision(
