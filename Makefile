@@ -23,8 +23,10 @@ $(VENV)/.ready: $(VENV)/.demo
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
+# One worker more than cores, because tests wait for the processes that they start; each worker needs about 1 GiB.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 7 ? cores + 1 : 8)))
 test: setup
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests
 
 # About 90 seconds on two cores: style of changed files, types, and the fast unit tests.
 QUICK := -m "not slow and not ranks and not ray and not browser" tests/unit

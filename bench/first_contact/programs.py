@@ -152,7 +152,7 @@ PROGRAMS = (
     _cleanrl("ppo_continuous_action", "--env-id Pendulum-v1 --total-timesteps 512 --num-steps 256"),
     _cleanrl("rpo_continuous_action", "--env-id Pendulum-v1 --total-timesteps 512 --num-steps 256"),
     _timm(f"{_TIMM} -b 8 --model resnet18 --input-size 3 64 64"),
-    _timm(f"{_TIMM} -b 4 --model vit_tiny_patch16_224 --opt adamw --amp --model-ema"),  # the scaler skips the first step
+    _timm(f"{_TIMM} -b 4 --model vit_tiny_patch16_224 --model-kwargs depth=4 --opt adamw --amp --model-ema"),
     _timm(f"{_TIMM} -b 8 --model efficientnet_b0 --input-size 3 64 64 --mixup 0.2 --drop-path 0.1 --grad-checkpointing"),
     _timm("benchmark.py --model resnet18 --bench train -b 8 --img-size 64 --num-warm-iter 1 --num-bench-iter 5"),
     _vision("classification", "--data-path images --epochs 1 -b 4 -j 0 --model mobilenet_v3_small", data.classes),
