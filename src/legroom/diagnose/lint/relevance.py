@@ -139,7 +139,8 @@ def _runs_model(loop: ast.AST, names: _Names) -> bool:
         if isinstance(func, ast.Attribute):
             if isinstance(func.value, ast.Constant):
                 continue
-            if func.attr in names.defined or MODEL_NAMES.search(func.attr):
+            owner = func.value.attr if isinstance(func.value, ast.Attribute) else ast.unparse(func.value)
+            if func.attr in names.defined or MODEL_NAMES.search(func.attr) or MODEL_NAMES.search(owner):
                 return True
         elif isinstance(func, ast.Name):
             known = func.id in names.defined or func.id in _BUILTINS or func.id in bound

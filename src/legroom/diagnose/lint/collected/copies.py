@@ -95,7 +95,7 @@ def _is_repeated(program: Program, node: cst.CSTNode, loop: LoopFact) -> bool:
     for each in program.ancestors(node):
         if each is loop.node:
             return True
-        if isinstance(each, cst.If) and not has_modulo(each.test):
+        if isinstance(each, cst.If) and not has_modulo(each.test) and not program.inside(node, each.test):
             return False
     return True
 
@@ -191,7 +191,7 @@ def _cloned_model(program: Program, node: cst.ListComp | cst.GeneratorExp | cst.
     )
     outer = program.parent.get(program.parent.get(node, node))
     copies = "clone" in methods or (isinstance(outer, cst.Call) and is_call_of(outer, "cat"))
-    if not is_parameter or not copies or not methods <= _SAME_SIZE:
+    if not is_parameter or not copies or not methods <= _COPYING:
         return None
     return next((path for each in walk(node.for_in.iter) if (path := _read_model(each)) is not None), None)
 
@@ -241,7 +241,7 @@ def _is_one_step(store: StoreFact, loop: LoopFact) -> bool:
     )
 
 
-_SAME_SIZE = {
+_COPYING = {
     "abs",
     "clone",
     "data",
@@ -305,7 +305,7 @@ def _returns_gradients(program: Program, node: cst.Call, store: StoreFact, depth
     owner = receiver(node)
     return (
         owner is not None
-        and method_name(node) in _SAME_SIZE
+        and method_name(node) in _COPYING
         and _contains_gradients(program, owner, store, depth + 1)
     )
 

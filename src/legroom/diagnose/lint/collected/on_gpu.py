@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from legroom.diagnose.lint.collected.additions import additions_by_calls, is_visible
 from legroom.diagnose.lint.flow.backward_uses import derived_names
 from legroom.diagnose.lint.flow.facts import Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
@@ -25,7 +26,7 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import SAMPLING_NAMES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
-_SAME_SIZE = frozenset(
+_SIZE_PRESERVING = frozenset(
     [
         "bfloat16",
         "clone",
@@ -174,11 +175,11 @@ def collected_batches(program: Program) -> Iterator[Problem]:
             and not _is_consumed(program, node)
         ):
             yield _batches(node)
-    for store in program.stores:
+    for store in (*program.stores, *(addition for _, addition, _ in additions_by_calls(program))):
         loop = _loop_over_batches(store)
-        if loop is None or loop.trains or loop.runs_model or _runs_any_model(program, loop):
+        if loop is None or not _is_collected(program, store, loop):
             continue
-        if _is_collected(program, store, loop) and _is_moved_batch(program, store, loop):
+        if _is_moved_batch(program, store, loop) and not _is_used_on_gpu(program, store.target):
             yield _batches(store.expression)
 
 
@@ -208,7 +209,7 @@ def _is_collected(program: Program, store: StoreFact, loop: LoopFact) -> bool:
         and not is_length_limited(program, store)
         and not _is_conditional(program, store, loop)
         and survives(program, store.target, loop)
-        and store.function.owns(store.target)
+        and is_visible(program, store)
     )
 
 
@@ -232,13 +233,13 @@ def _contains_output(program: Program, node: cst.BaseExpression, store: StoreFac
     if isinstance(node, cst.Attribute) and node.attr.value in {"logits", "last_hidden_state"}:
         return _contains_output(program, node.value, store, depth + 1)
     if isinstance(node, cst.Call):
-        if program.value(node).kind is not ValueKind.TENSOR or program.value(node).host:
+        if not program.value(node).is_tensor or program.value(node).host:
             return False
         called = next((each for each in program.calls if each.node is node), None)
         if called is not None and called.receiver.kind is ValueKind.MODEL:
             return called.local is None or _returns_tensor(called.local)
         name = last_name(dotted(node.func) or method_name(node) or "")
-        if name not in _SAME_SIZE or _moves_to_host(node):
+        if name not in _SIZE_PRESERVING or _moves_to_host(node):
             return False
         owner = receiver(node)
         is_function = owner is not None and (program.imports.qualified(node.func) or "").startswith("torch.")
@@ -305,10 +306,25 @@ def _is_used_on_gpu(program: Program, target: str) -> bool:
 
 def _is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     """Return True if a loop stores its batch after moving it to the GPU."""
+    parts = [store.expression, *contained_parts(store.expression)]
+    names = {path for each in parts if (path := _same_tensor(each)) is not None}
+    for each in reversed(program.stores):  # sample = x.detach()
+        if each.target in names and loop.first <= each.order < store.order and each.how == "assign":
+            names.update(filter(None, [_same_tensor(each.expression)]))
+    inputs = [
+        call
+        for call in program.calls
+        if loop in call.loops and call.receiver.kind in (ValueKind.MODEL, ValueKind.CRITERION)
+    ]
+    if inputs and not any(
+        names & names_in(each.value)
+        for call in inputs
+        if call.receiver.kind is ValueKind.MODEL
+        for each in call.node.args
+    ):
+        return False  # labels, which are small
     if _moves(program, store.expression, loop.bound):
         return True
-    parts = [store.expression, *contained_parts(store.expression)]
-    names = {path for each in parts if (path := dotted(each)) is not None}
     return any(
         each.target in names
         and each.how == "assign"
@@ -316,6 +332,16 @@ def _is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
         and _moves(program, each.expression, loop.bound)
         for each in program.stores
     )
+
+
+def _same_tensor(node: cst.BaseExpression) -> str | None:
+    """Return `x` for `x` and `x.detach().clone()`."""
+    while isinstance(node, cst.Call) and method_name(node) in _SIZE_PRESERVING and not _moves_to_host(node):
+        owner = receiver(node)
+        if owner is None:
+            break
+        node = owner
+    return dotted(node)
 
 
 def _moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
@@ -350,13 +376,6 @@ def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
     made = [program.source(each.expression) for each in program.stores if last_name(each.target) == path]
     known = [text for text in made if "cuda" in text or "cpu" in text]
     return any("cuda" in text for text in known) or (not known and program.uses_gpu)
-
-
-def _runs_any_model(program: Program, loop: LoopFact) -> bool:
-    return any(
-        loop in call.loops and call.receiver.kind in (ValueKind.MODEL, ValueKind.CRITERION)
-        for call in program.calls
-    )
 
 
 def _is_consumed(program: Program, node: cst.ListComp) -> bool:

@@ -19,8 +19,8 @@ from typing import Any
 import libcst as cst
 
 from legroom.diagnose.lint.flow.assignments import Assignments
+from legroom.diagnose.lint.flow.evidence.narrowing import without_tensors
 from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact
-from legroom.diagnose.lint.flow.narrowing import without_tensors
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     Loop,
@@ -45,7 +45,6 @@ from legroom.diagnose.lint.flow.values import (
     Value,
     ValueKind,
     container,
-    guess_from_name,
     join_values,
 )
 
@@ -174,7 +173,7 @@ class _Walker(Assignments):
 
     def _guess_parameter(self, name: str) -> Value:
         """Return the usual value of a parameter: `agent` is an instance of the class `Agent` of this file."""
-        guess = guess_from_name(name)
+        guess = self.program.guess(name)
         if guess.kind is ValueKind.UNKNOWN:
             for known in self.program.classes.values():
                 if known.name.lower() == name.replace("_", "").lower():

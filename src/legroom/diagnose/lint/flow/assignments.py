@@ -8,6 +8,7 @@ from dataclasses import replace
 import libcst as cst
 
 from legroom.diagnose.lint.flow.call_results import computed_from, element_of
+from legroom.diagnose.lint.flow.evidence.differentiated import differentiated_names
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.observations import ADDING_METHODS, FactRecorder, stored_names
 from legroom.diagnose.lint.flow.program import Program
@@ -24,7 +25,6 @@ from legroom.diagnose.lint.flow.syntax import (
     path_of,
     positional,
     receiver,
-    walk,
 )
 from legroom.diagnose.lint.flow.values import (
     GRAPH,
@@ -35,7 +35,6 @@ from legroom.diagnose.lint.flow.values import (
     Value,
     ValueKind,
     container,
-    guess_from_name,
     with_element,
     with_item,
 )
@@ -51,7 +50,7 @@ class Assignments(FactRecorder):
         super().__init__(program, function)
         if function.names_in_backward is None:
             runs_backward = program.mentions("backward", "manual_backward", "grad")
-            function.names_in_backward = _names_in_backward(function) if runs_backward else frozenset()
+            function.names_in_backward = differentiated_names(function) if runs_backward else frozenset()
         self.names_in_backward = function.names_in_backward
         self.grad_mode_names: set[str] = set()
 
@@ -76,7 +75,7 @@ class Assignments(FactRecorder):
         if value.kind is ValueKind.UNKNOWN and path in self.names_in_backward and not self.no_grad:
             value = GRAPH
         if value.kind is ValueKind.UNKNOWN and not value.class_name and not value.function:
-            guess = guess_from_name(last_name(path))
+            guess = self.program.guess(path)
             value = guess if guess.kind in (ValueKind.MODEL, ValueKind.LOADER, ValueKind.OPTIMIZER) else value
         read = names_with_graph(expression)
         through = {each for name in read for each in self.depends_on.get(name, ())}
@@ -99,8 +98,18 @@ class Assignments(FactRecorder):
             adder = next(filter(None, listed), None)
         if adder is not None:
             self.append_methods[path] = adder
+        self._alias(path, value, expression)
         self.forget_attributes(path)
         self.names[path] = value
+
+    def _alias(self, path: str, value: Value, expression: cst.BaseExpression) -> None:
+        """Track a local name for a container that is an attribute or an item, as in `rows = self.tables[name]`."""
+        source = None if dotted(expression) is None and not _reads_item(expression) else path_of(expression)
+        is_container = value.kind in (ValueKind.CONTAINER, ValueKind.UNKNOWN) and not value.class_name
+        if source is not None and "." in source and "." not in path and is_container:
+            self.alias_of[path] = source
+        else:
+            self.alias_of.pop(path, None)
 
     def _is_stored_by_setter(
         self, target: cst.Attribute, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
@@ -165,7 +174,9 @@ class Assignments(FactRecorder):
             self.record_store(node, path, "append", expression, value, uses_old_value=False)
             return
         method = self.program.method(self.names.get(path, UNKNOWN).class_name, "__setitem__")
-        if method is not None and not _appends(method):
+        if method is not None:
+            if _appends(method):
+                self.record_store(node, path, "append", expression, value, uses_old_value=False)
             return
         varying = any(not _is_constant(each.slice) for each in target.slice)
         if (
@@ -287,6 +298,9 @@ class Assignments(FactRecorder):
         path = dotted(target)
         if path is not None:
             self.forget_attributes(path)
+            if value.kind is ValueKind.UNKNOWN and not value.class_name and not value.function:
+                is_layer = self.program.is_module_class(self.function.class_name)
+                value = UNKNOWN if is_layer else self.program.guess_called(path)
             self.names[path] = value
 
     def forget_attributes(self, path: str) -> None:
@@ -323,6 +337,13 @@ def _is_constant(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Slice)
 
 
+def _reads_item(expression: cst.BaseExpression) -> bool:
+    """Return True for `rows[name]` and `rows.setdefault(name, [])`. A slice is a new container."""
+    if isinstance(expression, cst.Subscript):
+        return not any(isinstance(each.slice, cst.Slice) for each in expression.slice)
+    return isinstance(expression, cst.Call) and method_name(expression) == "setdefault"
+
+
 def append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
     """Return `losses.append` for `losses.append`, `partial(losses.append)` and `lambda loss: losses.append(loss)`."""
     if is_call_of(expression, "partial") and isinstance(expression, cst.Call) and len(expression.args) == 1:
@@ -356,41 +377,3 @@ def _starts_at_end(node: cst.CSTNode, path: str) -> bool:
 
 def _starts_at_beginning(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Slice) and node.lower is None
-
-
-def _names_in_backward(function: Function) -> frozenset[str]:
-    """Return the dotted paths of all tensors on which `backward` is called, or which `backward` receives as an
-    argument."""
-    found: set[str] = set()
-    for node in walk(function.body, into_functions=False):
-        if not isinstance(node, cst.Call):
-            continue
-        if (dotted(node.func) or "").endswith("autograd.grad") and node.args:
-            found.update(filter(None, [dotted(node.args[0].value)]))
-        if method_name(node) not in {"backward", "manual_backward"}:
-            continue
-        owner = receiver(node)
-        if isinstance(owner, cst.Call) and method_name(owner) in {"scale", "mean", "sum"}:
-            owner = owner.args[0].value if owner.args else receiver(owner)
-        given = node.args[0].value if node.args and node.args[0].keyword is None else None
-        name = dotted(given) or ""
-        start = owner if given is None or "grad" in name else given  # accelerator.backward(loss)
-        found.update(_summands(start))
-    for _ in range(2 if found else 0):  # loss = reconstruction + divergence
-        for node in walk(function.body, into_functions=False):
-            if isinstance(node, cst.Assign) and any(dotted(each.target) in found for each in node.targets):
-                found.update(_summands(node.value) if isinstance(node.value, cst.BinaryOperation) else ())
-    return frozenset(found)
-
-
-def _summands(node: cst.CSTNode | None) -> set[str]:
-    """Return `reconstruction` and `divergence` for `reconstruction + 0.5 * divergence`."""
-    if isinstance(node, cst.BinaryOperation):
-        if isinstance(node.operator, (cst.Add, cst.Subtract)):
-            return _summands(node.left) | _summands(node.right)
-        if isinstance(node.operator, (cst.Multiply, cst.Divide)):
-            sides = [each for each in (node.left, node.right) if not isinstance(each, cst.BaseNumber)]
-            return _summands(sides[0]) if len(sides) == 1 else set()
-        return set()
-    path = dotted(node)
-    return {path} if path is not None else set()

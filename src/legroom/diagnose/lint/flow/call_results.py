@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import libcst as cst
 
+from legroom.diagnose.lint.flow.facts import Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import walk
 from legroom.diagnose.lint.flow.values import (
@@ -292,7 +293,29 @@ def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
     return PLAIN
 
 
-def contents_of(program: Program, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
+def split_result(result: Value, forward: Function | None) -> Value:
+    """Return the items that a model of this file returns. Detached items have no graph."""
+    if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
+        return result
+    detached = (ValueKind.TENSOR, ValueKind.PLAIN)
+    items = tuple(each if each.kind in detached else result for each in forward.returns.items)
+    return Value(ValueKind.CONTAINER, items=items)
+
+
+def new_instance(program: Program, class_name: str, arguments: tuple[Value, ...]) -> Value:
+    """Return a new object of a class of this file."""
+    kind = ValueKind.MODEL if program.is_module_class(class_name) else ValueKind.UNKNOWN
+    frozen = kind is ValueKind.MODEL and _has_no_parameters(program, class_name)
+    return Value(
+        kind,
+        class_name=class_name,
+        items=_contents_of(program, class_name, arguments),
+        frozen=frozen,
+        trainable=kind is ValueKind.MODEL and not frozen and _has_parameters(program, class_name),
+    )
+
+
+def _contents_of(program: Program, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
     """Return the contents of a new object. The contents of a dataclass are all arguments. The contents of any other
     class are its attributes."""
     if program.method(class_name, "__init__") is None:
@@ -302,7 +325,7 @@ def contents_of(program: Program, class_name: str, arguments: tuple[Value, ...])
     return tuple(program.classes[class_name].attributes.values()) or None
 
 
-def has_parameters(program: Program, class_name: str) -> bool:
+def _has_parameters(program: Program, class_name: str) -> bool:
     """Return True if a module of this file contains layers or parameters that require gradients."""
     known = program.classes[class_name]
     values = [each for value in known.attributes.values() for each in (value, *value.contents)]
@@ -315,7 +338,7 @@ def has_parameters(program: Program, class_name: str) -> bool:
     return any(each.trainable or each.kind is ValueKind.PARAMETER for each in values)
 
 
-def has_no_parameters(program: Program, class_name: str) -> bool:
+def _has_no_parameters(program: Program, class_name: str) -> bool:
     """Return True if a module of this file contains no parameters and no other modules, such as a metric."""
     plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
     modules = (ValueKind.MODEL, ValueKind.PARAMETER)

@@ -9,18 +9,17 @@ import libcst as cst
 from legroom.diagnose.lint.flow.call_results import (
     builtin_result,
     computed_from,
-    contents_of,
-    has_no_parameters,
-    has_parameters,
     loss_call,
     method_result,
     model_call,
     names_a_loss,
+    new_instance,
+    split_result,
     torch_result,
 )
+from legroom.diagnose.lint.flow.evidence.narrowing import without_tensors
 from legroom.diagnose.lint.flow.facts import CallFact, FactContext, Function
 from legroom.diagnose.lint.flow.limits import is_small
-from legroom.diagnose.lint.flow.narrowing import without_tensors
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     children,
@@ -174,7 +173,7 @@ class Expressions:
         local = self.program.function_named(name, self.function)
         if local is not None:
             return Value(ValueKind.UNKNOWN, function=local.qualified_name)
-        return UNKNOWN if self._is_class(name) else guess_from_name(name)
+        return UNKNOWN if self._is_class(name) else self.program.guess(name)
 
     def _is_class(self, name: str) -> bool:
         """Return True for a class of this file, and for a name that is written like a class and that the file does not
@@ -238,7 +237,7 @@ class Expressions:
             return (
                 PLAIN
                 if name in {"device", "dtype", "config", "training"}
-                else replace(MODEL, frozen=owner.frozen)
+                else replace(MODEL, frozen=owner.frozen, trainable=owner.trainable)
             )
         return UNKNOWN if of_library else guess_from_name(name)
 
@@ -379,12 +378,10 @@ class Expressions:
     ) -> Value:
         no_grad = self.no_grad
         path = dotted(node.func)
+        if path == "cls" and self.function.class_name is not None:
+            path = self.function.class_name
         if path is not None and path in self.program.classes and path not in self.names:
-            kind = ValueKind.MODEL if self.program.is_module_class(path) else ValueKind.UNKNOWN
-            items = contents_of(self.program, path, arguments)
-            frozen = kind is ValueKind.MODEL and has_no_parameters(self.program, path)
-            trainable = kind is ValueKind.MODEL and not frozen and has_parameters(self.program, path)
-            return Value(kind, class_name=path, items=items, frozen=frozen, trainable=trainable)
+            return new_instance(self.program, path, arguments)
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
@@ -409,7 +406,7 @@ class Expressions:
         is_part = owner.kind is not ValueKind.MODEL or local is not None or self._is_submodule(node)
         if called.kind is ValueKind.MODEL and is_part and not is_other_method:
             no_grad = no_grad or (local is not None and local.no_grad)
-            return _split_result(model_call(called, arguments, no_grad=no_grad), local)
+            return split_result(model_call(called, arguments, no_grad=no_grad), local)
         if called.kind is ValueKind.CRITERION:
             return loss_call(arguments, no_grad=no_grad)
         if local is not None and local is not self.function:
@@ -483,15 +480,6 @@ class Expressions:
             if limit is not None and is_small(self.program, limit.value, self.function):
                 return container(known.element, bounded=True)
         return known
-
-
-def _split_result(result: Value, forward: Function | None) -> Value:
-    """Return the items that a model of this file returns. Detached items have no graph."""
-    if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
-        return result
-    detached = (ValueKind.TENSOR, ValueKind.PLAIN)
-    items = tuple(each if each.kind in detached else result for each in forward.returns.items)
-    return Value(ValueKind.CONTAINER, items=items)
 
 
 _QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "JoinableQueue"}

@@ -3,7 +3,7 @@
 import libcst as cst
 
 from legroom.diagnose.lint.flow.backward_uses import feeds_backward
-from legroom.diagnose.lint.flow.facts import CallSite, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.limits import is_unlimited
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import encloses, is_length_limited, is_released_elsewhere, survives
@@ -18,7 +18,7 @@ from legroom.diagnose.lint.flow.syntax import (
     root,
     walk,
 )
-from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES
+from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
 
 
 def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function | None:
@@ -44,6 +44,26 @@ def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function
     ):
         return None
     return store.function if _survives_in_callers(program, store) else None
+
+
+def outlives_call(program: Program, call: CallFact, store: StoreFact) -> bool:
+    """Return True if a value that a call passes to a storing function is still stored in the next step. `store` is the
+    statement in the function that stores the value."""
+    if (
+        is_released_elsewhere(program, store)
+        or (is_length_limited(program, store) and not is_unlimited(program, store))
+        or ends_with_enclosing_call(program, store)
+        or call.local is None
+    ):
+        return False
+    site = next((each for each in call.local.call_sites if each.call is call.node), None)
+    if site is None or (root(store.target) == "self" and not object_survives(program, site)):
+        return False
+    return (
+        not store.is_in_argument
+        or store.function is not call.local
+        or container_survives(program, site, store)
+    )
 
 
 def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
@@ -182,7 +202,8 @@ def _survives_call(
         return False
     for loop in reversed(site.loops):
         if survives(program, path, loop):
-            if is_step_loop(loop) and not feeds_backward(program, path, site.caller, loop):
+            is_step = is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER
+            if is_step and not feeds_backward(program, path, site.caller, loop):
                 return True
         else:
             return False

@@ -88,6 +88,8 @@ class FactRecorder(Expressions):
         """Maps a name to the parameter that it refers to, or of which it is a part."""
         self.depends_on: dict[str, set[str]] = {}
         """Maps a name to the names from which it was last computed. Detached names are omitted."""
+        self.alias_of: dict[str, str] = {}
+        """Maps a name to the attribute or item to which it refers, such as `row` to `self.rows` after `row = self.rows[0]`."""
         self.container_of: dict[str, str] = {}
         """Maps a loop variable to the container over which it iterates."""
 
@@ -107,6 +109,9 @@ class FactRecorder(Expressions):
         mapping: bool = False,
     ) -> None:
         value = self._with_attributes(expression, value)
+        known = self.names.get(target, UNKNOWN)
+        if how in {"append", "item"}:
+            target = self.alias_of.get(target, target)
         store = StoreFact(
             node=node,
             at=self.context_at(node),
@@ -116,9 +121,9 @@ class FactRecorder(Expressions):
             value=value,
             uses_old_value=uses_old_value,
             varying_key=varying_key,
-            bounded=self.names.get(target, UNKNOWN).bounded,
-            mapping=mapping or self.names.get(target, UNKNOWN).mapping,
-            previous=self.names.get(target, UNKNOWN),
+            bounded=known.bounded or self.names.get(target, UNKNOWN).bounded,
+            mapping=mapping or known.mapping or self.names.get(target, UNKNOWN).mapping,
+            previous=known,
         )
         if self.recording:
             self.program.stores.append(store)
@@ -155,7 +160,7 @@ class FactRecorder(Expressions):
     def record_release(self, node: cst.CSTNode, target: str, how: str) -> None:
         if not self.recording:
             return
-        for path in {target, self.container_of.get(target, target)}:
+        for path in {target, self.container_of.get(target, target), self.alias_of.get(target, target)}:
             self.program.releases.append(
                 ReleaseFact(node=node, at=self.context_at(node), target=path, how=how)
             )

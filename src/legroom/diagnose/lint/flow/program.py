@@ -12,9 +12,10 @@ from functools import cached_property
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
+from legroom.diagnose.lint.flow.evidence.called_models import called_models
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, ReleaseFact, StoreFact
 from legroom.diagnose.lint.flow.syntax import Imports, children, dotted, forget_file, walk
-from legroom.diagnose.lint.flow.values import UNKNOWN, Value
+from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
 _MODULE_BASES = re.compile(r"(?:^|\.)(?:Module|LightningModule|PreTrainedModel|Sequential|\w*Net|\w*Model)$")
@@ -110,6 +111,11 @@ class Program:
             for base in known.bases
         )
 
+    @cached_property
+    def value_classes(self) -> frozenset[str]:
+        """The classes of this file that are not modules."""
+        return frozenset(name for name in self.classes if not self.is_module_class(name))
+
     def is_autograd_function(self, name: str | None) -> bool:
         """Return True if a class of this file is a `torch.autograd.Function`. Its methods run without gradients."""
         known = self.classes.get(name or "")
@@ -171,6 +177,20 @@ class Program:
     def mentions(self, *names: str) -> bool:
         """Return True if any of these names occurs in the file."""
         return not self._identifiers.isdisjoint(names)
+
+    def guess(self, path: str) -> Value:
+        """Return the usual value of a name such as `model`, or of a name that the file uses as a model."""
+        guess = guess_from_name(path.rpartition(".")[2])
+        return self.guess_called(path) if guess.kind is ValueKind.UNKNOWN else guess
+
+    def guess_called(self, path: str) -> Value:
+        """Return the value of a name that the file uses as a model, or an unknown value."""
+        return MODEL if path in self._called_models else UNKNOWN
+
+    @cached_property
+    def _called_models(self) -> frozenset[str]:
+        defined = {function.name for function in self.functions.values()} | self.classes.keys()
+        return called_models(self.nodes) - defined
 
     @cached_property
     def objects(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ import re
 
 import libcst as cst
 
+from legroom.diagnose.lint.flow.added_parts import added_parts
 from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.limits import is_unlimited
 from legroom.diagnose.lint.flow.program import Program
@@ -92,6 +93,8 @@ def is_shrunk(store: StoreFact) -> bool:
     """Return True if a value is computed from itself without growing, as in `history = history[-100:]` or `h =
     h.detach()`."""
     expression = store.expression
+    if added_parts(expression, store.target):
+        return False
     if isinstance(expression, cst.Subscript):
         return store.value.kind is not ValueKind.GRAPH  # a slice of a tensor has the whole graph
     if isinstance(expression, (cst.ListComp, cst.DictComp, cst.SetComp)) and expression.for_in.ifs:

@@ -24,6 +24,10 @@ STEP_FUNCTIONS = frozenset(
     }
 )
 """Methods that frameworks call in every step."""
+EVALUATION_HOOKS = frozenset(
+    ["validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"]
+)
+"""Methods that frameworks may call with gradients disabled."""
 
 
 def is_step_loop(loop: LoopFact) -> bool:

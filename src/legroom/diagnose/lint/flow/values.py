@@ -277,8 +277,8 @@ LOSS_FUNCTIONS = re.compile(
     re.IGNORECASE,
 )
 MODEL_NAMES = re.compile(
-    r"^(?:model|net|network|encoder|decoder|generator|discriminator|backbone|classifier|policy|actor|critic|student"
-    r"|teacher|unet|vae|autoencoder|transformer|lstm|rnn|gru|gnn|gcn|gat|resnet|bert|gpt|gpt2|llm|siamese|embedder|regressor|mlp|cnn"
+    r"^(?:(?-i:G|D)|model|net|network|encoder|decoder|generator|discriminator|backbone|classifier|policy|actor|critic|student"
+    r"|teacher|unet|vae|autoencoder|transformer|lstm|rnn|gru|gnn|gcn|gat|resnet|vgg|bert|gpt|gpt2|llm|lm|clf|ae|ddp|denoiser|actor_critic|ac|siamese|embedder|regressor|mlp|cnn"
     r"|q_net|policy_net|target_net|netg|netd|g_net|d_net|ddp_model|base_model|head|cell|module)\d*$"
     r"|(?:_model|_net|_network|_encoder|_decoder)\d*$|^(?:model|net)_|^(?:encoder|decoder|enc|dec)_[a-z]$",
     re.IGNORECASE,

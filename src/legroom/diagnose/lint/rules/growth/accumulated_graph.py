@@ -11,7 +11,8 @@ their arguments.
 
 The rule also covers containers that collect tensors without a graph: gradients or copies of the model in every step,
 trained models that are not used again, the outputs of all batches or the states of all sampling steps on the GPU, and
-metrics of torchmetrics that store every prediction and are never reset.
+metrics of torchmetrics that store every prediction and are never reset. The container may be local, global, or in an
+object whose methods store their arguments.
 
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
 backward pass.
@@ -49,25 +50,25 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from legroom.diagnose.lint.collected.additions import additions_by_assignment, additions_by_calls
 from legroom.diagnose.lint.collected.at_once import collected_at_once
-from legroom.diagnose.lint.collected.copies import collected_gradients, collected_models
+from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models
 from legroom.diagnose.lint.collected.on_gpu import collected_outputs, collected_states
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.flow.added_parts import added_parts
 from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
-    container_survives,
-    ends_with_enclosing_call,
-    object_survives,
+    outlives_call,
     outlives_its_step,
 )
-from legroom.diagnose.lint.flow.limits import is_replayed, is_unlimited
+from legroom.diagnose.lint.flow.limits import is_replayed
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import is_length_limited, is_released_elsewhere, survives
+from legroom.diagnose.lint.flow.releases import survives
 from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop, iterates_data
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
@@ -98,15 +99,24 @@ def check(program: Program) -> Iterator[Problem]:
                 yield _stored(program, store)
         else:
             yield from collected_at_once(program, store)
-            yield from collected_gradients(program, store, _key_is_new)
-            yield from collected_models(program, store, _key_is_new)
-            yield from collected_outputs(program, store)
+            for each in (store, *additions_by_assignment(program, store)):
+                yield from _collected(program, each, _key_is_new)
             yield from collected_states(program, store)
             yield from kept_models(program, store)
+    for call, addition, store in additions_by_calls(program):
+        if not addition.value.has_graph and not _replaces(program, call, store):
+            yield from _collected(program, addition, lambda *_: True)
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
         yield from _passed_to_append(program, call)
     yield from metrics_without_reset(program)
+
+
+def _collected(program: Program, store: StoreFact, key_is_new: KeyCheck) -> Iterator[Problem]:
+    """Find tensors without a graph that a container collects on the GPU."""
+    yield from collected_gradients(program, store, key_is_new)
+    yield from collected_models(program, store, key_is_new)
+    yield from collected_outputs(program, store)
 
 
 def _collects_graph(program: Program, store: StoreFact) -> bool:
@@ -202,9 +212,8 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
         return any(_is_sum_with(program, side, target) for side in (expression.body, expression.orelse))
     if isinstance(expression, cst.ListComp):  # [0.9 * e + 0.1 * p for e, p in zip(average, parameters)]
         return isinstance(expression.elt, cst.BinaryOperation) and target in names_in(expression.for_in.iter)
-    if isinstance(expression, (cst.List, cst.Tuple, cst.Dict)):
-        starred = (cst.StarredElement, cst.StarredDictElement)
-        return any(isinstance(each, starred) and dotted(each.value) == target for each in expression.elements)
+    if added_parts(expression, target, program.value_classes):  # [*losses, loss], (loss, losses)
+        return True
     if isinstance(expression, cst.Call):
         name = program.imports.qualified(expression.func) or ""
         if name in {"torch.add", "torch.lerp", "torch.sub"}:
@@ -372,22 +381,9 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
         value = site.values.get(name)
         if value is None or not value.has_graph or not _is_passed_directly(call.local, name):
             continue
-        if (
-            is_released_elsewhere(program, store)
-            or (is_length_limited(program, store) and not is_unlimited(program, store))
-            or ends_with_enclosing_call(program, store)
-            or _is_reported_at_store(store)
-        ):
+        if _is_reported_at_store(store) or not outlives_call(program, call, store):
             continue
         if store.value.kind in (ValueKind.PLAIN, ValueKind.TENSOR) or _replaces(program, call, store):
-            continue
-        if root(store.target) == "self" and not object_survives(program, site):
-            continue
-        if (
-            store.is_in_argument
-            and store.function is call.local
-            and not container_survives(program, site, store)
-        ):
             continue
         if _is_passed_on(program, call.function, store):
             continue  # reported at the outer call

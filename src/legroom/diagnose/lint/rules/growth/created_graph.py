@@ -138,11 +138,7 @@ def _derived_names(program: Program, call: CallFact) -> set[str] | None:
             is_made_here = program.inside(call.node, store.expression)
             is_assigned |= is_made_here
             uses = is_made_here or bool(names & names_with_graph(store.expression))
-            if (
-                not uses
-                or store.no_grad
-                or not (store.value.has_graph or store.value.kind is ValueKind.UNKNOWN)
-            ):
+            if not uses or store.no_grad or not _may_have_graph(program, store.expression):
                 continue
             if last_name(store.target) == "grad" and "." in store.target:
                 if _reads_grad(program, call.function):

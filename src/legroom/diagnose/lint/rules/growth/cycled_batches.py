@@ -5,7 +5,8 @@ The rule checks for two cases:
 
 - `itertools.cycle` over a data loader, or over a generator that yields tensors. The rule does not flag `cycle` over a
   list or a tuple, whose items are alive anyway.
-- A list of all batches of a data loader on the GPU.
+- A container of all batches of a data loader on the GPU, also if a function or an object of the file stores the
+  batches, or if the loop trains. The rule does not flag labels, which are small.
 
 ## Why this is a problem
 A list of all batches on the GPU uses as much GPU memory as the whole data set, before the first step.

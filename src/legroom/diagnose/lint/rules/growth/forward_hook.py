@@ -65,9 +65,9 @@ def check(program: Program) -> Iterator[Problem]:
         if call.method not in _REGISTERING or not call.node.args:
             continue
         given = call.node.args[0].value
-        if isinstance(given, cst.Lambda):
-            yield from _lambda(program, call, given)
-        elif isinstance(given, cst.Attribute) and given.attr.value in _ADDING and call.loops:
+        for each in _lambdas(program, call, given):
+            yield from _lambda(program, call, each)
+        if isinstance(given, cst.Attribute) and given.attr.value in _ADDING and call.loops:
             yield from _adding_method(program, call, given)
         if program.mentions("remove") or not _is_kept(program, call):
             continue
@@ -232,6 +232,16 @@ def is_hook(program: Program, function: Function) -> bool:
             if isinstance(given, cst.Call) and function.outer is not None and function.outer.name in named:
                 return True
     return False
+
+
+def _lambdas(program: Program, call: CallFact, given: cst.BaseExpression) -> list[cst.Lambda]:
+    """Return the lambda that is registered, or the lambdas that a function of this file returns for registration."""
+    if isinstance(given, cst.Lambda):
+        return [given]
+    path = dotted(given.func) if isinstance(given, cst.Call) else None
+    made = program.function_named(path, call.function) if path is not None else None
+    returned = made.returned_nodes if made is not None else []
+    return [each for each in returned if isinstance(each, cst.Lambda)]
 
 
 def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Problem]:

@@ -42,7 +42,7 @@ from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG116"
 _CONCATENATING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
-_SAME_SIZE = {"detach", "contiguous", "clone", "cpu", "to", "float", "half"}
+_METHODS_OF_HISTORY = {"detach", "contiguous", "clone", "cpu", "to", "float", "half"}
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -110,7 +110,7 @@ def _concatenated(program: Program, expression: cst.BaseExpression) -> list[cst.
         owner = receiver(expression)
         return (
             _concatenated(program, owner)
-            if method_name(expression) in _SAME_SIZE and owner is not None
+            if method_name(expression) in _METHODS_OF_HISTORY and owner is not None
             else []
         )
     given = positional(expression)[0] if positional(expression) else keyword(expression, "tensors")

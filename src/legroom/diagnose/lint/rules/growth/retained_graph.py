@@ -56,9 +56,9 @@ from legroom.diagnose.lint.flow.syntax import (
     walk,
 )
 from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.gradients.untrained_models import optimized_names
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth import carried_state
-from legroom.diagnose.lint.untrained_models import optimized_names
 
 CODE = "LG108"
 _PASSES = {"backward", "manual_backward"}

@@ -4,12 +4,16 @@
 Reports contain this code if several batches passed through the model without a backward pass, and every operation saved
 its activations.
 
-`legroom lint` checks for calls to a model with gradients enabled in five cases:
+`legroom lint` checks for calls to a model with gradients enabled in seven cases:
 
 - The call follows `model.eval()`.
 - The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
 - The call is in any other loop without a backward pass, such as a loop that generates samples, and no later backward
   pass uses the results.
+- The program only converts the results to numbers, prints, compares or saves them. The rule follows the results through
+  names, containers and functions of the file. In a training loop, the rule flags such a call only if the model runs on
+  data that do not change, such as a validation set.
+- A function of a file that only evaluates a model computes embeddings or predictions.
 - The call is in a training step, but no optimizer of the file trains the model, such as the teacher in a distillation.
   The rule flags the call only if the parameters of the model require gradients and its inputs have no graph.
 - The call is in a function that trains another model, such as a generator in the step of the discriminator. Another
@@ -53,6 +57,7 @@ If a condition is not met, the fix is unsafe.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import libcst as cst
 
@@ -61,6 +66,7 @@ from legroom.diagnose.lint.flow.backward_uses import feeds_backward, is_never_di
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.lifetimes import is_local
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     is_false,
@@ -71,12 +77,12 @@ from legroom.diagnose.lint.flow.syntax import (
     walk,
 )
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
+from legroom.diagnose.lint.gradients.untrained_models import models_of_other_steps, untrained_models
+from legroom.diagnose.lint.gradients.unused_results import is_test, unused_results
 from legroom.diagnose.lint.proofs import escapes, is_proven_module, may_be_printed
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.untrained_models import models_of_other_steps, untrained_models
 
 CODE = "LG201"
-_FRAMEWORK_HOOKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
 _HARMLESS = {
     "print",
     "float",
@@ -97,7 +103,13 @@ _NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hoo
 
 
 def check(program: Program) -> Iterator[Problem]:
-    for call, loop in evaluations_with_gradients(program):
+    evaluations = [*evaluations_with_gradients(program)]
+    reported = {loop or call.function for call, loop in evaluations}
+    reported |= {
+        found.function for call, _ in evaluations if (found := _model_call(program, call)) is not call
+    }
+    evaluations += [(call, _outermost_without_training(call)) for call in unused_results(program, reported)]
+    for call, loop in evaluations:
         edits, safe = _fix(program, call, loop)
         yield Problem(
             node=_model_call(program, call).node,
@@ -121,8 +133,19 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
-def evaluations_with_gradients(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
-    """Yield the first model call in each evaluation, and the evaluation loop if there is one."""
+@lru_cache(maxsize=1)  # LG104 also reads the evaluations
+def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFact | None], ...]:
+    """Return the first model call in each evaluation, and the evaluation loop if there is one."""
+    found = [*_evaluations(program)]
+    reported = {loop or call.function for call, loop in found}
+    reported |= {made.function for call, _ in found if (made := _model_call(program, call)) is not call}
+    found += [(call, _outermost_without_training(call)) for call in unused_results(program, reported)]
+    return tuple(found)
+
+
+def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
+    """Yield the first model call in each function or loop that is named or switched to evaluate, or whose results no
+    backward pass uses."""
     reported: set[LoopFact | Function] = set()
     for call in program.calls:
         if call.no_grad or not _runs_a_model(program, call) or call.function.grad_mode_varies:
@@ -141,7 +164,7 @@ def evaluations_with_gradients(program: Program) -> Iterator[tuple[CallFact, Loo
 
 def _runs_a_model(program: Program, call: CallFact) -> bool:
     """Return True if a call runs a model with gradients enabled, directly or in a function of this file."""
-    if not call.result.has_graph or call.function.name in _FRAMEWORK_HOOKS:
+    if not call.result.has_graph or call.function.name in EVALUATION_HOOKS:
         return False
     if call.receiver.kind is ValueKind.MODEL:
         if _only_has_model_name(program, call):
@@ -200,7 +223,7 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
         return False
     if _is_compared(program, call):
         return False
-    if call.function.name.startswith("test_"):
+    if is_test(call.function):
         return False
     switched = _is_in_eval_mode(program, call)
     is_discarded = isinstance(program.parent.get(call.node), cst.Expr)

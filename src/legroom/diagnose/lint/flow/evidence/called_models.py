@@ -1,0 +1,88 @@
+"""Finds the models of a file by how the file uses them, for models whose names do not indicate a model."""
+
+import re
+from collections.abc import Iterable
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, receiver, root
+from legroom.diagnose.lint.flow.values import LOSS_FUNCTIONS, OPTIMIZER_NAMES, split_words
+
+_MODEL_METHODS = split_words(
+    "eval train parameters named_parameters named_modules state_dict load_state_dict requires_grad_"
+)
+"""Methods of a model. Optimizers also have some of them, but a program does not call an optimizer."""
+_OUTPUT_METHODS = split_words("argmax softmax log_softmax logits")
+"""Methods and attributes of the output of a classifier."""
+_OUTPUT_FUNCTIONS = split_words("normalize softmax log_softmax")
+_NOT_A_MODEL = re.compile(
+    r"loss|crit|metric|transform|augment|aug|normal|process|func|fn|log|plot|show|save", re.IGNORECASE
+)
+_MODEL_CLASSES = split_words("Module LightningModule PreTrainedModel ScriptModule DistributedDataParallel")
+
+
+def called_models(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
+    """Return the paths that a file calls and uses as models: `f` for `f.eval()` with `f(x)`, for `f(x).argmax(1)` in a
+    function with the parameter `f`, and for a parameter `f: nn.Module`."""
+    used, called, computed, parameters, annotated = set[str](), set[str](), set[str](), set[str](), set[str]()
+    for node in nodes:
+        kind = type(node)  # isinstance is slow for libcst's abstract classes
+        if kind is cst.Call:
+            assert isinstance(node, cst.Call)
+            path = dotted(node.func)
+            if path is not None and node.args:
+                called.add(path)
+                if _is_moved(node.args[0].value) and not _NOT_A_MODEL.search(path):
+                    computed.add(path)
+                if LOSS_FUNCTIONS.search(last_name(path)) or last_name(path) in _OUTPUT_FUNCTIONS:
+                    computed.update(_called_path(node.args[0].value))
+            if isinstance(node.func, cst.Attribute) and node.func.attr.value in _MODEL_METHODS:
+                used.update(filter(None, [dotted(node.func.value)]))
+        elif kind is cst.Attribute:
+            assert isinstance(node, cst.Attribute)
+            if node.attr.value in _OUTPUT_METHODS:
+                computed.update(_called_path(node.value))
+        elif kind is cst.Param:
+            assert isinstance(node, cst.Param)
+            parameters.add(node.name.value)
+            if node.annotation is not None and _names_a_model(node.annotation.annotation):
+                annotated.add(node.name.value)
+    found = (used & called) | (computed & parameters) | (annotated & called)
+    return frozenset(
+        path
+        for path in found
+        if path not in {"self", "cls", "super"} and not OPTIMIZER_NAMES.search(last_name(path))
+    )
+
+
+def _called_path(node: cst.BaseExpression) -> set[str]:
+    """Return `f` for `f(x)` and for `f(x).squeeze()`, and `f` and `g` for `f(g(x))`."""
+    while isinstance(node, cst.Call):
+        owner = receiver(node)
+        if not isinstance(owner, cst.Call):
+            path = dotted(node.func)
+            if path is None or not node.args or root(path) != path:
+                return set()
+            return {path} | _called_path(node.args[0].value)
+        node = owner
+    return set()
+
+
+def _is_moved(node: cst.BaseExpression) -> bool:
+    """Return True for `x.cuda()` and `x.to(device)`."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return False
+    if node.func.attr.value == "cuda":
+        return True
+    given = dotted(node.args[0].value) if node.func.attr.value == "to" and node.args else None
+    return given is not None and "dev" in last_name(given)
+
+
+def _names_a_model(annotation: cst.BaseExpression) -> bool:
+    """Return True for `nn.Module`, and for `nn.Module | None`."""
+    if isinstance(annotation, cst.BinaryOperation):
+        return _names_a_model(annotation.left) or _names_a_model(annotation.right)
+    if isinstance(annotation, cst.Subscript) and dotted(annotation.value) in {"Optional", "typing.Optional"}:
+        inner = annotation.slice[0].slice
+        return isinstance(inner, cst.Index) and _names_a_model(inner.value)
+    return last_name(dotted(annotation) or "") in _MODEL_CLASSES

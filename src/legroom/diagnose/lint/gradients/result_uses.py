@@ -1,0 +1,321 @@
+"""Determines what a program does with a result that has an autograd graph: whether a backward pass may use the graph.
+
+A result is followed through names, containers, tensor operations, functions of this file and their callers. A use that
+is not known counts as an escape, so that the graph may be needed.
+"""
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Any
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.call_results import names_a_loss
+from legroom.diagnose.lint.flow.facts import CallFact, Function
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import bound_paths, dotted, last_name, method_name, receiver, walk
+from legroom.diagnose.lint.flow.values import (
+    GRAPHLESS_ATTRIBUTES,
+    GRAPHLESS_FUNCTIONS,
+    GRAPHLESS_METHODS,
+    NUMBER_ATTRIBUTES,
+    ValueKind,
+    split_words,
+)
+
+
+class Use(IntEnum):
+    """What happens to a result. The higher value applies if a program uses a result several times."""
+
+    UNUSED = 0
+    """The result is discarded, or only its shape is read."""
+    DETACHED = 1
+    """The result is only used without its graph."""
+    READ = 2
+    """The result is converted to numbers, printed, compared or saved. No backward pass uses its graph."""
+    EVALUATED = 3
+    """A loss or an accuracy of the result is read, or the result is saved as an image. No backward pass uses its graph."""
+    ESCAPES = 4
+    """Other code receives the result, and may run a backward pass."""
+
+
+_MAX_DEPTH = 24
+_SHAPES = NUMBER_ATTRIBUTES | split_words("size dim numel nelement stride ndimension")
+_NUMBERS = split_words("item tolist numpy __format__ __float__ __int__")
+_DIFFERENTIATING = split_words("backward retain_grad register_hook requires_grad_ grad")
+_READING = split_words(
+    "print float int str round bool repr format len isinstance save add_scalar "
+    "add_scalars set_postfix set_postfix_str set_description info debug warning write"
+)
+"""Functions and methods that read a result and do not keep its graph."""
+_PASSING = split_words(
+    "sum max min abs list tuple zip enumerate sorted dict reversed map filter next iter set"
+)
+_ADDING = split_words("append extend insert add appendleft")
+_TRANSPARENT = (
+    cst.BinaryOperation, cst.UnaryOperation, cst.BooleanOperation, cst.Tuple, cst.List, cst.Dict, cst.Element,
+    cst.DictElement, cst.StarredElement, cst.StarredDictElement, cst.Await, cst.ListComp, cst.GeneratorExp, cst.SetComp,
+    cst.DictComp,
+)  # fmt: skip
+_IMAGES = split_words("save_image imshow make_grid add_image add_images imsave")
+_READERS = (
+    cst.FormattedStringExpression,
+    cst.ComparisonTarget,
+    cst.Comparison,
+    cst.Assert,
+    cst.If,
+    cst.While,
+    cst.Index,
+)
+
+
+class ResultUses:
+    """Follows the results of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.calls: dict[cst.CSTNode, CallFact] = {each.node: each for each in program.calls}
+        self.is_evaluated = False
+
+    def use_of(self, node: cst.CSTNode, function: Function) -> Use:
+        """Return the use of an expression in a function."""
+        self.is_evaluated = False
+        found = self._use(node, function, set(), 0)
+        return Use.EVALUATED if found is Use.READ and self.is_evaluated else found
+
+    def _use(self, node: cst.CSTNode, function: Function, seen: set[cst.CSTNode], depth: int) -> Use:
+        while True:
+            if node in seen:
+                return Use.UNUSED
+            if depth > _MAX_DEPTH:
+                return Use.ESCAPES
+            seen.add(node)
+            depth += 1
+            parent: Any = self.program.parent.get(node)
+            if isinstance(parent, (cst.Expr, cst.Del)):
+                return Use.UNUSED
+            if isinstance(parent, cst.Attribute):
+                found = self._attribute(parent)
+                if isinstance(found, Use):
+                    return found
+                node = found
+            elif isinstance(parent, cst.Subscript):
+                node = parent
+            elif isinstance(parent, _READERS):
+                self.is_evaluated |= isinstance(parent, (cst.Comparison, cst.ComparisonTarget))
+                return Use.READ
+            elif isinstance(parent, cst.IfExp):
+                if parent.test is node:
+                    return Use.READ
+                node = parent
+            elif isinstance(parent, cst.CompFor):
+                return self._bound(parent.target, self.program.parent.get(parent), function, seen, depth)
+            elif isinstance(parent, _TRANSPARENT):
+                is_error = isinstance(parent, cst.BinaryOperation) and isinstance(
+                    parent.operator, cst.Subtract
+                )
+                self.is_evaluated |= is_error
+                node = parent
+            elif isinstance(parent, cst.Arg):
+                argument = self._argument(parent, function, seen, depth)
+                if isinstance(argument, Use):
+                    return argument
+                node = argument
+            else:
+                return self._statement(node, parent, function, seen, depth)
+
+    def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
+        """Return the use of an object whose attribute is read, or the result of the method."""
+        name = attribute.attr.value
+        if name in _SHAPES:
+            return Use.UNUSED
+        if name in _DIFFERENTIATING:
+            return Use.ESCAPES
+        if name in GRAPHLESS_ATTRIBUTES or name in {"detach", "detach_"}:
+            return Use.DETACHED
+        if name in GRAPHLESS_METHODS:
+            self.is_evaluated |= self._is_compared(attribute)
+            return Use.READ
+        if name in _NUMBERS:
+            return Use.READ
+        call = self.program.parent.get(attribute)
+        if isinstance(call, cst.Call) and call.func is attribute:
+            return Use.UNUSED if name in _ADDING else call
+        return attribute
+
+    def _is_compared(self, attribute: cst.Attribute) -> bool:
+        """Return True for an accuracy such as `(output.argmax(1) == y).sum()`."""
+        call = self.program.parent.get(attribute)
+        outer = self.program.parent.get(call) if call is not None else None
+        return isinstance(outer, (cst.Comparison, cst.ComparisonTarget, cst.Assign))
+
+    def _argument(
+        self, argument: cst.Arg, function: Function, seen: set[cst.CSTNode], depth: int
+    ) -> Use | cst.CSTNode:
+        """Return the use of an argument, or the result that has its graph."""
+        call = self.program.parent.get(argument)
+        if not isinstance(call, cst.Call):
+            return Use.ESCAPES
+        name = self.program.imports.qualified(call.func) or ""
+        last = last_name(name) or method_name(call) or ""
+        fact = self.calls.get(call)
+        if fact is not None and fact.local is not None and fact.receiver.kind is not ValueKind.MODEL:
+            return self._parameter(fact.local, call, argument, seen, depth)
+        if last in _DIFFERENTIATING or ".autograd" in name or ".checkpoint" in name:
+            return Use.ESCAPES
+        self.is_evaluated |= last in _IMAGES or names_a_loss(last)
+        if last in _READING or last in _IMAGES or name.startswith(("math.", "numpy.")):
+            return Use.READ
+        owner = receiver(call)
+        if last in _ADDING and owner is not None:
+            return self._name_reads(dotted(owner), call, function, seen, depth)
+        if name.startswith("torch."):
+            return Use.READ if last in GRAPHLESS_FUNCTIONS else call
+        if name in _PASSING or names_a_loss(last):
+            return call
+        if fact is not None and fact.receiver.kind in (ValueKind.MODEL, ValueKind.CRITERION):
+            self.is_evaluated |= fact.receiver.kind is ValueKind.CRITERION
+            return call
+        if owner is not None and self.program.value(owner).is_tensor:
+            return call
+        return Use.ESCAPES
+
+    def _parameter(
+        self, local: Function, call: cst.Call, argument: cst.Arg, seen: set[cst.CSTNode], depth: int
+    ) -> Use:
+        """Return the use of an argument in a function of this file."""
+        names = {name for name, given in local.receives(call) if given is argument}
+        if not names or local.name == "__init__" or not names.isdisjoint(local.stored_parameters):
+            return Use.ESCAPES
+        reads = [node for node in walk(local.body) if isinstance(node, cst.Name) and node.value in names]
+        return self._all(reads, local, seen, depth)
+
+    def _all(
+        self, nodes: Iterable[cst.CSTNode], function: Function, seen: set[cst.CSTNode], depth: int
+    ) -> Use:
+        found = Use.UNUSED
+        for node in nodes:
+            found = max(found, self._use(node, function, seen, depth))
+            if found is Use.ESCAPES:
+                break
+        return found
+
+    def _bound(
+        self,
+        target: cst.BaseExpression,
+        scope: cst.CSTNode | None,
+        function: Function,
+        seen: set[cst.CSTNode],
+        depth: int,
+    ) -> Use:
+        """Return the use of the variables that a loop over a result binds."""
+        names = bound_paths(target)
+        inside = set(walk(target))
+        reads = [
+            node
+            for node in (walk(scope) if scope is not None else ())
+            if isinstance(node, cst.Name) and node.value in names and node not in inside
+        ]
+        return self._all(reads, function, seen, depth)
+
+    def _statement(
+        self, node: cst.CSTNode, parent: Any, function: Function, seen: set[cst.CSTNode], depth: int
+    ) -> Use:
+        if isinstance(parent, cst.Return):
+            sites = function.call_sites
+            if not sites or function.name in self.program.passed_names or function.name.startswith("__"):
+                return Use.ESCAPES
+            return max(
+                (self._use(each.call, each.caller, seen, depth) for each in sites), default=Use.ESCAPES
+            )
+        if isinstance(parent, cst.Assign):
+            return max(
+                (
+                    self._name_reads(path, parent, function, seen, depth)
+                    for target in parent.targets
+                    for path in _assigned(target.target)
+                ),
+                default=Use.ESCAPES,
+            )
+        if isinstance(parent, cst.AugAssign):
+            return max(
+                self._name_reads(path, parent, function, seen, depth) for path in _assigned(parent.target)
+            )
+        if isinstance(parent, cst.NamedExpr):
+            reads = self._name_reads(dotted(parent.target), parent, function, seen, depth)
+            return max(reads, self._use(parent, function, seen, depth))
+        if isinstance(parent, cst.For) and parent.iter is node:
+            return self._bound(parent.target, parent.body, function, seen, depth)
+        return Use.ESCAPES
+
+    def _name_reads(
+        self, path: str | None, stored: cst.CSTNode, function: Function, seen: set[cst.CSTNode], depth: int
+    ) -> Use:
+        """Return the use of a local variable after a result is stored in it."""
+        if path is None or "." in path or not function.owns(path) or path in function.nonlocal_names:
+            return Use.ESCAPES
+        reads = list(self._reached(path, stored, function))
+        if any(self._is_in_other_function(each, function) for each in reads):
+            return Use.ESCAPES
+        return self._all(reads, function, seen, depth)
+
+    def _reached(self, path: str, stored: cst.CSTNode, function: Function) -> Iterator[cst.CSTNode]:
+        """Yield the reads of a name that may still refer to the value that a statement stores."""
+        order = self.program.order
+        position = order[stored]
+        own = set(walk(stored)) if isinstance(stored, (cst.Assign, cst.AugAssign)) else set()
+        again = [
+            each
+            for each in walk(function.body, into_functions=False)
+            if isinstance(each, cst.Assign)
+            and each is not stored
+            and any(dotted(target.target) == path for target in each.targets)
+            and not any(isinstance(inner, cst.Name) and inner.value == path for inner in walk(each.value))
+        ]
+        blocks = [each for each in self.program.ancestors(stored) if _is_block(each)]
+        later = [order[each] for each in again if order[each] > position and self._block(each) in blocks]
+        end = min(later, default=len(self.program.nodes))
+        loop = next(
+            (each for each in self.program.ancestors(stored) if isinstance(each, (cst.For, cst.While))), None
+        )
+        first = order[loop] if loop is not None and end == len(self.program.nodes) else position
+        for node in walk(function.body):
+            if not isinstance(node, cst.Name) or node.value != path or node in own or self._is_target(node):
+                continue
+            at = order[node]
+            if position < at < end:
+                yield node
+            elif first < at < position and not any(first < order[each] < at for each in again):
+                yield node  # in the next iteration
+
+    def _block(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        return next((each for each in self.program.ancestors(node) if _is_block(each)), None)
+
+    def _is_target(self, node: cst.CSTNode) -> bool:
+        parent = self.program.parent.get(node)
+        while isinstance(parent, (cst.Tuple, cst.List, cst.Element)):
+            parent = self.program.parent.get(parent)
+        return isinstance(parent, (cst.AssignTarget, cst.Param, cst.NameItem)) or (
+            isinstance(parent, (cst.AugAssign, cst.For, cst.CompFor)) and parent.target is node
+        )
+
+    def _is_in_other_function(self, node: cst.CSTNode, function: Function) -> bool:
+        for each in self.program.ancestors(node):
+            if each is function.node:
+                return False
+            if isinstance(each, (cst.FunctionDef, cst.Lambda)):
+                return True
+        return False
+
+
+def _is_block(node: cst.CSTNode) -> bool:
+    return isinstance(node, (cst.IndentedBlock, cst.Module))
+
+
+def _assigned(target: cst.BaseExpression) -> list[str | None]:
+    """Return the names to which a statement assigns a result. An item of a container has the name of the container."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        return [path for each in target.elements for path in _assigned(each.value)]
+    while isinstance(target, cst.Subscript):
+        target = target.value
+    return [dotted(target)]
