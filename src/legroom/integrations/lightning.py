@@ -95,10 +95,12 @@ class LegroomCallback(Callback):  # type: ignore[misc]  # untyped
 
 def _find_batch(trainer: Any, module: Any) -> FittedBatch:
     """Set `batch_size` of the module or data module, and `accumulate_grad_batches`."""
-    owner = next((each for each in (trainer.datamodule, module) if hasattr(each, "batch_size")), None)
+    data = trainer.datamodule or module
+    owners = (data, module, data.hparams, module.hparams)
+    owner = next((each for each in owners if hasattr(each, "batch_size")), None)
     if owner is None or not isinstance(owner.batch_size, int):
         raise UsageError(
-            "find_batch requires an attribute `batch_size` of the module or data module, and a `train_dataloader` method "
+            "find_batch requires an attribute or hyperparameter `batch_size` of the module or data module, and a `train_dataloader` method "
             "that uses it."
         )
     if not module.automatic_optimization or len(trainer.optimizers) != 1:
@@ -106,7 +108,6 @@ def _find_batch(trainer: Any, module: Any) -> FittedBatch:
             "find_batch requires automatic optimization with one optimizer. Use `legroom.find_batch`."
         )
     (optimizer,) = trainer.optimizers
-    source = owner if hasattr(type(owner), "train_dataloader") and owner is trainer.datamodule else module
 
     def step(batch: Any) -> None:
         with trainer.precision_plugin.train_step_context():
@@ -123,7 +124,7 @@ def _find_batch(trainer: Any, module: Any) -> FittedBatch:
     try:
         fitted = fit_batch(
             step,
-            next(iter(source.train_dataloader())),
+            next(iter(data.train_dataloader())),
             effective=owner.batch_size * trainer.accumulate_grad_batches,
             extra_state=(module, optimizer),
         )

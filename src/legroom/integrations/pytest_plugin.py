@@ -90,9 +90,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     wrapper=True, trylast=True
 )  # after pytest's own wrappers, whose teardown requires their setup
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    names = getattr(item, "fixturenames", ())
-    if "virtual_gpu" in names or any(item.get_closest_marker(name) for name in _MARKS):
-        _start(item, is_virtual="virtual_gpu" in names)
+    is_virtual = _uses_virtual_gpu(item)
+    if is_virtual or any(item.get_closest_marker(name) for name in _MARKS):
+        _start(item, is_virtual=is_virtual)
     return (yield from _explained(item))
 
 
@@ -145,6 +145,18 @@ def _start(item: pytest.Item, *, is_virtual: bool) -> None:
     else:
         return
     pytest.fail(message, pytrace=False)
+
+
+def _uses_virtual_gpu(item: pytest.Item) -> bool:
+    """Return whether a test uses the fixture `virtual_gpu` of this plugin. A project may have its own fixture of this name,
+    which may use the fixture of this plugin. Without the private attribute of pytest, the fixture fails."""
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    for definition in reversed(known.get("virtual_gpu", ())):
+        if getattr(definition.func, "__module__", "") == __name__:
+            return True
+        if "virtual_gpu" not in definition.argnames:
+            return False
+    return False
 
 
 def _gpu_of(item: pytest.Item) -> Any:

@@ -135,8 +135,27 @@ def test_a_leak_and_non_finite_gradients_are_found(caplog: pytest.LogCaptureFixt
     assert 'To change it: `Trainer(precision="bf16-mixed")`.' in caplog.text
 
 
+def test_the_batch_size_may_be_a_hyperparameter_of_a_data_module() -> None:
+    class Data(lightning.LightningDataModule):  # type: ignore[misc]
+        def __init__(self, batch_size: int = 16) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(TensorDataset(torch.randn(32, WIDTH), torch.ones(32)), self.hparams.batch_size)
+
+    data, module = Data(), Regression()
+    del module.batch_size
+    with legroom.VirtualGPU("32MiB"):
+        make_trainer(LegroomCallback(find_batch=True), max_steps=1).fit(module, data)
+    assert data.hparams.batch_size == 4
+
+
 def test_a_module_without_a_batch_size_is_one_line() -> None:
     module = Regression()
     del module.batch_size
-    with legroom.VirtualGPU("8GiB"), pytest.raises(UsageError, match="requires an attribute `batch_size`"):
+    with (
+        legroom.VirtualGPU("8GiB"),
+        pytest.raises(UsageError, match="requires an attribute or hyperparameter `batch_size`"),
+    ):
         make_trainer(LegroomCallback(find_batch=True)).fit(module)

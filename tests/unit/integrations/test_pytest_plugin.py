@@ -14,6 +14,7 @@ from legroom.integrations.memory_test import file_name
 pytest_plugins = ["pytester"]
 
 PLUGIN = "legroom.integrations.pytest_plugin"
+NO_REWRITE = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # the plugin may be imported already
 USAGE = """
     import pytest, torch
 
@@ -31,7 +32,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 def run(project: pytest.Pytester, source: str, *options: str) -> pytest.RunResult:
     project.makepyfile(test_memory=textwrap.dedent(USAGE) + textwrap.dedent(source))
-    return project.runpytest_inprocess("-p", PLUGIN, "-p", "no:cacheprovider", "--strict-markers", *options)
+    return project.runpytest_inprocess(
+        "-p", PLUGIN, "-p", "no:cacheprovider", "--strict-markers", *NO_REWRITE, *options
+    )
 
 
 # --- the limit
@@ -287,6 +290,30 @@ def test_the_virtual_gpu_has_the_default_size_a_parameter_or_the_size_of_the_mar
             assert not torch.cuda.is_available()
         """,
     ).assert_outcomes(passed=5)
+
+
+def test_a_project_may_have_its_own_virtual_gpu(project: pytest.Pytester) -> None:
+    run(
+        project,
+        """
+        class TestOther:
+            @pytest.fixture
+            def virtual_gpu(self):
+                return "other"
+
+            def test_own(self, virtual_gpu):
+                assert virtual_gpu == "other"
+                assert not torch.cuda.is_available()
+
+        class TestExtended:
+            @pytest.fixture
+            def virtual_gpu(self, virtual_gpu):
+                return [virtual_gpu, use(1)]
+
+            def test_extended(self, virtual_gpu):
+                assert virtual_gpu[1].is_cuda
+        """,
+    ).assert_outcomes(passed=2)
 
 
 def test_the_recording_has_the_memory_of_its_block(project: pytest.Pytester) -> None:
