@@ -7,6 +7,7 @@ therefore passes if it fits. Memory that is allocated before the test does not c
 
 import gc
 import hashlib
+import linecache
 import re
 import weakref
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from legroom.train.sizes.capacity import memory_fraction
 from legroom.units import format_size
 
 TOP_LINES = 3
+MAX_CODE = 60
 DEFAULT_GPU = "8GiB"
 
 
@@ -147,7 +149,7 @@ class MemoryTest:
             "test": self.name,
             "peak": peak,
             "limit": self._limit,
-            "lines": [*_largest(self._recording.by_line())] if peak else [],
+            "lines": _largest(self._recording.by_line()) if peak else [],
         }
 
     def write(self, folder: Path) -> None:
@@ -171,7 +173,7 @@ class MemoryTest:
                 f"The test needs at least {format_size(needed)} of GPU memory, and {format_size(allowed)} is allowed. "
                 f"Tried to allocate {format_size(event.requested)} at {_location(event.frame)}."
             )
-        rows = [*_largest(self._recording.by_line())]
+        rows = _largest(self._recording.by_line())
         if rows:
             yield "Largest lines:"
             yield from _table(rows)
@@ -179,7 +181,7 @@ class MemoryTest:
     def _leak_lines(self, lines: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{format_size(sum(line['bytes'] for line in lines))} of GPU memory is still allocated after the test."
         yield "Allocated at:"
-        yield from _table([*_largest(lines)])
+        yield from _table(_largest(lines))
         holders = self._holders()
         if holders:
             yield "Retained by:"
@@ -239,14 +241,28 @@ def summary_lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield from _table(result["lines"])
 
 
-def _largest(lines: Sequence[dict[str, Any]]) -> Iterator[list[Any]]:
-    for line in lines[:TOP_LINES]:
-        yield [line["bytes"], str(line["category"]), format_location(line["file"], line["line"])]
+def _largest(lines: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """Return the bytes, the categories, the location and the code of the largest lines. Each line is included once."""
+    by_line: dict[tuple[str | None, int | None], list[dict[str, Any]]] = {}
+    for line in lines:
+        by_line.setdefault((line["file"], line["line"]), []).append(line)
+    rows = [
+        [
+            sum(part["bytes"] for part in parts),
+            ", ".join(dict.fromkeys(str(part["category"]) for part in parts)),
+            format_location(file, number),
+            linecache.getline(file or "", number or 0).strip()[:MAX_CODE],
+        ]
+        for (file, number), parts in by_line.items()
+    ]
+    return sorted(rows, key=lambda row: -row[0])[:TOP_LINES]
 
 
 def _table(rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    for size, category, where in rows:
-        yield f"  {format_size(size):>11}  {category:<10}  {where}"
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (1, 2)]
+    for size, categories, where, code in rows:
+        line = f"  {format_size(size):>11}  {categories:<{widths[0]}}  {where:<{widths[1]}}  {code}"
+        yield line.rstrip()
 
 
 def _location(frame: Any) -> str:

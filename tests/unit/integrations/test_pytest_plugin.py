@@ -61,9 +61,9 @@ def test_a_test_that_needs_more_memory_fails_with_the_needed_memory_and_the_larg
             "The test needs at least 90.0 MiB of GPU memory, and 64.0 MiB is allowed. "
             "Tried to allocate 40.0 MiB at test_memory.py:4.",
             "Largest lines:",
-            "     20.0 MiB  input       test_memory.py:8",
-            "     16.0 MiB  input       test_memory.py:9",
-            "     12.0 MiB  input       test_memory.py:10",
+            "     20.0 MiB  input  test_memory.py:8   first = torch.zeros(20 << 20, dtype=torch.uint8, device=*",
+            "     16.0 MiB  input  test_memory.py:9   second = torch.zeros(16 << 20, dtype=torch.uint8, device=*",
+            "     12.0 MiB  input  test_memory.py:10  third = torch.zeros(12 << 20, dtype=torch.uint8, device=*",
             "=*",
         ],
         consecutive=True,
@@ -83,8 +83,26 @@ def test_a_test_that_fits_passes_and_the_summary_has_its_peak(project: pytest.Py
     )
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["*= GPU memory =*", "30.0 MiB of 64.0 MiB  test_memory.py::test_small", "*30.0 MiB*test_memory.py:4"]
+        [
+            "*= GPU memory =*",
+            "30.0 MiB of 64.0 MiB  test_memory.py::test_small",
+            "*30.0 MiB*test_memory.py:4  return torch.zeros(*",
+        ]
     )
+
+
+def test_a_line_with_several_categories_is_one_line(project: pytest.Pytester) -> None:
+    result = run(
+        project,
+        """
+        @pytest.mark.gpu_memory("64 MiB")
+        def test_layers():
+            layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).cuda()
+            layers(torch.randn(4096, 64, device="cuda")).sum().backward()
+        """,
+    )
+    result.assert_outcomes(passed=1)
+    assert result.stdout.str().count("layers(torch.randn") == 1
 
 
 def test_code_that_recovers_from_the_error_passes(project: pytest.Pytester) -> None:
@@ -196,7 +214,7 @@ def test_memory_that_survives_the_test_is_an_error_that_names_line_and_variable(
         [
             "8.0 MiB of GPU memory is still allocated after the test.",
             "Allocated at:",
-            "*8.0 MiB*test_memory.py:4",
+            "*8.0 MiB*test_memory.py:4  return torch.zeros(*",
             "Retained by:",
             "  KEPT (list, 4 items)*test_memory.py*",
         ]
