@@ -341,7 +341,9 @@ def _reads_item(expression: cst.BaseExpression) -> bool:
     """Return True for `rows[name]` and `rows.setdefault(name, [])`. A slice is a new container."""
     if isinstance(expression, cst.Subscript):
         return not any(isinstance(each.slice, cst.Slice) for each in expression.slice)
-    return isinstance(expression, cst.Call) and method_name(expression) == "setdefault"
+    if not isinstance(expression, cst.Call) or method_name(expression) != "setdefault":
+        return False
+    return isinstance(expression.args[-1].value, (cst.List, cst.Dict))  # a deque may have a limit
 
 
 def append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
