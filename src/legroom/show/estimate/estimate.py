@@ -38,26 +38,28 @@ def render_details(result: ScriptEstimate) -> RenderableType:
 
 def render_short_verdict(estimate: Estimate) -> RenderableType:
     """Render the result of the first trace on half a screen."""
-    versions = (Group(*_short_verdict_parts(estimate, rows)) for rows in (6, 5, 4, 3))
+    sizes = ((6, "\n"), (5, "\n"), (5, ""), (4, ""), (3, ""))
+    versions = (Group(*_short_verdict_parts(estimate, rows, gap)) for rows, gap in sizes)
     return FirstThatFits(versions, VERDICT_LINES)
 
 
 def render_short_details(result: ScriptEstimate) -> RenderableType:
     """Render the results of further traces on the other half of the screen: the largest batch size, the first options
     that save memory, and the next commands."""
+    sizes = ((4, 3, 2), (2, 3, 2), (1, 2, 1), (1, 0, 1))
     versions = (
-        Group(*_short_detail_parts(result, *sizes)) for sizes in ((4, 3, 2), (2, 3, 2), (1, 2, 1), (1, 0, 1))
+        Group(*gap, *_short_detail_parts(result, *each)) for each in sizes for gap in ([Text("")], [])
     )
     return FirstThatFits(versions, MAX_LINES - VERDICT_LINES)
 
 
-def _short_verdict_parts(estimate: Estimate, rows: int) -> Iterator[RenderableType]:
+def _short_verdict_parts(estimate: Estimate, rows: int, gap: str) -> Iterator[RenderableType]:
     yield Cropped(Text(format_verdict(estimate), style=STYLES[estimate.verdict]), 3)
     snapshot = snapshot_of(estimate)
     if snapshot is not None:
         yield from section("Memory at the peak", format_gpu(estimate))
         yield MemoryBar(snapshot, rows=rows)
-        yield Text("Memory by line", style="bold")
+        yield Text(f"{gap}Memory by line", style="bold")
         yield largest_lines(snapshot.top, sources_of(snapshot))
 
 
