@@ -3,6 +3,7 @@
 Importing Legroom is fast, because each public name imports its dependencies when it is first used.
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +77,23 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(_MODULES[name])
+        return _import(_MODULES[name])
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'legroom' has no attribute '{name}'")
-    return getattr(import_module(module), name)
+    return getattr(_import(module), name)
+
+
+def _import(module: str) -> Any:
+    """Import a module without garbage collections. The new objects would start one, which visits all objects of torch and
+    takes as long as the import."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -1,5 +1,6 @@
 """`import legroom` is fast, and `__all__` lists its public names."""
 
+import gc
 import subprocess
 import sys
 
@@ -50,3 +51,20 @@ def test_public_names_exist_and_are_listed() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(legroom, "no_such_thing")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_public_names_are_imported_without_garbage_collections(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection during the import takes longer than the import, because it visits all objects of torch."""
+    during = []
+    monkeypatch.setattr(legroom, "import_module", lambda name: during.append(gc.isenabled()) or gc)
+    if not enabled:
+        gc.disable()
+    try:
+        assert legroom.transfer is gc
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+    assert during == [False]
