@@ -10,9 +10,10 @@ MINIMUM = {
     "lightning": "2.2",
     "pytorch-lightning": "2.2",
     "ray": "2.40",
-    "transformers": "4.46",
+    "transformers": "4.48",
 }
-"""The oldest supported version of each library. Transformers 4.45 and older scale gradients in another way."""
+"""The oldest supported version of each library. The Trainer of Transformers 4.46 does not divide the loss
+by the number of accumulation steps for every model, so its effective learning rate depends on the accumulation."""
 
 
 class UnsupportedLibrary(LegroomError, ImportError):  # noqa: N818
