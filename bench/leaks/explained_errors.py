@@ -44,6 +44,7 @@ TABLES = (
     "heldout_10_search",
     "heldout_11",
     "heldout_12",
+    "heldout_13",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 

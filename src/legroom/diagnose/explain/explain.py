@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol
 from legroom import schemas
 from legroom.diagnose.codes import find_page
 from legroom.diagnose.explain.error_lines import ErrorLine
-from legroom.diagnose.explain.log_reader import LogMatch, LogResult, chunks_of, search_log
+from legroom.diagnose.explain.log_reader import LogMatch, LogResult, chunks_of, is_typed, search_log
 from legroom.diagnose.explain.plain_text import printed_chunks
 from legroom.diagnose.explain.python_errors import classify_python_error
 from legroom.diagnose.explain.rules import CAUSE_PATTERNS, memory_code
@@ -145,7 +145,10 @@ def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
     first = next(rest, "")
     found = search_log(chain([first], rest))
     if found.error is None and found.first is None and len(first) <= _MAX_PASTED:
-        joined = search_log([" ".join(first.split())])  # a terminal may have wrapped the lines
+        printed_lines = [line for line in first.splitlines() if not is_typed(line)]
+        joined = search_log(
+            [" ".join(" ".join(printed_lines).split())]
+        )  # a terminal may have wrapped the lines
         if joined.error is not None and not joined.error.weak:
             return _explain_result(joined, is_log=False)
     return _explain_result(found, is_log=is_log and not is_notebook)

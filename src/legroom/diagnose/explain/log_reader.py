@@ -189,7 +189,7 @@ class _Search:
         """Return the original error that caused a library's failure.
 
         After a kernel has failed, every CUDA call fails with a message that hides the cause. NCCL reports the reason shortly
-        before it reports that a call failed.
+        before it reports that a call failed. A rank that fails lets the collectives of the other ranks time out.
         """
         if error is not None and error.code == _NCCL:
             memory_errors = [
@@ -200,6 +200,12 @@ class _Search:
                 and error.line - _NCCL_LINES < found.line <= error.line
             ]
             return max(memory_errors, key=lambda found: found.line, default=None)
+        if error is not None and error.code == _TIMEOUT:
+            # The other ranks wait for the rank whose memory ran out until their collective times out.
+            failed = [
+                found for found in self._last.values() if found.line < error.line and _failed_rank(found)
+            ]
+            return max(failed, key=lambda found: found.line, default=None)
         if error is None or error.pattern is None or not _may_follow_fault(error.pattern):
             return None
         faults = [
@@ -233,6 +239,8 @@ class _Search:
             or (_ran_out(error) and _NO_RESULT.search(last.text) is not None)
         ):
             return None
+        if last.kind == "KeyboardInterrupt" and last.line - error.line <= _FOLLOWUP_LINES:
+            return None  # the user stopped a program that had failed
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_LINES
         wraps = any(found.weak and found.line >= last.line for found in latest)
         return None if chained or wraps else last
@@ -294,10 +302,22 @@ def _ran_out(found: LogMatch) -> bool:
     return found.pattern is not None and found.pattern.certainty is not Certainty.DISGUISED
 
 
+def _failed_rank(found: LogMatch) -> bool:
+    """Return True if an exception reports that memory ran out, and the log does not report that it was handled."""
+    return _is_memory(found) and _EXCEPTION.search(found.text) is not None
+
+
+def is_typed(line: str) -> bool:
+    """Return True if the line is a command that the user typed, which may have a comment about errors."""
+    return _TYPED.match(line) is not None and _EXCEPTION.search(line) is None
+
+
 def _counts(found: LogMatch, lines: int) -> bool:
     """Return True if a matched message reports an error. An informal message is treated as an error only on a line that
-    looks like an error."""
+    looks like an error. A command that the user typed is not an error."""
     if any(marker in found.text for marker in _NOT_ERRORS):
+        return False
+    if is_typed(found.text):
         return False
     if found.pattern is None:
         return True
@@ -333,6 +353,10 @@ _NOT_ERRORS = ("NCCL INFO", "could not destroy", "this is not a failure")
 """Words of informational lines and of reports about the cleanup after an error."""
 _IN_WORKER = "LG741"
 _COMPILER = "LG752"
+_TIMEOUT = "LG730"
+_EXCEPTION = re.compile(r"\w(?:Error|Exception)\b: ")
+_TYPED = re.compile(r"\s*(?:(?:\([\w.-]{1,30}\) )?[\w.@~:/\[-]{0,60}\]?\$ |>>> |export |setx? )")
+"""Matches the start of a command that the user typed, with or without its prompt."""
 _EXIT_CODES = ("LG734", "LG735", "LG729")
 """Codes of errors which only report that a process exited, was stopped or crashed. Any other known error is more
 informative."""
@@ -349,7 +373,7 @@ _ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )
 _HANDLED = re.compile(
-    r"retry|retries|trying again|try again|skipping|skipped|caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead",
+    r"retry|retries|trying again|try again|skipping|skipped|(?<!Watchdog )caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead",
     re.IGNORECASE,
 )
 _ADVICE = re.compile(

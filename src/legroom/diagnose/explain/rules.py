@@ -61,12 +61,14 @@ def _status(code: str) -> Rule:
 
 SIZE_RULES: tuple[Rule, ...] = (
     _rule("LG719", IMPOSSIBLE_SIZES),
+    _rule("LG742", r"unable to mmap \d{1,6} bytes from file <[^\n]{0,120}: Cannot allocate memory"),
     _rule(
         "LG719", r"alloc_cpu\(\) seems to have been called with negative number|create tensor with negative dimension|Storage size calculation overflowed|numel: integer multiplication overflow|tensor size exceeds: \d+"
         r"|negative dimensions are not allowed|Maximum allowed dimension exceeded|Maximum allowed size exceeded|is larger than the maximum possible size|vector::_M_\w+|cannot create std::vector larger than max_size|into an index-sized integer",
     ),
 )  # fmt: skip
-"""Messages about sizes that cannot exist. They come before the messages about memory."""
+"""Messages about sizes that cannot exist, and about a limit that is reported as a lack of memory. They come before the
+messages about memory."""
 RULES: tuple[Rule, ...] = (
     # --- what happened on the GPU
     _status("LG710"),
@@ -220,7 +222,7 @@ CAUSE_PATTERNS = tuple(
     (code, number, re.compile(pattern, re.IGNORECASE))
     for code, number, pattern in (
         ("LG702", 3, r"cgroup|memory ?limit|MemoryPressure|YARN|low on resource"),
-        ("LG704", 2, r"memlock|ulimit -l"),
+        ("LG704", 2, r"memlock|ulimit -l|ibv_reg_mr"),
         ("LG712", 1, r"\btarget\b|n_classes|class values|\blabel"),
         ("LG712", 2, r"index out of range in self"),
         (
@@ -263,6 +265,7 @@ CAUSE_PATTERNS = tuple(
         ("LG735", 4, r"insufficient|slots|submission|unable to|scheduling"),
         ("LG740", 4, r"timed out"),
         ("LG742", 3, r"thread|fork|errno 11\b"),
+        ("LG742", 4, r"unable to mmap"),
         ("LG743", 2, r"start a new process|freeze_support|__main__"),
         ("LG744", 2, r"equal size|not resizable"),
         ("LG745", 2, r"allocator|accelerator|requires CUDA"),

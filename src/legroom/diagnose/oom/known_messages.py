@@ -189,7 +189,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_NOT, "CUDA", IMPOSSIBLE_SIZES, IMPOSSIBLE_SIZE),
     # --- page-locked memory
     _message(
-        _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|(?:cuda|hip|cuMem)HostRegister(?![^\n]{0,60}invalid)|CachingHostAllocator[^\n]{0,200}out of memory|out of memory.{0,1500}CachingHostAllocator|could not allocate pinned host memory|RLIMIT_MEMLOCK|\bmlock\w* failed",
+        _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|(?:cuda|hip|cuMem)HostRegister(?![^\n]{0,60}invalid)|CachingHostAllocator[^\n]{0,200}out of memory|out of memory.{0,1500}CachingHostAllocator|could not allocate pinned host memory|RLIMIT_MEMLOCK|\bmlock\w* failed|ibv_reg_mr\w*[^\n]{0,60}Cannot allocate memory",
         "Page-locked host memory could not be allocated, because host memory is full or the limit on locked memory is reached.",
     ),
     _message(
@@ -285,7 +285,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _message(
-        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|(?:killed by|exited on) signal 9\b"
+        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|systemd-oomd(?:\[\d+\])?:? killed|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|(?:killed by|exited on) signal 9\b"
         r"|died with <Signals\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|[\r\n|>]|\]:?|\)|\d:|stderr F| -)[ *\t]{0,6}Killed[ *]*(?:\s*[\r\n]|$)"
         r"|(?:^|\n)已杀死\s*(?:\n|$)|(?:^|\n)已殺死\s*(?:\n|$)|(?:^|\n)죽었음\s*(?:\n|$)|(?:^|\n)強制終了\s*(?:\n|$)|(?:^|\n)Getötet\s*(?:\n|$)|(?:^|\n)Processus arrêté\s*(?:\n|$)|(?:^|\n)Убито\s*(?:\n|$)|(?:^|\n)Terminado \(killed\)"
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
