@@ -56,12 +56,19 @@ _LEVELS = (
     _Level(rows=5, advice=5, extras=1),
     _Level(rows=5, advice=5),
     _Level(rows=4, advice=5),
-    _Level(rows=5, advice=3, reason=False),
+    _Level(rows=5, advice=6, reason=False),
+    _Level(rows=4, advice=6, reason=False),
+    _Level(rows=3, advice=6, reason=False),
+    _Level(rows=5, advice=6, reason=False, gap=""),
+    _Level(rows=4, advice=8, reason=False, gap=""),
+    _Level(rows=3, advice=8, reason=False, gap=""),
+)
+_CROPPED = (
     _Level(rows=4, advice=3, reason=False),
-    _Level(rows=5, advice=3, reason=False, gap=""),
     _Level(rows=4, advice=3, reason=False, gap=""),
     _Level(rows=3, advice=2, reason=False, gap=""),
 )
+"""Used if the suggested change is too long for every other level. The end of its text is missing."""
 
 
 def render_short_report(report: RunReport) -> RenderableType:
@@ -86,7 +93,12 @@ class ShortReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         used = count_lines(self._footer, console, options)
         used += count_lines(self._below, console, options) if self._below is not None else 0
-        versions = (Group(*_parts(self._report, level)) for level in _LEVELS)
+        complete = (
+            level
+            for level in _LEVELS
+            if count_lines(_padded(_suggestion(self._report, level)), console, options) <= level.advice
+        )
+        versions = (Group(*_parts(self._report, level)) for level in (*complete, *_CROPPED))
         yield FirstThatFits(versions, max(MAX_LINES - used, 6))
 
 
@@ -178,7 +190,7 @@ def _first_suggestion(report: RunReport, level: _Level) -> Iterator[RenderableTy
             saves = f", saves about {format_size(finding.saves)}" if finding.saves else ""
             where = f", {format_location(finding.file, finding.line)}" if finding.file else ""
             yield _heading("Suggested change", f"{finding.code}{_of(number)}{saves}{where}", level)
-            yield _indented(f"{finding.message} {finding.fix}" if level.reason else finding.fix, level)
+            yield Cropped(_padded(_suggestion(report, level)), level.advice)
     elif report.leaks:
         leak, number = report.leaks[0], len(report.leaks)
         holder = clean(leak.holder) if leak.holder and leak.name else ""
@@ -186,7 +198,17 @@ def _first_suggestion(report: RunReport, level: _Level) -> Iterator[RenderableTy
         yield _heading("Memory leak", f"{leak.code}{_of(number)}, {format_rate(leak)}{place}", level)
         if holder:
             yield Text(f"  {holder}", no_wrap=True, overflow="ellipsis")
-        yield _indented(leak.advice, level)
+        yield Cropped(_padded(_suggestion(report, level)), level.advice)
+
+
+def _suggestion(report: RunReport, level: _Level) -> str:
+    """Return the text of the first suggested change; "" if there is none."""
+    if report.failed_with_oom and report.oom is not None:
+        finding = next(iter(report.oom.advice), None)
+        if finding is None:
+            return ""
+        return f"{finding.message} {finding.fix}" if level.reason else finding.fix
+    return report.leaks[0].advice if report.leaks else ""
 
 
 def _of(number: int) -> str:
@@ -200,8 +222,8 @@ def _heading(title: str, remark: str, level: _Level) -> RenderableType:
     return Cropped(heading, len(level.gap) + 2)
 
 
-def _indented(text: str, level: _Level) -> RenderableType:
-    return Cropped(Padding(Text(clean(text)), (0, 0, 0, 2)), level.advice)
+def _padded(text: str) -> RenderableType:
+    return Padding(Text(clean(text)), (0, 0, 0, 2))
 
 
 def _line(title: str, text: str) -> RenderableType:
