@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test quick lint compat bench bench-accuracy rules clean
+.PHONY: setup demo test quick lint compat docs wheel bench bench-accuracy rules clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -45,6 +45,21 @@ compat:
 	$(COMPAT)/bin/pip install --quiet --disable-pip-version-check -c $(COMPAT)/constraints.txt "torch==$(TORCH).*" ".[test]"
 	$(COMPAT)/bin/pip uninstall --quiet --yes legroom
 	PYTHONPATH=src $(COMPAT)/bin/python -m pytest -n 2 -q -p no:cacheprovider $(QUICK)
+
+# The documentation site, in build/site. Fails for a link or an anchor that does not exist.
+docs: $(VENV)/.demo
+	$(PIP) -e ".[docs,lint]"
+	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
+
+# Builds the wheel and the sdist in dist/, and runs the commands of each in a new environment.
+wheel:
+	rm -rf dist build/fresh
+	$(PYTHON) -m build --outdir dist
+	for file in dist/*.whl dist/*.tar.gz; do \
+		$(PYTHON) -m venv --clear build/fresh && \
+		build/fresh/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $$file && \
+		(cd build/fresh && bin/legroom --version && bin/legroom --help && bin/legroom doctor) || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from legroom.train.sizes.find_batch import find_batch as find_batch
     from legroom.train.spilling.spill import Spill as Spill
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _PUBLIC = {
     "Checkpoints": "legroom.train.checkpoints.checkpoints",

@@ -10,9 +10,10 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+import typer.core
 
 from legroom import __version__
 from legroom.cli.diff import diff
@@ -29,10 +30,22 @@ from legroom.cli.tune import tune
 from legroom.errors import LegroomError, OutputError
 from legroom.log import say
 
+
+class _Legroom(typer.core.TyperGroup):
+    """The command group. Its help omits `--install-completion` and `--show-completion`, which the docs describe."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.name in ("install_completion", "show_completion"):
+                parameter.hidden = True
+        return parameters
+
+
 app = typer.Typer(
     name="legroom",
+    cls=_Legroom,
     help="Make PyTorch training fit into GPU memory.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
