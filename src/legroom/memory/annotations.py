@@ -177,6 +177,8 @@ class DetectedLeak(Annotation):
     """Whether the loop ran no backward pass."""
     on_host: bool = False
     """Whether host memory grows while the computation runs on a GPU."""
+    ended: bool = False
+    """Whether the growth had stopped by the end of the run, so this is not a leak."""
 
     @property
     def identity(self) -> tuple[str, str | None, int | None]:

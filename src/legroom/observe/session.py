@@ -68,7 +68,7 @@ class Status:
     capacity: int
 
 
-_MAX_SCANS = 24
+_MAX_SCANS = 48
 """The number of scans of a program that has no model, optimizer or loader. A leak in every iteration needs fewer."""
 
 
@@ -164,6 +164,7 @@ class Session:
         """Send the events that are still pending. A CUDA history is read only at the end. This method may be called
         twice."""
         self._producer.finish()
+        self._leak_detector.finish()
         if self._leak_detector.iteration and not self._watching_reported:
             self._watching_reported = True
             if self._leak_detector.error:

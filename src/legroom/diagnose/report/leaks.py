@@ -15,12 +15,13 @@ from legroom.units import format_size
 
 
 def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
-    """Return the detected leaks in the order in which they were first reported, each with its newest values."""
+    """Return the detected leaks in the order in which they were first reported, each with its newest values. Growth that
+    ended by itself is omitted."""
     leaks: dict[object, DetectedLeak] = {}
     for annotation in annotations:
         if isinstance(annotation, DetectedLeak):
             leaks[annotation.identity] = annotation
-    return list(leaks.values())
+    return [each for each in leaks.values() if not each.ended]
 
 
 def leaks_from(
@@ -44,7 +45,7 @@ def leaks_from(
 def holder_path(detected: DetectedLeak) -> str:
     """Return a path such as `train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB per step`."""
     location = f"{short_location(detected.file, detected.line)} " if detected.file and detected.line else ""
-    name = detected.name or "no user variable"
+    name = detected.name or "no Python variable"
     parts = [f"{location}{name} ({detected.described})" if detected.described else f"{location}{name}"]
     if detected.how == "exception":
         parts.append("exception → traceback → frame")
@@ -88,7 +89,7 @@ def _leak(detected: DetectedLeak, steps: int, device: int) -> Leak:
 
 def advice_on(detected: DetectedLeak) -> tuple[str, str]:
     """Return the code of the page that explains the leak, and the advice."""
-    name = f"`{detected.name}`" if detected.name else "An object without a name"
+    name = f"`{detected.name}`" if detected.name else "An object that is not visible to Python"
     if detected.how == "exception":
         return "LG107", (
             f"{name} stores exceptions, and each exception keeps the local variables of the failed functions "

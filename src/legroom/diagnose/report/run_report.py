@@ -5,6 +5,7 @@ of this output are stable.
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
@@ -30,6 +31,7 @@ from legroom.diagnose.report.source_lines import Sources
 from legroom.findings import Finding
 from legroom.memory.annotations import (
     Annotation,
+    DetectedLeak,
     ExitReason,
     HistoryUnavailable,
     LibraryRetries,
@@ -42,7 +44,7 @@ from legroom.memory.annotations import (
     find_ending,
 )
 from legroom.memory.capture.capture import Capture
-from legroom.memory.events import Frame, Holder, Oom, Step
+from legroom.memory.events import Category, Frame, Holder, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
 from legroom.observe.source.cells import short_location
@@ -326,7 +328,23 @@ def _leaks(
     if not detected and not any(isinstance(each, LoopWatched) for each in annotations):
         return tuple(measured)
     steps = max((step.step + 1 for step in ledger.steps()), default=0)
+    detected = [each if each.file else _with_allocating_line(each, ledger, device) for each in detected]
     return tuple(leaks_from(detected, measured, steps, device.index if device else 0))
+
+
+def _with_allocating_line(leak: DetectedLeak, ledger: Ledger, device: DeviceSummary | None) -> DetectedLeak:
+    """Return a leak whose holder is unknown with the line that allocated the largest number of live storages at the
+    peak. Storages of the first step are weights and their state."""
+    if device is None:
+        return leak
+    live = ledger.at(ledger.peak(device.index).index, device.index).live
+    repeated = Counter(
+        each.frame for each in live if each.frame and each.category is not Category.PARAMETER
+    ).most_common(1)
+    if not repeated:
+        return leak
+    frame = repeated[0][0]
+    return replace(leak, file=frame.file, line=frame.line, function=frame.function)
 
 
 def _remark(annotation: Annotation) -> str | None:

@@ -122,6 +122,8 @@ class HolderPath(NamedTuple):
     epoch."""
     contains_tokens: bool = False
     """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
+    is_truncated: bool = False
+    """Whether the search ended before it reached a name, because the path is long, as in a list of linked nodes."""
 
 
 NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
@@ -249,6 +251,11 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
         return max(candidates, key=lambda each: each.length)
     many = [each for each in candidates if each.iterations >= max(2, 0.75 * most)]
     long_enough = [each for each in many if each.length >= 0.8 * each.iterations]
+    if not long_enough:  # a dict of a few lists: each list has the tensors of some iterations
+        fewer = [
+            each for each in candidates if each.iterations >= max(_MIN_ITERATIONS_IN_ATTRIBUTES, most / 8)
+        ]
+        long_enough = [each for each in fewer if each.length >= 0.8 * each.iterations]
     mutable = [each for each in long_enough if not isinstance(each.container, tuple | frozenset)]
     return (mutable or long_enough or many)[-1]
 

@@ -13,6 +13,7 @@ import gc
 from collections import deque
 from collections.abc import Mapping
 from functools import _lru_cache_wrapper
+from itertools import compress
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -72,6 +73,8 @@ def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
             continue
         if referrer is not targets and _is_in_python(referrer):
             held |= wanted & {id(referent) for referent in gc.get_referents(referrer)}
+    if held != wanted:
+        held |= wanted & {id(each._result) for each in _finished_tasks()}
     return held
 
 
@@ -115,7 +118,8 @@ class _Search:
             # Nothing references the function, unless it references itself.
             cycle = self._unrooted(target)
             return cycle if cycle.how == "cycle" else fallback
-        return fallback or self._being_built() or self._unrooted(target)
+        found = fallback or self._being_built()
+        return found or self._unrooted(target)._replace(is_truncated=bool(level))
 
     def _can_grow(self, path: HolderPath) -> bool:
         """Return whether the path contains a named object that can grow. A function or generator cannot grow, but may
@@ -132,8 +136,8 @@ class _Search:
         if found:
             return found
         # A finished task hides its result from the garbage collector.
-        tasks = [each for each in gc.get_objects() if issubclass(type(each), asyncio.Future)]
-        return self._candidates([each for each in tasks if _task_result_in(each, level) is not None], level)
+        tasks = [each for each in _finished_tasks() if _task_result_in(each, level) is not None]
+        return self._candidates(tasks, level)
 
     def _candidates(self, referrers: list[Any], level: list[Any]) -> list[Any]:
         """Return the referrers that may lead to a name, most likely first."""
@@ -369,6 +373,12 @@ def _suspended(generator: Any, child: Any) -> Root | None:
     name = next((name for name, value in locals_of(frame) if value is child), "")
     code = frame.f_code
     return Root(name or code.co_name, code.co_filename, code.co_name, frame.f_lineno or 0, "generator")
+
+
+def _finished_tasks() -> list[Any]:
+    """Return the tasks of asyncio. A finished task hides its result from the garbage collector."""
+    objects = gc.get_objects()
+    return list(compress(objects, map({asyncio.Task, asyncio.Future}.__contains__, map(type, objects))))
 
 
 def _task_result_in(item: Any, level: list[Any]) -> Any:

@@ -15,6 +15,7 @@ user's lines are traced for one or two iterations before the report (see `storin
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from legroom.observe.leaks.graph_ages import BackwardRoots, NodeNumbers
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.sampling_budget import RareGrowthScans, SamplingBudget
 from legroom.observe.leaks.storing_trace import StoringTrace
+from legroom.observe.leaks.survivors import DeviceTrend
 from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow
 from legroom.observe.source.storing_lines import usage_at_line
@@ -64,6 +66,15 @@ iterations.
 MAX_SCAN_FRACTION = 0.05
 """A sign with the largest delay starts another series only while scans have used less than this fraction of the run
 time.
+"""
+
+MAX_STEADY_SECONDS = 2.0
+"""The time in seconds after which the holders of steady growth are searched only within `MAX_SCAN_FRACTION`."""
+MAX_AGE_AT_END = 0.7
+"""At the end of the run, the last scan must have been after this fraction of the iterations."""
+MIN_CONTINUED = 0.15
+"""If the last scan was earlier, the device memory must have grown in the second half of the run by at least this
+fraction of the growth that the whole run would add at the measured rate.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
@@ -123,6 +134,16 @@ class LeakDetector:
         self._traced: tuple[Suspect, StoringTrace, int] | None = None
         self._traced_lines: dict[tuple[str, str | None], Frame] = {}
         """Maps the name and file of a holder to the line found by tracing."""
+        self._steady_seconds = 0.0
+        self._trends = {True: DeviceTrend(), False: DeviceTrend()}
+        """The device memory after training iterations and after other iterations."""
+        self._retained: dict[tuple[object, ...], weakref.ref[torch.Tensor]] = {}
+        """Maps the identity of a leak to a tensor that it retained when it was reported."""
+        self._released: set[tuple[object, ...]] = set()
+        """The leaks whose tensor the loop freed later."""
+        self._unnamed: DetectedLeak | None = None
+        """A graph whose holder was not found. It is reported at the end of the run, if nothing else is found."""
+        self._is_finished = False
 
     def begin_loop(self) -> None:
         """Start watching a new loop. Results of earlier loops do not delay the scans of the new loop."""
@@ -137,6 +158,44 @@ class LeakDetector:
         self.iterations.detach()
         self._window = None
         self._finish_trace(now=True)
+        self.finish()
+
+    def finish(self) -> None:
+        """Decide again at the end of the run: report steady growth if nothing else was found, and mark growth that
+        stopped. Later calls do nothing."""
+        if self._is_finished or self.error or self.several_threads:
+            return
+        self._is_finished = True
+        steady = self._rare_scans.steady
+        for leak in list(self.leaks.values()):
+            if leak.identity in self._released or (not steady.grows and self._has_ended(leak)):
+                self.leaks.pop(leak.identity)
+                self._on_leak(replace(leak, ended=True))
+        if self.leaks:
+            return
+        for suspect in steady.suspects:
+            leak = suspect.leak
+            if not self._continues(leak, steady.history.last_iteration):
+                continue
+            line = self._traced_lines.get((leak.name, leak.file))
+            if line is None or not _is_limited(suspect, line):
+                self._report(leak if line is None else _with_line(leak, line))
+        if self._unnamed is not None and not self.leaks and not steady.suspects:
+            self._report(self._unnamed)
+
+    def _continues(self, leak: DetectedLeak, last_scan: int) -> bool:
+        """Return whether growth that the last scan found continued until the end of the run."""
+        if last_scan >= MAX_AGE_AT_END * self.iteration:
+            return True
+        grown = self._trends[not leak.evaluation].growth_at_end()
+        return grown is not None and grown >= MIN_CONTINUED * leak.bytes_per_step * self.iteration
+
+    def _has_ended(self, leak: DetectedLeak) -> bool:
+        """Return whether the device memory did not grow in the second half of the run."""
+        if leak.kind == "graph" or leak.on_host or not leak.bytes_per_step:
+            return False
+        grown = self._trends[not leak.evaluation].growth_at_end()
+        return grown is not None and grown < leak.bytes_per_step / 2
 
     def _iteration_ended(self) -> None:
         if self._lock.acquire(
@@ -164,6 +223,9 @@ class LeakDetector:
         if self._traced is not None:
             self._finish_trace()
         symptoms, uncertain = self._read_counters()
+        for identity in [each for each, retained in self._retained.items() if retained() is None]:
+            del self._retained[identity]
+            self._released.add(identity)
         self._budget.spend(now, time.thread_time() - started, again=uncertain)
         self.iterations.ignores_backward = not self._budget.expects_sample
         # After several consecutive maxima, a series of scans finds more than a rare scan.
@@ -207,6 +269,25 @@ class LeakDetector:
         for suspect in self._rare_scans.scan(iteration):
             if suspect.leak.identity not in self.leaks:
                 self._judge(suspect, iteration, trace_iterations=RARE_TRACE_ITERATIONS)
+        self._search_steady_growth(iteration)
+
+    def _search_steady_growth(self, iteration: int) -> None:
+        """Search the holders of steady growth, unless a leak was already found."""
+        steady = self._rare_scans.steady
+        now = time.perf_counter()
+        if self.leaks or not steady.grows:
+            return
+        if self._steady_seconds > max(MAX_STEADY_SECONDS, MAX_SCAN_FRACTION * (now - self._began)):
+            return
+        started = time.thread_time()
+        steady.search(iteration)
+        self._steady_seconds += time.thread_time() - started
+        for suspect in steady.suspects:
+            if (
+                suspect.container_to_trace
+                and (suspect.leak.name, suspect.leak.file) not in self._traced_lines
+            ):
+                self._trace(suspect, RARE_TRACE_ITERATIONS)
 
     def _new_rare_scans(self) -> RareGrowthScans:
         window = ScanWindow(self._numbers, self.iterations, on_device=self._on_device, rare=True)
@@ -249,6 +330,8 @@ class LeakDetector:
         maxima, self._consecutive_maxima = self._consecutive_maxima, 0
         for counter, value in zip(("device", "host"), self._counters.read(), strict=True):
             recent = self._recent[counter]
+            if counter == "device":
+                self._trends[self.iterations.trains].add(self.iteration, value)
             self._rises[counter] = self._rises[counter] + 1 if len(recent) >= 3 and value > max(recent) else 0
             recent.append(value)
             if value > self._highest[counter]:
@@ -297,6 +380,9 @@ class LeakDetector:
     ) -> bool:
         """Return whether the suspect is a leak that was reported or will be reported after tracing."""
         leak = suspect.leak
+        if not leak.name:  # a later scan may find the holder
+            self._unnamed = leak
+            return False
         if suspect.may_be_warming_up:
             first, length = self._warming_up.setdefault(leak.identity, (iteration, suspect.length))
             # Schedule the next series so that every kind of leak is visible exactly when the warm-up time is over.
@@ -307,11 +393,13 @@ class LeakDetector:
                 return False
         if suspect.container_to_trace:
             return self._trace(suspect, trace_iterations)
-        self._report(leak)
+        self._report(leak, suspect.retained)
         return True
 
-    def _report(self, leak: DetectedLeak) -> None:
+    def _report(self, leak: DetectedLeak, retained: "weakref.ref[torch.Tensor] | None" = None) -> None:
         self.leaks[leak.identity] = leak
+        if retained is not None:
+            self._retained.setdefault(leak.identity, retained)
         self._on_leak(leak)
 
     # --- tracing, if the source does not show which line stores the tensors
@@ -323,15 +411,15 @@ class LeakDetector:
         if line is not None:
             if _is_limited(suspect, line):
                 return False
-            self._report(_with_line(leak, line))
+            self._report(_with_line(leak, line), suspect.retained)
         elif self._traced is not None:
             return False  # one trace at a time
         else:
             trace = StoringTrace(suspect.container_to_trace, replaced=suspect.replaced)
             if trace.begin(sys._getframe()):
                 self._traced = suspect, trace, self.iteration + iterations
-            else:
-                self._report(leak)
+            elif not suspect.at_end:
+                self._report(leak, suspect.retained)
         return True
 
     def _finish_trace(self, *, now: bool = False) -> None:
@@ -349,7 +437,8 @@ class LeakDetector:
             if _is_limited(suspect, trace.line):
                 return
             leak = _with_line(leak, trace.line)
-        self._report(leak)
+        if not suspect.at_end:
+            self._report(leak, suspect.retained)
 
 
 def _is_limited(suspect: Suspect, line: Frame) -> bool:

@@ -160,3 +160,19 @@ def _gradients_and_state(
             depth=depth,
         )
         updated.update(map(id, optimizer.state))
+
+
+def has_gradient_graph(tensor: torch.Tensor) -> bool:
+    """Return whether the gradient of a parameter has a graph."""
+    return (
+        tensor.requires_grad
+        and tensor.is_leaf
+        and tensor.grad is not None
+        and tensor.grad.grad_fn is not None
+    )
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Return the size of a tensor's storage in bytes."""
+    storage = storage_of(tensor)
+    return 0 if storage is None else int(storage.nbytes())

@@ -24,8 +24,10 @@ UNTIMED_FACTOR = 2.0
 FREE_ITERATIONS = 256
 FIRST_RARE_SCAN = 5
 """New maxima before this iteration are ignored. Later, a scan is due when the number of iterations has grown by half
-since the last scan.
+since the last scan, or by a quarter after `STEADY_FROM`.
 """
+STEADY_FROM = 22
+"""The iteration from which steady growth is recorded. It needs several scans in the last two thirds of the run."""
 FREE_SCANS = 16
 MAX_DELAY_EXPONENT = 6
 
@@ -81,6 +83,7 @@ class RareGrowthScans:
     def __init__(self, window: ScanWindow, fraction: float) -> None:
         """`fraction` is the maximum fraction of the run time after the unlimited scans."""
         self._window = window
+        self.steady = window.steady
         self._fraction = fraction
         self._next = FIRST_RARE_SCAN
         self._not_before = FIRST_RARE_SCAN
@@ -107,5 +110,5 @@ class RareGrowthScans:
         )
         self._not_before = iteration + 2**self._delay_exponent
         if iteration >= self._next:
-            self._next = iteration + max(iteration // 2, 1)
+            self._next = iteration + max(iteration // (4 if iteration >= STEADY_FROM else 2), 1)
         return suspects

@@ -67,6 +67,10 @@ class Suspect:
     """Whether the source limits the container, but the limit is too large for what it contains."""
     min_rate: float = 0.9
     """The minimum number of items that a container adds per iteration after it could have been filled."""
+    at_end: bool = False
+    """Whether the leak is only certain if the growth continues until the end of the run."""
+    retained: "weakref.ref[torch.Tensor] | None" = None
+    """A retained tensor. If the loop frees it later, the growth is not a leak."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
@@ -98,6 +102,7 @@ class FoundHolder(NamedTuple):
     path: HolderPath
     usage: NameUsage
     target: int
+    reference: "weakref.ref[torch.Tensor] | None" = None
 
 
 class HolderFinder:
@@ -128,7 +133,7 @@ class HolderFinder:
             path, usage = _with_source(
                 find_path(tensor, self._variables, min_length=min_length, created_in=created_in)
             )
-            holder = FoundHolder(path, usage, id(tensor))
+            holder = FoundHolder(path, usage, id(tensor), reference)
             self._explained |= {id(tensor), *path.contents}
             del tensor
             useful = useful or can_accumulate(holder)
@@ -145,7 +150,7 @@ class HolderFinder:
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
     """Yield a `Suspect` for a variable that retains tensors. Yield nothing if the source code shows that the variable
     is not a leak."""
-    path, usage, _ = holder
+    path, usage = holder.path, holder.usage
     # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
     # One tensor that is truncated, or written slot by slot, has the graph of all values that were ever stored in it.
@@ -164,8 +169,8 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
     outgrows = usage.drains and not path.bounded and path.length >= MANY_ITEMS
     if ((limited and not carries_graph) or (usage.emptied and kind != "graph")) and not outgrows:
         return
-    how = _how(path, usage)
-    candidates = _candidates(path, usage)
+    how = leak_how(path, usage)
+    candidates = storing_statements(path, usage)
     statement = candidates[0] if candidates else None
     # Trace the loop if the source shows several lines. Also trace it if no line could fill the container or extend the
     # graph of an item (`totals[name].add_(loss)`).
@@ -204,10 +209,12 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
         path.container if uncertain and traceable else 0,
         replaced=path.length < MIN_ITERATIONS,
         exceeds_limit=exceeds_limit or outgrows,
+        retained=holder.reference if kind == "tensor" else None,
     )
 
 
-def _how(path: HolderPath, usage: NameUsage) -> LeakHolder:
+def leak_how(path: HolderPath, usage: NameUsage) -> LeakHolder:
+    """Return how a variable retains the tensors."""
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
         carried = any(
             each.uses_itself and not each.adds and not each.concatenates for each in usage.statements
@@ -216,14 +223,15 @@ def _how(path: HolderPath, usage: NameUsage) -> LeakHolder:
     return path.how  # type: ignore[return-value]
 
 
-def _candidates(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
+def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
     """Return the statements that may have stored the tensor, best first."""
     if path.how == "cache":
         return []  # the cached function itself is named
     usage = usage._replace(statements=tuple(each for each in usage.statements if is_user_file(each.file)))
     candidates = usage.candidates(path.keys)
     if path.filled_by_iterator:
-        return [each for each in usage.statements if each.replaces] or candidates
+        nested = [each for each in usage.statements if each.uses_itself]
+        return nested or [each for each in usage.statements if each.replaces] or candidates
     if path.how in ("variable", "container") and path.length < MIN_ITERATIONS:
         recursive = usage._replace(statements=tuple(each for each in usage.statements if each.uses_itself))
         return recursive.candidates(path.keys) or candidates
@@ -250,6 +258,8 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
             found = _usage_of(name, path.line)
             if any(each.uses_itself for each in found.statements):
                 return path._replace(name=name.name, stored_as=name.stored_as), found
+        if (linked := linked_name(path)) is not None:
+            return path._replace(stored_as=linked.stored_as, is_attribute=True), usage_of_links(linked)
     if not usage.statements:
         for alias in path.aliases:
             found = _usage_of(alias)
@@ -258,6 +268,27 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
     if not usage.shrinks and not usage.statements:
         usage = _feeding_calls(path)
     return path, usage
+
+
+def linked_name(path: HolderPath) -> StoredName | None:
+    """Return the attribute through which objects of one class reference each other (`node.parent`), if the path contains
+    it at least twice."""
+    owners = [(name.stored_as, name.classes) for name in path.names if name.is_attribute and name.classes]
+    for name in path.names:
+        if owners.count((name.stored_as, name.classes)) > 1:
+            return name
+    return None
+
+
+def usage_of_links(name: StoredName) -> NameUsage:
+    """Return the statements that link an object to another object of its class. If no statement assigns the attribute, the
+    calls that create the objects are returned."""
+    usage = _usage_of(name)
+    return (
+        usage
+        if usage.statements
+        else storing_lines.find_creating_calls(name.classes, name.stored_as, name.file)
+    )
 
 
 def _feeding_calls(path: HolderPath) -> NameUsage:
@@ -295,7 +326,7 @@ def can_accumulate(holder: FoundHolder) -> bool:
     one iteration, unless it is computed from itself. A container that is reassigned in every iteration, for example a
     sample of a buffer, also retains the tensors of one iteration.
     """
-    path, usage, _ = holder
+    path, usage = holder.path, holder.usage
     if usage.is_reassigned_in_loop:
         return False
     if path.how in ("variable", "unknown") or (path.how == "container" and path.length < MIN_ITERATIONS - 1):
@@ -314,7 +345,7 @@ def is_temporary(holder: FoundHolder) -> bool:
     """Return whether tensors are retained only temporarily: until the next epoch, the end of a call, or the next
     sample.
     """
-    path, usage, _ = holder
+    path, usage = holder.path, holder.usage
     if path.described.startswith("tuple") and not any(each.uses_itself for each in usage.statements):
         return True
     if usage.resets or usage.is_reassigned_in_loop or (path.names and is_local_to_call(path.names[-1])):
@@ -345,25 +376,27 @@ def _running_files() -> Iterator[str]:
 
 def is_prepared_for_training(holder: FoundHolder) -> bool:
     """Return whether the program later trains with the tensors, for example with features that it computes once."""
-    path, usage, _ = holder
-    statement = next(iter(_candidates(path, usage)), None)
+    path, usage = holder.path, holder.usage
+    statement = next(iter(storing_statements(path, usage)), None)
     return statement is not None and is_training_data(path.stored_as, statement.file, statement.line)
 
 
 def is_read(holder: FoundHolder) -> bool:
     """Return whether the program uses the items of a container, such as the columns of a matrix that it computes."""
     path = holder.path
+    if path.file is not None and not is_user_file(path.file):
+        return False  # a container of a library, such as the registry of `weakref.finalize`
     return path.file is None or is_read_in(path.stored_as, path.file, is_attribute=path.is_attribute)
 
 
 def is_sequence(holder: FoundHolder) -> bool:
     """Return whether calls to a model extend a sequence that is the input of the next call, such as a generated text
     and its key-value cache. Such a sequence ends by itself."""
-    path, usage, _ = holder
+    path, usage = holder.path, holder.usage
     if path.contains_tokens:
         return True
     root = path.names[-1] if path.names else None
-    statement = next(iter(_candidates(path, usage)), None)
+    statement = next(iter(storing_statements(path, usage)), None)
     return root is not None and is_fed_back(root, usage, statement)
 
 

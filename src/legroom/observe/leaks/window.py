@@ -19,17 +19,25 @@ from itertools import pairwise
 import torch
 
 from legroom.memory.annotations import DetectedLeak, LeakKind
-from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.leaks.graph_ages import GraphPart, NodeNumbers, NodesByIteration, with_graph
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import (
     StorageTracker,
+    bytes_of,
     find_live_objects,
     gradients_and_optimizer_state,
+    has_gradient_graph,
     other_views,
     trained_parameters_and_buffers,
 )
 from legroom.observe.leaks.named_sizes import NamedTensor, named_sizes
+from legroom.observe.leaks.steady_growth import (
+    MAX_ENSEMBLE,
+    NUMBER_BYTES,
+    UNROLLED_CALLS,
+    SteadyGrowth,
+    is_ensemble,
+)
 from legroom.observe.leaks.suspects import (
     MAX_SEARCHES,
     MIN_ITERATIONS,
@@ -59,8 +67,6 @@ ITERATIONS_BEFORE_FIRST_STEP = 16
 """The number of iterations after which retained graphs indicate a leak although no optimizer has stepped. The batches
 of one accumulated step may share a graph.
 """
-UNROLLED_CALLS = 100
-"""The number of calls to a model that may be the time steps of one graph."""
 TENSOR_SCANS = 2
 """The number of scans, after the first scan, whose new storages must all be alive."""
 LARGER_SCANS = 4
@@ -68,10 +74,6 @@ RENEWED_SCANS = 3
 """The number of scans in which the number of new storages must rise."""
 RARE_SCANS = 3
 """The number of rare scans whose new storages must be alive and in one container."""
-MAX_ENSEMBLE = 8
-"""The maximum number of models that a program probably retains on purpose."""
-NUMBER_BYTES = 8
-"""A host tensor of this size is a number, and a list of numbers is not a leak of a program that uses a device."""
 _MAX_AGE = 10
 
 
@@ -133,6 +135,8 @@ class ScanWindow:
         self._numbers = numbers
         self._iterations = iterations
         self._rare = rare
+        self.steady = SteadyGrowth(iterations, on_device)
+        """The growth over most of the run, recorded by rare scans."""
         self._scanned_at: list[int] = []
         """The iteration of each scan."""
         self._on_device = on_device
@@ -187,6 +191,8 @@ class ScanWindow:
         if self._iterations.live_trained_models <= MAX_ENSEMBLE:
             expected |= trained_parameters_and_buffers(live.modules, self._iterations.trained)
         by_first_scan = self._storages.update(tensors, expected, self.scans)
+        if self._rare:
+            self.steady.record(iteration, by_first_scan)
         self._counts.append(self._storages.count)
         self._new_counts.append(len(by_first_scan.get(self.scans, [])))
         retained = graph.iterations(iteration)
@@ -230,7 +236,7 @@ class ScanWindow:
                 return seen
             parts = graph.parts([*old, *carrying[:MAX_SEARCHES]], iteration)
             for tensor in filter(self._on_device, old):  # a tensor in a container is itself retained
-                parts[id(tensor)].storages[id(tensor)] = _bytes_of(tensor)
+                parts[id(tensor)].storages[id(tensor)] = bytes_of(tensor)
             seen = replace(
                 seen,
                 iterations_retained=len(retained),
@@ -239,7 +245,7 @@ class ScanWindow:
                 parts=parts,
                 old=_weak(old),
                 carrying=_weak(carrying),
-                with_gradient_graph=_weak([tensor for tensor in tensors if _has_gradient_graph(tensor)][:1]),
+                with_gradient_graph=_weak([tensor for tensor in tensors if has_gradient_graph(tensor)][:1]),
             )
         generations = self._generations(by_first_scan)
         if not self._iterations.trains:
@@ -250,7 +256,7 @@ class ScanWindow:
             seen = replace(
                 seen,
                 accumulated=_weak(sample),
-                accumulated_sizes={id(tensor): _bytes_of(tensor) for tensor in added},
+                accumulated_sizes={id(tensor): bytes_of(tensor) for tensor in added},
                 renews=True,
             )
         if generations and all(generations):
@@ -262,7 +268,7 @@ class ScanWindow:
                     accumulated=_weak([*sample, *(view for view, _ in views)]),
                     accumulates_on_host=any(map(self._on_device, tensors))
                     and not any(map(self._on_device, sample)),
-                    accumulated_sizes={id(tensor): _bytes_of(tensor) for tensor in generations[1]},
+                    accumulated_sizes={id(tensor): bytes_of(tensor) for tensor in generations[1]},
                     views={id(view): found for view, found in views},
                     created_in={id(view): created_in[found] for view, found in views} | created_in,
                     with_graph=frozenset(
@@ -394,7 +400,7 @@ class ScanWindow:
         if self._iterations.by_lines:
             found = [each for each in found if not is_read(each)]
         if self._rare:
-            found = [each for each in found if self._has_grown(each) and not _is_ensemble(each)]
+            found = [each for each in found if self._has_grown(each) and not is_ensemble(each)]
         if seen.renews:  # such as the results of hooks that are registered again in each iteration
             found = [each for each in found if self._is_longer(each) and not each.path.contains_models]
         suspects: list[Suspect] = []
@@ -474,11 +480,6 @@ def _rises(counts: list[int], scans: int) -> bool:
     return len(last) == scans and all(a < b for a, b in pairwise(last))
 
 
-def _is_ensemble(holder: FoundHolder) -> bool:
-    """Return whether the container contains only a few models, so the program may keep them on purpose."""
-    return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
-
-
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
     """Return the nodes and bytes that one of several variables retains from the iteration in which its tensor was
     created."""
@@ -497,17 +498,3 @@ def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[t
 
 def _weak(tensors: list[torch.Tensor]) -> Targets:
     return [weakref.ref(tensor) for tensor in tensors]
-
-
-def _has_gradient_graph(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.requires_grad
-        and tensor.is_leaf
-        and tensor.grad is not None
-        and tensor.grad.grad_fn is not None
-    )
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    storage = storage_of(tensor)
-    return 0 if storage is None else int(storage.nbytes())

@@ -57,6 +57,8 @@ class SourceName:
         """Return whether the value that is assigned to the name is limited. A limited value is a slice of the old
         value, a slice of a value computed from the old value, or its largest or most recent items.
         """
+        if isinstance(value, ast.Subscript) and _slices_other_dimension(value):
+            return False
         if isinstance(value, ast.Subscript) and (is_sliced(value) or self.is_it(value.value)):
             return True
         receiver = receiver_of(value)  # `torch.cat([queue, new])[-512:].clone()`
@@ -125,3 +127,22 @@ class SourceName:
                 if isinstance(attribute, ast.Constant) and attribute.value == self._name:
                     return True
         return self.is_it(test)
+
+
+def _slices_other_dimension(value: ast.Subscript) -> bool:
+    """Return whether a concatenation is sliced in another dimension than the one in which it grows, as in
+    `torch.cat([queue, keys], 0)[:, :64]`."""
+    call = value.value
+    if not isinstance(call, ast.Call) or called_name(call) not in ("cat", "concat", "concatenate"):
+        return False
+    given = [each.value for each in call.keywords if each.arg in ("dim", "axis")] or call.args[1:2]
+    dimension = given[0].value if given and isinstance(given[0], ast.Constant) else 0 if not given else None
+    parts = value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
+    if not isinstance(dimension, int) or any(
+        isinstance(part, ast.Constant) and part.value is Ellipsis for part in parts
+    ):
+        return False
+    slices = [part for part in parts if isinstance(part, ast.Slice)]
+    if len(slices) < len(parts) or dimension < 0:
+        return False
+    return dimension >= len(slices) or (slices[dimension].lower is None and slices[dimension].upper is None)

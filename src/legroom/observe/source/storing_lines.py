@@ -49,6 +49,8 @@ class NameUsage(NamedTuple):
     """Whether items are removed only one by one, and the length is not checked. Such a container may grow nevertheless."""
     may_reset: bool = False
     """Whether a function other than a constructor assigns an empty value."""
+    has_limit: bool = False
+    """Whether a check of the length or a slice limits the length, so the container may grow for long and then stop."""
 
     @property
     def shrinks(self) -> bool:
@@ -145,6 +147,28 @@ def find_feeding_calls(root: str, file: str | None, function: str, line: int) ->
     reader = NameReader(file, root, False, feeding=True)
     reader.read((find_function(tree, function, line, root) if function else None) or tree)
     return NO_USAGE._replace(statements=tuple(reader.statements))
+
+
+def find_creating_calls(classes: frozenset[str], argument: str, file: str | None) -> NameUsage:
+    """Find the calls that create an object of a class and pass it another object as `argument`, as in
+    `state = State(step, previous=state)`. A dataclass assigns its attributes in no statement."""
+    tree = tree_of(file) if file is not None else None
+    calls = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Call) and called_name(node) in (*classes, "replace", "_replace")
+    ]
+    with_argument = [each for each in calls if any(one.arg == argument for one in each.keywords)]
+    created = with_argument or [each for each in calls if called_name(each) in classes]
+    return NO_USAGE._replace(
+        statements=tuple(
+            StoringStatement(
+                file or "", each.lineno, "", uses_itself=True, adds=False, concatenates=False,
+                stores_number=False, in_loop=True,
+            )
+            for each in created
+        )
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -418,18 +442,19 @@ def _combine(
         or (outlives_calls and each.function in calls.repeated and each.function not in CONSTRUCTORS)
         for each in resets
     )
+    has_limit = bool(limits) or any(
+        calls.reached_from(check.functions) & emptying for check in checks if that_run([check.occurrence])
+    )
     return NameUsage(
         statements,
-        limited=bool(limits)
+        limited=has_limit
         or any(each.function in storing_functions for each in removals)
-        or bool({each.function for each in removals} & calls.reached_from(storing_functions - {""}))
-        or any(
-            calls.reached_from(check.functions) & emptying for check in checks if that_run([check.occurrence])
-        ),
+        or bool({each.function for each in removals} & calls.reached_from(storing_functions - {""})),
         emptied=bool(removals),
         resets=repeatedly_reset,
         checks_membership=any(reader.checks_membership for reader in readers),
         looks_up=bool(during_loop(each for reader in readers for each in reader.lookups)),
         drains=not (limits or checks or repeatedly_reset) and all(each.removes_one for each in removals),
         may_reset=any(each.function not in ("", *CONSTRUCTORS) for each in resets),
+        has_limit=has_limit,
     )

@@ -1,0 +1,178 @@
+"""Searches the holders of storages whose number grows steadily over most of the run (see `survivors`).
+
+The result is only reported at the end of the run, if no other leak was found, because some healthy containers are filled
+slowly. The growth itself is the evidence, so fewer signs in the source code exclude a leak than in a short series of
+scans: code that would empty the container was not executed. A container that limits its own length, such as
+`deque(maxlen=...)`, or whose length the source checks, is still excluded.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping
+
+import torch
+
+from legroom.memory.annotations import DetectedLeak
+from legroom.observe.leaks.graph_ages import with_graph
+from legroom.observe.leaks.iterations import IterationTracker
+from legroom.observe.leaks.live_objects import bytes_of
+from legroom.observe.leaks.survivors import ALL_SIZES, SurvivorHistory
+from legroom.observe.leaks.suspects import (
+    FoundHolder,
+    HolderFinder,
+    Suspect,
+    Targets,
+    is_collectable,
+    is_local_to_call,
+    is_prepared_for_training,
+    is_read,
+    is_sequence,
+    leak_how,
+    linked_name,
+    storing_statements,
+    usage_of_links,
+)
+from legroom.observe.source.user_files import is_user_file
+
+MAX_ENSEMBLE = 8
+"""The maximum number of models that a program probably retains on purpose."""
+MIN_LENGTH = 8
+"""A container with fewer items is reported only if no longer container is found."""
+NUMBER_BYTES = 8
+"""A host tensor of this size is a number, and a list of numbers is not a leak."""
+UNROLLED_CALLS = 100
+"""The number of calls to a model that may be the time steps of one graph."""
+ABOVE_COUNTER = 64
+"""A container with this many items is not limited by the counter that its storing line checks."""
+
+
+class SteadyGrowth:
+    """Records the survivors of each scan, and searches their holders."""
+
+    def __init__(self, iterations: IterationTracker, on_device: Callable[[torch.Tensor], bool]) -> None:
+        self.suspects: list[Suspect] = []
+        """The suspects of the last scan, to be reported if the run ends now."""
+        self.history = SurvivorHistory()
+        self._iterations = iterations
+        self._on_device = on_device
+        self._targets: dict[int, Targets] = {}
+        self._with_graph: set[int] = set()
+        self._created_in: dict[int, int] = {}
+        self._iterations_of_scans: list[int] = []
+
+    @property
+    def grows(self) -> bool:
+        """Whether the last scan found steady growth."""
+        return bool(self._targets)
+
+    def record(self, iteration: int, by_first_scan: Mapping[int, list[torch.Tensor]]) -> None:
+        """Record the live tensors of a scan, and choose the survivors whose holders `search` finds. If tensors are on a
+        device, all other tensors are ignored."""
+        relevant = {
+            first: [each for each in tensors if self._on_device(each)]
+            for first, tensors in by_first_scan.items()
+        }
+        if not any(relevant.values()) and self._iterations.trains:
+            relevant = {
+                first: [each for each in tensors if bytes_of(each) > NUMBER_BYTES]
+                for first, tensors in by_first_scan.items()
+            }
+        self.history.record(iteration, relevant)
+        self._iterations_of_scans.append(iteration)
+        self._targets, self._with_graph = {}, set()
+        allowed = [id(each) for tensors in relevant.values() for each in tensors]
+        for size in self.history.steady_sizes():
+            chosen = self.history.sample(size, relevant, allowed)
+            self._with_graph |= {id(each) for each, _ in with_graph(chosen)}
+            self._targets[size] = [weakref.ref(each) for each in chosen]
+        self._created_in = {
+            id(each): self._iterations_of_scans[first - 1]
+            for first, tensors in (relevant.items() if self._targets else ())
+            for each in tensors
+        }
+        self.suspects = []
+
+    def search(self, iteration: int) -> None:
+        """Search the holders of the chosen survivors."""
+        self.suspects = []
+        for size, targets in self._targets.items():
+            found = HolderFinder().find(targets, self._created_in, min_length=MIN_LENGTH)
+            known = [_as_linked(each) for each in found if each.path.how != "unknown"]
+            survivors = self.history.survivors(size)
+            leaks = [each for each in known if self._is_leak(each, survivors)]
+            if len(leaks) < len(known):
+                continue  # the source code explains the growth
+            if not leaks and self._iterations.by_model_calls and iteration < UNROLLED_CALLS:
+                continue
+            rate = self.history.growth_per_iteration(size)
+            holder = leaks[0] if leaks else None
+            self.suspects.append(self._suspect(holder, iteration, size, rate))
+
+    def _is_leak(self, holder: FoundHolder, survivors: int) -> bool:
+        path, usage = holder.path, holder.usage
+        if path.bounded or path.inside_bounded or path.has_small_limit:
+            return False
+        if path.fills_slots and path.length >= survivors / 2:
+            return False
+        if is_collectable(holder) or is_ensemble(holder):
+            return False
+        if usage.has_limit and path.how not in ("cache", "exception"):
+            return False
+        if path.names and is_local_to_call(path.names[-1]):
+            return False
+        statement = next(iter(storing_statements(path, usage)), None)
+        if statement is not None and statement.below_limit and 0 < path.length < ABOVE_COUNTER:
+            return False
+        if not self._iterations.trains and is_prepared_for_training(holder):
+            return False
+        if self._iterations.by_lines and is_read(holder):
+            return False
+        return not (self._iterations.by_model_calls and is_sequence(holder))
+
+    def _suspect(self, holder: FoundHolder | None, iteration: int, size: int, rate: float) -> Suspect:
+        path = holder.path if holder is not None else None
+        statements = storing_statements(path, holder.usage) if holder is not None and path is not None else []
+        statement = statements[0] if statements else None
+        by_user = path is not None and is_user_file(path.file or "")
+        has_graph = holder is not None and holder.target in self._with_graph
+        leak = DetectedLeak(
+            kind="graph" if has_graph else "tensor",
+            how=leak_how(path, holder.usage) if holder is not None and path is not None else "unknown",
+            name=path.name if path is not None else "",
+            described=path.described if path is not None else "tensor",
+            file=statement.file if statement is not None else path.file if path is not None and by_user else None,
+            line=statement.line if statement is not None else (path.line or None) if path is not None and by_user else None,
+            function=statement.function if statement is not None else path.function if path is not None else "",
+            bytes_per_step=round(rate * size) if size != ALL_SIZES else 0,
+            nodes_per_step=0,
+            storages_per_step=max(round(rate), 1),
+            step=iteration,
+            steps=iteration,
+            evaluation=not self._iterations.trains,
+        )  # fmt: skip
+        uncertain = statement is None or statement.replaces or len({each.line for each in statements}) > 1
+        traceable = path is not None and path.container and path.length > 1
+        return Suspect(
+            leak, False, path.length if path is not None else 0,
+            path.container if path is not None and uncertain and traceable else 0, at_end=True,
+        )  # fmt: skip
+
+
+def is_ensemble(holder: FoundHolder) -> bool:
+    """Return whether the container contains only a few models, so the program may keep them on purpose."""
+    return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
+
+
+def _as_linked(holder: FoundHolder) -> FoundHolder:
+    """Return a holder in linked objects (a tree, a list of states) with the attribute that links them. The path of such a
+    holder may be too long for the search."""
+    path, usage, target = holder.path, holder.usage, holder.target
+    if path.is_truncated:
+        path = path._replace(how="container")
+    if (name := linked_name(path)) is None:
+        return FoundHolder(path, usage, target)
+    shown = f"{name.owner.__name__}.{name.stored_as}" if name.owner is not None else name.stored_as
+    path = path._replace(
+        name=shown, stored_as=name.stored_as, is_attribute=True, file=name.file, classes=name.classes,
+        described="linked objects", container=0, length=0,
+    )  # fmt: skip
+    return FoundHolder(path, usage_of_links(name), target)

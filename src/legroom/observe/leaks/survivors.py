@@ -1,0 +1,163 @@
+"""Finds groups of storages that survive and whose number grows over most of the run.
+
+The series of scans in a few consecutive iterations cannot distinguish a leak from a container that is being filled. A
+leak grows until the end of the run, and nothing that it retained is freed. This module records, at each of the
+infrequent scans, how many storages of each size are alive, by the scan in which they were first seen. A group of
+storages of one size (or all storages together) grows steadily if, over the last two thirds of the run:
+
+- the number of storages that survived at least one scan is larger at every scan,
+- the rate of the growth stays about the same,
+- nearly none of these storages is freed.
+
+A container that is full after a third of the run, that is emptied, or whose items are replaced does not pass this test.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from legroom.observe.leaks.live_objects import bytes_of
+
+MIN_ITERATIONS = 24
+"""The smallest number of iterations after which growth is called steady."""
+MIN_SCANS = 4
+"""The smallest number of scans in the last two thirds of the run."""
+MIN_RATE = 0.4
+"""The smallest rate between two scans, as a fraction of the mean rate."""
+MAX_FREED = 0.1
+"""The largest fraction of the growth that may be freed."""
+MAX_GROUPS = 2
+TENSORS_PER_GROUP = 4
+ALL_SIZES = -1
+
+_Counts = Counter[tuple[int, int]]
+"""The number of live storages by size and by the scan in which they were first seen."""
+
+
+class _Scan(NamedTuple):
+    iteration: int
+    previous: int
+    """The iteration of the previous scan. All survivors were created before."""
+    counts: _Counts
+
+
+class SurvivorHistory:
+    """The survivors of all scans. Stores numbers only, no references."""
+
+    def __init__(self) -> None:
+        self._scans: list[_Scan] = []
+
+    @property
+    def last_iteration(self) -> int:
+        """The iteration of the last scan, or 0 before the first scan."""
+        return self._scans[-1].iteration if self._scans else 0
+
+    def record(self, iteration: int, by_first_scan: Mapping[int, Iterable[torch.Tensor]]) -> None:
+        """Record the live tensors of a scan, one per storage."""
+        counts: _Counts = Counter()
+        for first, tensors in by_first_scan.items():
+            for tensor in tensors:
+                counts[bytes_of(tensor), first] += 1
+                counts[ALL_SIZES, first] += 1
+        self._scans.append(_Scan(iteration, self.last_iteration, counts))
+
+    def steady_sizes(self) -> list[int]:
+        """Return the sizes whose number of storages grows steadily, largest growth in bytes first. The result is
+        `[ALL_SIZES]` if only the number of all storages does."""
+        recent = self._recent()
+        if len(recent) < MIN_SCANS:
+            return []
+        sizes = {size for size, _ in recent[-1][1].counts}
+        steady = {size: rate for size in sizes if (rate := _steady_rate(recent, size))}
+        single = sorted((size for size in steady if size > 0), key=lambda size: -size * steady[size])
+        return single[:MAX_GROUPS] or [size for size in steady if size == ALL_SIZES]
+
+    def growth_per_iteration(self, size: int) -> float:
+        """Return the number of storages of this size that each iteration adds."""
+        return _steady_rate(self._recent(), size)
+
+    def survivors(self, size: int) -> int:
+        """Return the number of storages of this size that survived at least one scan, except those of the first scan."""
+        counts, number = self._scans[-1].counts, len(self._scans)
+        return sum(count for (each, first), count in counts.items() if each == size and 1 < first < number)
+
+    def sample(
+        self, size: int, by_first_scan: Mapping[int, list[torch.Tensor]], on_device: Iterable[int]
+    ) -> list[torch.Tensor]:
+        """Return survivors of different ages, newest first. The newest scan is excluded, because its new storages may be
+        temporary. `on_device` are the `id`s of the tensors to choose from."""
+        allowed = set(on_device)
+        firsts = [first for first in sorted(by_first_scan, reverse=True) if 1 < first < len(self._scans)]
+        chosen = []
+        for first in firsts:
+            fitting = [
+                each
+                for each in by_first_scan[first]
+                if id(each) in allowed and size in (ALL_SIZES, bytes_of(each))
+            ]
+            chosen += fitting[-1:]
+        if len(chosen) > TENSORS_PER_GROUP:
+            chosen = [*chosen[: TENSORS_PER_GROUP - 1], chosen[-1]]
+        return chosen
+
+    def _recent(self) -> list[tuple[int, _Scan]]:
+        """Return the numbers and scans of the last two thirds of the run."""
+        last = self.last_iteration
+        if last < MIN_ITERATIONS:
+            return []
+        return [
+            (number, scan) for number, scan in enumerate(self._scans, start=1) if scan.iteration >= last / 3
+        ]
+
+
+def _steady_rate(scans: list[tuple[int, _Scan]], size: int) -> float:
+    """Return the growth per iteration, or 0 if the growth is not steady."""
+    totals = [
+        sum(count for (each, first), count in scan.counts.items() if each == size and 1 < first < number)
+        for number, scan in scans
+    ]
+    iterations = [scan.previous for _, scan in scans]
+    grown = totals[-1] - totals[0]
+    if len(scans) < MIN_SCANS or grown < MIN_SCANS:
+        return 0.0
+    mean = grown / (iterations[-1] - iterations[0])
+    for (earlier, before), (later, after) in pairwise(zip(iterations, totals, strict=True)):
+        if after - before < min(MIN_RATE * mean * (later - earlier), grown):
+            return 0.0
+    freed = sum(
+        max(count - after.counts[size, first], 0)
+        for (number, before), (_, after) in pairwise(scans)
+        for (each, first), count in before.counts.items()
+        if each == size and 1 < first < number
+    )
+    return mean if freed <= MAX_FREED * grown else 0.0
+
+
+class DeviceTrend:
+    """Determines at the end of the run whether the device memory still grew. Call `add` after a sampled iteration."""
+
+    MAX_SAMPLES = 256
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[int, int]] = []
+        self._every = 1
+
+    def add(self, iteration: int, allocated: int) -> None:
+        if iteration % self._every:
+            return
+        self._samples.append((iteration, allocated))
+        if len(self._samples) > self.MAX_SAMPLES:
+            self._every *= 2
+            self._samples = [each for each in self._samples if not each[0] % self._every]
+
+    def growth_at_end(self) -> int | None:
+        """Return the growth in the second half of the run, in bytes, or None if it is unknown. The smallest value of
+        several iterations is used, so temporary tensors do not matter."""
+        count = len(self._samples) // 8
+        if count < 2 or not any(size for _, size in self._samples):
+            return None
+        middle, end = self._samples[len(self._samples) // 2 :][:count], self._samples[-count:]
+        return min(size for _, size in end) - min(size for _, size in middle)

@@ -1,0 +1,125 @@
+"""Leaks that are certain only at the end of the run, and growth that ends by itself."""
+
+import dataclasses
+import gc
+import itertools
+import linecache
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tests.unit.observe.leaks.loops import leaks_of
+from torch import nn
+
+from legroom.memory.annotations import DetectedLeak
+from legroom.observe.leaks.detector import LeakDetector
+
+
+class _Buffer:
+    """Is emptied only when the run fails."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    def emit(self, record: Any, *, failed: bool) -> None:
+        self.records.append(record)
+        if failed:
+            self.records.clear()
+
+
+def test_code_that_would_empty_the_container_but_never_runs_does_not_hide_the_leak() -> None:
+    buffer = _Buffer()
+    (leak,) = leaks_of(
+        lambda step, loss, output: buffer.emit(output.detach().clone(), failed=False), iterations=44
+    )
+    assert leak.name == "buffer.records"
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    output: Any
+    previous: Any
+
+
+def test_states_linked_to_their_predecessors_are_reported_at_the_line_that_links_them() -> None:
+    state = None
+
+    def link(step: int, loss: Any, output: Any) -> None:
+        nonlocal state
+        state = _State(output.detach().clone(), previous=state)
+
+    (leak,) = leaks_of(link, iterations=44)
+    assert leak.name == "state"
+    assert "previous=state" in linecache.getline(__file__, leak.line or 0)
+
+
+def test_an_unread_branch_of_tee_is_reported() -> None:
+    def stream() -> Iterator[Any]:
+        while True:
+            yield torch.randn(4)
+
+    used, unread = itertools.tee(stream())
+    leaks = leaks_of(lambda step, loss, output: _read(used), iterations=44)
+    assert len(leaks) == 1
+    assert next(unread) is not None
+
+
+def _read(values: Iterator[Any]) -> None:
+    next(values)
+
+
+def test_growth_that_stops_early_is_marked_as_ended() -> None:
+    kept: dict[int, Any] = {}
+    found = _watched(lambda step, value: kept.setdefault(step % 24, value) is None, kept, iterations=120)
+    assert [leak for leak in found if not leak.ended] == []
+
+
+def test_a_list_that_the_loop_recreates_is_marked_as_ended() -> None:
+    session: list[Any] = []
+
+    def keep(step: int, value: Any) -> None:
+        if step % 20 == 19:
+            session.clear()
+        _add(session, value)
+
+    assert [leak for leak in _watched(keep, session, iterations=70) if not leak.ended] == []
+
+
+def _add(session: list[Any], value: Any) -> None:
+    session.append(value)
+
+
+def _watched(body: Any, kept: Any, *, iterations: int) -> list[DetectedLeak]:
+    """The newest report of each leak of a loop whose device memory is proportional to the length of `kept`."""
+    found: dict[tuple[object, ...], DetectedLeak] = {}
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def report(leak: DetectedLeak) -> None:
+        found[leak.identity] = leak
+
+    detector = LeakDetector(report, allocated=lambda: 1000 + 400 * len(kept), fraction=1e6)
+    gc.collect()
+    detector.attach()
+    try:
+        for step in range(iterations):
+            loss = model(torch.randn(5, 6)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            body(step, torch.randn(100))
+    finally:
+        detector.detach()
+    assert detector.error == ""
+    return list(found.values())
+
+
+def test_a_sliding_window_of_tensors_is_not_a_leak() -> None:
+    recent: list[Any] = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        recent.append(output.detach().clone())
+        while len(recent) > 24:
+            recent.pop(0)
+
+    assert leaks_of(keep, iterations=80) == []
