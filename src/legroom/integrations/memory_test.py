@@ -194,7 +194,7 @@ class MemoryTest:
         targets = _by_retained_size(self._storages.update(_device_tensors(), set(), 1).get(1, []))
         found = HolderFinder().find(targets, {})
         lines = []
-        for path, _, _ in found[:TOP_LINES]:
+        for path, *_ in found[:TOP_LINES]:
             where = f"  {format_location(path.file, path.line or None)}" if path.file else ""
             lines.append(
                 f"  {path.name or 'an object without a name'}{f' ({path.described})' if path.described else ''}{where}"
