@@ -49,7 +49,7 @@ compat:
 # The documentation site, in build/site. Fails for a link or an anchor that does not exist.
 docs: $(VENV)/.demo
 	$(PIP) -e ".[docs,lint]"
-	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 # Builds the wheel and the sdist in dist/, and runs the commands of each in a new environment.
 wheel:
