@@ -273,8 +273,10 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
 def linked_name(path: HolderPath) -> StoredName | None:
     """Return the attribute through which objects of one class reference each other (`node.parent`), if the path contains
     it at least twice."""
-    owners = [(name.stored_as, name.classes) for name in path.names if name.is_attribute and name.classes]
-    for name in path.names:
+    # A key of a dict keeps the attribute of the dict (`state.params["weight"]`), so it is not another link.
+    links = [name for name in path.names if name.is_attribute and name.name.endswith(f".{name.stored_as}")]
+    owners = [(name.stored_as, name.classes) for name in links if name.classes]
+    for name in links:
         if owners.count((name.stored_as, name.classes)) > 1:
             return name
     return None
