@@ -14,6 +14,7 @@ settings.load_profile("untimed")  # on a busy machine, the default profile fails
 
 os.environ.setdefault("LEGROOM_CACHE", "off")  # tests neither read nor write the cache of earlier runs
 os.environ.setdefault("LEGROOM_LIVE", "off")  # runs of the tests do not appear in a monitor
+os.environ["LEGROOM_LANG"] = "en"  # the locale of this machine does not change the texts
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest runs one worker per core already
 
 # A shell that starts the tests in the background makes them ignore Ctrl-C, and so would every process they start.

@@ -71,6 +71,12 @@ def find_page(code: str) -> CodePage:
     return page
 
 
+def translated_page(code: str, language: str) -> CodePage | None:
+    """Return the page of a code in another language, such as `ko`, or None if the page is not translated."""
+    file = _PAGES / language / f"{code}.md"
+    return _page(file.read_text(encoding="utf-8"), is_lint_rule=False) if file.exists() else None
+
+
 @cache
 def all_pages() -> dict[str, CodePage]:
     """Return all pages by code, in order."""

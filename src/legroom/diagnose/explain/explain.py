@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from legroom import schemas
-from legroom.diagnose.codes import find_page
+from legroom.diagnose.codes import CodePage, find_page
 from legroom.diagnose.explain.error_lines import ErrorLine
 from legroom.diagnose.explain.log_reader import LogMatch, LogResult, chunks_of, is_typed, search_log
 from legroom.diagnose.explain.plain_text import printed_chunks
@@ -297,10 +297,15 @@ def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cau
 @cache
 def page_parts(code: str) -> tuple[str, tuple[Cause, ...]]:
     """Return the meaning and the causes on a code's page."""
-    meaning, _, listed = find_page(code).body.partition("## Causes")
+    return parse_page(find_page(code))
+
+
+def parse_page(page: CodePage) -> tuple[str, tuple[Cause, ...]]:
+    """Return the meaning and the causes on a page in English or Korean."""
+    meaning, _, listed = page.body.replace("## 원인", "## Causes").partition("## Causes")
     causes = []
     for item in re.split(r"(?m)^\d+\. ", listed)[1:]:
-        cause, check, fix = re.split(r"\n\s+- (?:Check|Fix): ", item.strip())
+        cause, check, fix = re.split(r"\n\s+- (?:Check|Fix|확인|해결): ", item.strip())
         causes.append(Cause(cause=_join_lines(cause), check=_join_lines(check), fix=_join_lines(fix)))
     return _join_lines(meaning), tuple(causes)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +12,7 @@ from rich.text import Text
 from legroom.diagnose.report.device_memory import MemoryShare, MemorySnapshot
 from legroom.memory.events import Category, Step
 from legroom.show.common.formatting import format_count
+from legroom.show.common.language import Words
 from legroom.units import format_size
 
 CATEGORY_COLORS = {
@@ -33,17 +35,19 @@ class MemoryBar:
     chart is readable without color.
 
     The last row ends at the device's total. With `rows`, the smallest categories share a row, and the row with the total
-    is omitted.
+    is omitted. `words` translates the labels.
     """
 
-    def __init__(self, snapshot: MemorySnapshot, *, rows: int | None = None) -> None:
+    def __init__(self, snapshot: MemorySnapshot, *, rows: int | None = None, words: Words = str) -> None:
         self._snapshot = snapshot
+        self._words = words
         self._shares = snapshot.shares if rows is None else _merge_smallest(snapshot.shares, rows)
         self._shows_total = rows is None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         snapshot = self._snapshot
-        label_width = max(len(share.label) for share in self._shares)
+        labels = [self._words(share.label) for share in self._shares]
+        label_width = max(map(cell_len, labels))
         width = max(4, min(MAX_COLUMNS, options.max_width - label_width - 20))
         table = Table.grid(padding=(0, 1))
         table.add_column(no_wrap=True)
@@ -51,9 +55,9 @@ class MemoryBar:
             table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
         offset = 0
-        for share in self._shares:
+        for share, label in zip(self._shares, labels, strict=True):
             table.add_row(
-                Text(f"  {share.label}", style="dim" if share.is_free else ""),
+                Text(f"  {label}", style="dim" if share.is_free else ""),
                 format_size(share.bytes),
                 _percent(share.bytes, snapshot.capacity),
                 Text(_bar(offset, share, snapshot.capacity, width), style=_style(share)),
@@ -105,9 +109,10 @@ class StepSparkline:
     In a long run, older steps are dropped, so the chart and the number of steps follow the step numbers.
     """
 
-    def __init__(self, steps: Sequence[Step], *, label: str = "  ") -> None:
+    def __init__(self, steps: Sequence[Step], *, label: str = "  ", words: Words = str) -> None:
         self._steps = steps
         self._label = label
+        self._words = words
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         peaks = [step.peak_allocated for step in self._steps]
@@ -116,9 +121,10 @@ class StepSparkline:
         duration = f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
         size = format_size(low) if low == high else f"{format_size(low)} to {format_size(high)}"
         number = max(self._steps[-1].step - self._steps[0].step + 1, len(peaks))
-        legend = f"  {format_count(number, 'step')}, {size}, {duration} each"
+        legend = "  " + self._words(f"{format_count(number, 'step')}, {size}, {duration} each")
         columns = _columns(
-            self._steps, max(4, min(MAX_COLUMNS, options.max_width - len(legend) - len(self._label)))
+            self._steps,
+            max(4, min(MAX_COLUMNS, options.max_width - cell_len(legend) - cell_len(self._label))),
         )
         text = Text(self._label)
         text.append("".join(_level(value, low, high) for value in columns), style="cyan")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment, SegmentLines
 
@@ -56,7 +57,9 @@ def _crop(lines: list[list[Segment]], limit: int, options: ConsoleOptions) -> li
     if _height(lines, options) <= limit:
         return lines
     *first, last = (Segment.adjust_line_length(line, options.max_width, pad=False) for line in lines[:limit])
-    text = "".join(segment.text for segment in last).rstrip()[: options.max_width - 1]
+    text = "".join(segment.text for segment in last).rstrip()
+    if cell_len(text) >= options.max_width:
+        text = set_cell_size(text, options.max_width - 1)
     return [*first, [Segment(f"{text}…", last[0].style if last else None)]]
 
 
@@ -69,16 +72,17 @@ class Commands:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         short = [each for each in self._commands if fits_line(*each, options.max_width)]
-        width = max((len(command) for command, comment in short if comment), default=0)
-        if any(width + len(comment) + _MARGIN > options.max_width for _, comment in short):
+        width = max((cell_len(command) for command, comment in short if comment), default=0)
+        if any(width + cell_len(comment) + _MARGIN > options.max_width for _, comment in short):
             width = 0  # the comments cannot be aligned
         for command, comment in self._commands:
             is_short = (command, comment) in short
             if comment and not is_short:
                 yield verbatim(f"  # {comment}", style="dim")
-            line = verbatim(f"  {command:<{width if is_short and comment else 0}}", style="bold cyan")
+            line = verbatim(f"  {command}", style="bold cyan")
             if comment and is_short:
-                line.append(f"   # {comment}", style="not bold dim")
+                gap = " " * (width - cell_len(command))
+                line.append(f"{gap}   # {comment}", style="not bold dim")
             yield line
 
 
@@ -87,4 +91,4 @@ _MARGIN = len("     # ")
 
 def fits_line(command: str, comment: str, width: int) -> bool:
     """Return whether a command and its comment fit on one line."""
-    return len(command) + (len(comment) + _MARGIN if comment else 2) <= width
+    return cell_len(command) + (cell_len(comment) + _MARGIN if comment else 2) <= width

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +11,7 @@ from legroom.diagnose.report.source_lines import Sources
 from legroom.memory.state import Holding
 from legroom.show.common.code_frame import source_line
 from legroom.show.common.formatting import clean, format_count, format_location
+from legroom.show.common.language import Words
 from legroom.show.common.memory_charts import CATEGORY_COLORS
 from legroom.units import format_size
 
@@ -50,20 +52,24 @@ def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[Rendera
         yield Text(f"  and {format_count(remaining, 'more line')}", style="dim")
 
 
-def largest_lines(holdings: Sequence[Holding], sources: Sources, number: int = 3) -> Table:
-    """Return the lines that allocated the most live memory. Each entry has one row, with the source code if there is room."""
+def largest_lines(
+    holdings: Sequence[Holding], sources: Sources, number: int = 3, *, words: Words = str
+) -> Table:
+    """Return the lines that allocated the most live memory. Each entry has one row, with the source code if there is room.
+    `words` translates the categories."""
     shown = holdings[:number]
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True, min_width=11)
-    table.add_column(no_wrap=True, min_width=max((len(each.category) for each in shown), default=0))
+    width = max((cell_len(words(str(each.category))) for each in shown), default=0)
+    table.add_column(no_wrap=True, min_width=width)
     table.add_column()
     for each in shown:
         where = Text(format_location(each.file, each.line), no_wrap=True, overflow="ellipsis")
         remark = source_line(sources, each.file, each.line) or clean(each.module)
         where.append(f"  {remark}" if remark else "", style="dim")
-        table.add_row(format_size(each.bytes), _category(each), where)
+        table.add_row(format_size(each.bytes), _category(each, words), where)
     return table
 
 
-def _category(holding: Holding) -> Text:
-    return Text(str(holding.category), style=CATEGORY_COLORS[holding.category])
+def _category(holding: Holding, words: Words = str) -> Text:
+    return Text(words(str(holding.category)), style=CATEGORY_COLORS[holding.category])

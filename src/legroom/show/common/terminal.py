@@ -23,7 +23,7 @@ def print_to(stream: TextIO, *parts: RenderableType) -> None:
     Raises OutputError if standard output cannot be written. Errors of other streams are ignored.
     """
     text = render_to_string(
-        *parts, width=width_of(stream), color=_is_terminal(stream), ascii_only=not _supports_unicode(stream)
+        *parts, width=width_of(stream), color=_is_terminal(stream), ascii_only=not supports_unicode(stream)
     )
     try:
         stream.write(text)
@@ -82,7 +82,8 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def _supports_unicode(stream: TextIO) -> bool:
+def supports_unicode(stream: TextIO) -> bool:
+    """Return whether the stream can write any character."""
     return (
         (getattr(stream, "encoding", None) or sys.getdefaultencoding())
         .lower()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.markdown import Markdown
 from rich.padding import Padding
@@ -14,8 +15,10 @@ from legroom.diagnose.explain import explain as explaining
 from legroom.diagnose.explain.explain import Explanation
 from legroom.show.common import notebook_html as html
 from legroom.show.common.formatting import clean
+from legroom.show.common.language import Words
 from legroom.show.common.sections import section
 from legroom.show.common.terminal import render_to_string, verbatim
+from legroom.show.explain.translation import page_to_show, translate_explanation
 
 _STYLES = {
     "oom": "bold red",
@@ -58,27 +61,28 @@ class ShownExplanation(Explanation):
 
 
 def _html_parts(explanation: Explanation) -> Iterator[str]:
+    explanation, words = translate_explanation(explanation)
     yield html.sentence(explanation.sentence, bold=True)
     if explanation.code or explanation.message:
-        about = f"{explanation.code}  {_KINDS[explanation.kind]}, {explanation.certainty}"
+        about = f"{explanation.code}  {_about(explanation, words)}"
         yield html.sentence(about.strip(), muted=True)
     if explanation.message:
-        where = f"line {explanation.line:,}: " if explanation.line is not None else ""
+        where = f"{words(f'line {explanation.line:,}:')} " if explanation.line is not None else ""
         yield html.pre(f"{where}{explanation.message}")
     yield html.sentence(explanation.meaning)
     if explanation.earlier is not None:
         earlier = explanation.earlier
-        yield html.heading("Earlier in the log", "possibly the original cause")
-        yield html.sentence(f"{earlier.code}  {earlier.title}, line {earlier.line:,}:")
+        yield html.heading(words("Earlier in the log"), words("possibly the original cause"))
+        yield html.sentence(f"{earlier.code}  {earlier.title}, {words(f'line {earlier.line:,}:')}")
         yield html.pre(earlier.message)
     if explanation.causes:
-        yield html.heading("Possible causes", "most likely first")
+        yield html.heading(words("Possible causes"), words("most likely first"))
         for number, cause in enumerate(explanation.causes, 1):
             yield html.sentence(f"{number}. {cause.cause}", bold=True)
-            yield html.sentence(f"Check: {cause.check[:1].upper()}{cause.check[1:]}")
-            yield html.sentence(f"Fix: {cause.fix[:1].upper()}{cause.fix[1:]}")
+            yield html.sentence(f"{words('Check')}: {cause.check}")
+            yield html.sentence(f"{words('Fix')}: {cause.fix}")
     if explanation.here:
-        yield html.heading("Checks on this machine")
+        yield html.heading(words("Checks on this machine"))
         yield from map(html.sentence, explanation.here)
 
 
@@ -87,7 +91,8 @@ def render_explanation(explanation: Explanation) -> RenderableType:
 
 
 def render_page(page: CodePage) -> RenderableType:
-    """Render the documentation page of a code."""
+    """Render the documentation page of a code in the language of the output."""
+    page = page_to_show(page.code)
     return Group(
         Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(_wrap_comments(page.body))
     )
@@ -102,7 +107,7 @@ def _wrap_comments(body: str) -> str:
     for line in body.split("\n"):
         in_code ^= line.startswith("```")
         code, mark, comment = line.partition("  # ")
-        if in_code and mark and len(line) > _MAX_CODE_WIDTH:
+        if in_code and mark and cell_len(line) > _MAX_CODE_WIDTH:
             margin = code[: len(code) - len(code.lstrip())]
             lines += [f"{margin}# {comment.strip()}", code.rstrip()]
         else:
@@ -111,47 +116,53 @@ def _wrap_comments(body: str) -> str:
 
 
 def _parts(explanation: Explanation) -> Iterator[RenderableType]:
+    explanation, words = translate_explanation(explanation)
     head = Text(clean(explanation.sentence), style=_STYLES[explanation.kind])
     yield head
     if explanation.code or explanation.message:
         about = Text(f"{explanation.code}  " if explanation.code else "", style="bold")
-        about.append(f"{_KINDS[explanation.kind]}, {explanation.certainty}", style="not bold dim")
+        about.append(_about(explanation, words), style="not bold dim")
         yield about
     if explanation.message:
-        where = f"line {explanation.line:,}: " if explanation.line is not None else ""
+        where = f"{words(f'line {explanation.line:,}:')} " if explanation.line is not None else ""
         yield Padding(Text(f"{where}{clean(explanation.message)}", style="italic"), (1, 0, 0, 2))
     if explanation.meaning:
         yield Padding(Text(clean(explanation.meaning)), (1, 0, 0, 0))
     if explanation.earlier is not None:
-        yield from section("Earlier in the log", "possibly the original cause")
+        yield from section(words("Earlier in the log"), words("possibly the original cause"))
         yield Padding(
             Text(
-                f"{explanation.earlier.code}  {explanation.earlier.title}, line {explanation.earlier.line:,}:",
+                f"{explanation.earlier.code}  {explanation.earlier.title}, "
+                f"{words(f'line {explanation.earlier.line:,}:')}",
                 style="bold",
             ),
             (0, 0, 0, 2),
         )
         yield Padding(Text(clean(explanation.earlier.message), style="italic"), (0, 0, 0, 2))
     if explanation.causes:
-        yield from section("Possible causes", "most likely first")
+        yield from section(words("Possible causes"), words("most likely first"))
         for number, cause in enumerate(explanation.causes, 1):
             table = Table.grid(padding=(0, 1))
             table.add_column(no_wrap=True)
             table.add_column()
             table.add_row(Text(f"  {number}."), Text(cause.cause, style="bold"))
-            table.add_row("", _labeled("Check", cause.check))
-            table.add_row("", _labeled("Fix", cause.fix))
+            table.add_row("", _labeled(words("Check"), cause.check))
+            table.add_row("", _labeled(words("Fix"), cause.fix))
             yield table
     if explanation.here:
-        yield from section("Checks on this machine")
+        yield from section(words("Checks on this machine"))
         for sentence in explanation.here:
             yield Padding(Text(clean(sentence)), (0, 0, 0, 2))
     if explanation.code:
-        yield Text("\nNext:")
+        yield Text(f"\n{words('Next:')}")
         yield verbatim(f"  legroom explain {explanation.code}", style="bold cyan")
+
+
+def _about(explanation: Explanation, words: Words) -> str:
+    return f"{words(_KINDS[explanation.kind])}, {words(explanation.certainty)}"
 
 
 def _labeled(label: str, text: str) -> Text:
     line = Text(f"{label}: ", style="dim")
-    line.append(text[:1].upper() + text[1:], style="not dim")
+    line.append(text, style="not dim")
     return line

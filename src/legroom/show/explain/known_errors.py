@@ -5,12 +5,14 @@ from legroom.log import say
 
 def say_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
     """Print the meaning of a known error below its traceback."""
-    from legroom.diagnose.explain.explain import explain  # slow to import, and not needed without an error
+    # Slow to import, and not needed without an error.
+    from legroom.diagnose.explain.explain import explain
+    from legroom.show.explain.translation import translate_explanation
 
-    explanation = explain(error)
+    explanation, words = translate_explanation(explain(error))
     if not explanation.code:
         return
-    say(f"{explanation.sentence} See `legroom explain {explanation.code}`.")
+    say(f"{explanation.sentence} {words(f'See `legroom explain {explanation.code}`.')}")
     if on_virtual_gpu and explanation.code == "LG712":
         say(
             "On a real GPU, this error is a device-side assert that appears at a later line (LG710). "

@@ -3,17 +3,22 @@ change and the next commands. `--verbose` prints the complete report (`run_repor
 
 If the parts need more lines than a screen has, the parts become shorter: the smallest categories share a row, and
 less important facts are omitted.
+
+The report of an out-of-memory error is in the language of the output. Other reports, and reports of `legroom launch`,
+are in English.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
 from legroom.diagnose.report.run_report import RunReport
 from legroom.show.common.formatting import clean, format_location
+from legroom.show.common.language import Words, translate
 from legroom.show.common.memory_charts import MemoryBar, StepSparkline
 from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits, count_lines, fits_line
 from legroom.show.common.sections import largest_lines
@@ -110,14 +115,15 @@ class ShortFooter:
         self._warning = warning
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, width = self._report, options.max_width
+        report, width, words = self._report, options.max_width, _words(self._report)
         yield Text("")
         remarks = [self._warning, *(f"{each[:1].upper()}{each[1:]}." for each in report.remarks)]
-        shown = Text("\n".join(clean(each) for each in remarks if each), style="yellow")
+        shown = Text("\n".join(clean(words(each)) for each in remarks if each), style="yellow")
         if shown:
             yield Cropped(shown, 2)
-        again = report.commands_to_try[:2]
+        again = [(command, words(comment)) for command, comment in report.commands_to_try[:2]]
         show = report.report_commands("--verbose", comment="the complete report")
+        show = [(command, words(comment)) for command, comment in show]
         when = ""
         if again and not fits_line(*again[0], width):
             when = f", {again[0][1]}"
@@ -126,12 +132,17 @@ class ShortFooter:
             show = show[:1]
         choices = ([*again, *show], [*again[:1], *show], show)
         commands = next((each for each in choices if _is_short(Commands(each), console, options)), [])
-        recorded = clean(f"Recorded in {report.capture}. ") if report.capture else ""
-        following = f"Next{when if commands and commands[0] in again else ''}:" if commands else ""
-        if following and len(recorded) + len(following) > width:
+        recorded = f"{clean(words(f'Recorded in {report.capture}.'))} " if report.capture else ""
+        following = words(f"Next{when if commands and commands[0] in again else ''}:") if commands else ""
+        if following and cell_len(recorded) + cell_len(following) > width:
             recorded = ""  # the commands contain the path
         yield Cropped(Text(f"{recorded}{following}".rstrip()), 2)
         yield Commands(commands)
+
+
+def _words(report: RunReport) -> Words:
+    """Return the function that translates the texts of a report. The text around a rank's report is in English."""
+    return translate if report.failed_with_oom and not report.command.is_launch else str
 
 
 def _is_short(commands: Commands, console: Console, options: ConsoleOptions) -> bool:
@@ -140,44 +151,45 @@ def _is_short(commands: Commands, console: Console, options: ConsoleOptions) -> 
 
 def _parts(report: RunReport, level: _Level) -> Iterator[RenderableType]:
     oom = report.oom if report.failed_with_oom else None
-    yield Cropped(Text(format_summary(report), style="bold red" if oom else "bold"), 4)
+    words = _words(report)
+    yield Cropped(Text(words(format_summary(report)), style="bold red" if oom else "bold"), 4)
     if report.oom is not None and oom is None:
         yield Cropped(Text(format_caught(report, report.oom), style="yellow"), 2)
     if report.spilled is not None:
-        yield Cropped(Text(format_spill(report.spilled, report.seconds)), 4)
+        yield Cropped(Text(words(format_spill(report.spilled, report.seconds))), 4)
     snapshot = oom.snapshot if oom is not None else report.peak
     if snapshot is None:
         if report.ending.exit_code == 0:
             yield Text('Check that the script moves the model and the data to the GPU: .to("cuda").')
     else:
         title = "Memory by category" if oom is not None else "Memory by category at the peak"
-        yield _heading(title, format_device(report.device), level)
-        yield MemoryBar(snapshot, rows=level.rows)
+        yield _heading(words(title), words(format_device(report.device)), level)
+        yield MemoryBar(snapshot, rows=level.rows, words=words)
         if snapshot.top:
             more = len(snapshot.top) - TOP_LINES
-            yield _heading(
-                "Memory by line", f"the largest 3 of {len(snapshot.top)}" if more > 0 else "", level
-            )
-            yield largest_lines(snapshot.top, report.sources, TOP_LINES)
+            remark = words(f"the largest 3 of {len(snapshot.top)}") if more > 0 else ""
+            yield _heading(words("Memory by line"), remark, level)
+            yield largest_lines(snapshot.top, report.sources, TOP_LINES, words=words)
         yield from _extras(report, level)
     yield from _first_suggestion(report, level)
 
 
 def _extras(report: RunReport, level: _Level) -> Iterator[RenderableType]:
+    words = _words(report)
     facts: list[RenderableType] = []
     others = [device for device in report.devices if device is not report.device and device.peak_reserved]
     if others:
         peaks = ", ".join(
-            f"{each.title} {format_size(each.peak_allocated)} of {format_size(each.capacity)}"
+            words(f"{each.title} {format_size(each.peak_allocated)} of {format_size(each.capacity)}")
             for each in others
         )
-        facts.append(_line("Peaks of other devices", peaks))
+        facts.append(_line(words("Peaks of other devices"), peaks))
     if report.failed_with_oom and report.oom is not None and report.oom.holders:
         holders = merge_holders(report.oom.holders)[:3]
         retained = ", ".join(f"{holder.path} {format_size(holder.bytes)}" for holder in holders)
-        facts.append(_line("Retained by", retained))
+        facts.append(_line(words("Retained by"), retained))
     if len(report.history) >= 2:
-        facts.append(StepSparkline(report.history, label="Peak per step  "))
+        facts.append(StepSparkline(report.history, label=f"{words('Peak per step')}  ", words=words))
     if facts and level.extras:
         yield Text("")
         yield from facts[: level.extras]
@@ -186,16 +198,19 @@ def _extras(report: RunReport, level: _Level) -> Iterator[RenderableType]:
 def _first_suggestion(report: RunReport, level: _Level) -> Iterator[RenderableType]:
     if report.failed_with_oom and report.oom is not None:
         if report.oom.advice:
+            words = _words(report)
             finding, number = report.oom.advice[0], len(report.oom.advice)
-            saves = f", saves about {format_size(finding.saves)}" if finding.saves else ""
+            of = f" {words(f'(1 of {number})')}" if number > 1 else ""
+            saves = f", {words(f'saves about {format_size(finding.saves)}')}" if finding.saves else ""
             where = f", {format_location(finding.file, finding.line)}" if finding.file else ""
-            yield _heading("Suggested change", f"{finding.code}{_of(number)}{saves}{where}", level)
+            yield _heading(words("Suggested change"), f"{finding.code}{of}{saves}{where}", level)
             yield Cropped(_padded(_suggestion(report, level)), level.advice)
     elif report.leaks:
         leak, number = report.leaks[0], len(report.leaks)
         holder = clean(leak.holder) if leak.holder and leak.name else ""
         place = "" if holder else f", {format_place(leak)}"  # the holder starts with the line
-        yield _heading("Memory leak", f"{leak.code}{_of(number)}, {format_rate(leak)}{place}", level)
+        of = f" (1 of {number})" if number > 1 else ""
+        yield _heading("Memory leak", f"{leak.code}{of}, {format_rate(leak)}{place}", level)
         if holder:
             yield Text(f"  {holder}", no_wrap=True, overflow="ellipsis")
         yield Cropped(_padded(_suggestion(report, level)), level.advice)
@@ -207,12 +222,8 @@ def _suggestion(report: RunReport, level: _Level) -> str:
         finding = next(iter(report.oom.advice), None)
         if finding is None:
             return ""
-        return f"{finding.message} {finding.fix}" if level.reason else finding.fix
+        return _words(report)(f"{finding.message} {finding.fix}" if level.reason else finding.fix)
     return report.leaks[0].advice if report.leaks else ""
-
-
-def _of(number: int) -> str:
-    return f" (1 of {number})" if number > 1 else ""
 
 
 def _heading(title: str, remark: str, level: _Level) -> RenderableType:

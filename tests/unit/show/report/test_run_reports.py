@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from rich.console import RenderableType
 
 from legroom.diagnose.report.run_report import RunReport
 from legroom.memory.annotations import RecordingFailed
@@ -24,13 +25,16 @@ CODE = {
 
 def check_snapshots(name: str, report: RunReport) -> None:
     """Compare the report on one screen and the complete report with the snapshots."""
-    parts = {name: render_short_report(report), f"{name}_verbose": render_report(report)}
-    for snapshot, part in parts.items():
-        text = render_to_string(part)
-        file = SNAPSHOTS / f"{snapshot}.txt"
-        if os.environ.get("UPDATE_SNAPSHOTS"):
-            file.write_text(text, encoding="utf-8")
-        assert text == file.read_text(encoding="utf-8")
+    check_snapshot(name, render_short_report(report))
+    check_snapshot(f"{name}_verbose", render_report(report))
+
+
+def check_snapshot(name: str, part: RenderableType) -> None:
+    text = render_to_string(part)
+    file = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_finished_run(trained):
     check_snapshots("finished", trained.report())
 
 
-def test_run_that_failed_with_oom(trained):
+def test_run_that_failed_with_oom(trained, monkeypatch):
     trained.phase = Phase.FORWARD
     trained.alloc(20, Category.INPUT)
     trained.alloc(700, Category.ACTIVATION, line=11, module="layer1")
@@ -76,6 +80,9 @@ def test_run_that_failed_with_oom(trained):
         1, "raised", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 150.00 MiB.", traceback
     )
     check_snapshots("out_of_memory", trained.report())
+    monkeypatch.setenv("LEGROOM_LANG", "ko")
+    check_snapshot("out_of_memory_korean", render_short_report(trained.report()))
+    check_snapshot("out_of_memory_verbose", render_report(trained.report()))  # English
 
 
 def test_run_with_a_leak(make_run):

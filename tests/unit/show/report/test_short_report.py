@@ -1,11 +1,13 @@
 """Reports fit on one screen: at most 24 lines of 80 columns, including an empty line above them and the lines that the
 terminal wraps."""
 
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 from test_run_reports import CODE
@@ -23,7 +25,7 @@ LONG = "x" * 600
 
 def screen_lines(text: str, width: int = WIDTH) -> int:
     """The number of lines on a terminal."""
-    return sum(max(1, -(-len(line) // width)) for line in text.splitlines())
+    return sum(max(1, -(-cell_len(line) // width)) for line in text.splitlines())
 
 
 def on_screen(report, warning="") -> str:
@@ -82,7 +84,10 @@ def test_every_report_fits_on_a_screen(
         run.ends(code, reason, error if code else "", "Traceback" if ends == "oom" else "")
     report = run.report()
     report = replace(report, devices=report.devices * devices, leaks=report.leaks * leaks)
-    assert screen_lines(on_screen(report, warning)) <= 24
+    with pytest.MonkeyPatch.context() as patch:
+        for language in ("en", "ko") if ends == "oom" else ("en",):
+            patch.setenv("LEGROOM_LANG", language)
+            assert screen_lines(on_screen(report, warning)) <= 24
 
 
 @pytest.fixture
@@ -111,6 +116,31 @@ def test_the_most_important_facts_are_always_shown(failed):
     assert report.oom.advice[0].fix.split(".")[0] in " ".join(text.split())
     assert f"\n  {report.next_commands[0][0]}" in text
     assert "\n  legroom report run.legroom --verbose" in text
+
+
+def test_a_korean_report_has_the_same_facts_in_80_columns(failed, monkeypatch):
+    data = failed.report().as_json()
+    monkeypatch.setenv("LEGROOM_LANG", "ko")
+    text = on_screen(failed.report())
+    assert text.startswith("\n/project/train.py:11, step 0의 forward pass에서 메모리가 부족해졌습니다.")
+    for title in (
+        "종류별 메모리  가상 GPU 0, 1000.0 MiB",
+        "코드 줄별 메모리  10개 중 가장 큰 3개",
+        "수정 제안  LG",
+    ):
+        assert f"\n{title}" in text
+    assert "\nrun.legroom에 기록했습니다. 다음 명령:\n" in text
+    assert re.search(r"\n  legroom report run\.legroom --verbose +# 전체 리포트\n", text)
+    commands = [command for command, _ in failed.report().commands_to_try]
+    wide = [line for line in text.splitlines() if cell_len(line) > WIDTH]
+    assert all(line.strip() in commands for line in wide)
+    assert failed.report().as_json() == data
+
+
+def test_a_korean_text_ends_with_an_ellipsis_within_its_columns():
+    text = render_to_string(Cropped(Text("메모리" * 40), 1), width=40)
+    assert text.endswith("…\n")
+    assert cell_len(text.rstrip()) <= 40
 
 
 def test_rows_of_the_bar_add_up_to_the_device(failed):

@@ -1,0 +1,450 @@
+"""The Korean catalogue of `language`: English templates and their Korean text.
+
+A placeholder is `{name}` or `{name:kind}`; the kinds are `size`, `number` and `term` (a value that is translated too).
+The English text is the one that the code prints. A particle after a value of any kind must not depend on its last
+sound: use 에, 에서, 의 or 도 after names. Sizes end with a vowel (`MiB`), so 를, 가 and 는 follow them.
+"""
+
+CATALOGUE = {
+    # --- the parts of a report
+    "Memory by category": "종류별 메모리",
+    "Memory by line": "코드 줄별 메모리",
+    "the largest 3 of {number:number}": "{number}개 중 가장 큰 3개",
+    "Suggested change": "수정 제안",
+    "(1 of {number:number})": "({number}개 중 1번)",
+    "saves about {size:size}": "약 {size} 절약",
+    "Peaks of other devices": "다른 device의 최대 메모리",
+    "{device:term} {allocated:size} of {capacity:size}": "{device} {capacity} 중 {allocated}",
+    "Retained by": "메모리를 붙잡고 있는 변수",
+    "Peak per step": "step별 최대 메모리",
+    "{number:number} steps, {low:size} to {high:size}, {duration} each": "{number} step, {low}~{high}, step당 {duration}",
+    "{number:number} steps, {size:size}, {duration} each": "{number} step, {size}, step당 {duration}",
+    "Recorded in {capture}.": "{capture}에 기록했습니다.",
+    "Next:": "다음 명령:",
+    "Next, {when:term}:": "다음 명령({when}):",
+    "virtual GPU {index:number}": "가상 GPU {index}",
+    "virtual GPU {index:number}, {capacity:size}": "가상 GPU {index}, {capacity}",
+    "host memory": "호스트 메모리",
+    # --- categories
+    "parameter": "파라미터",
+    "gradient": "gradient",
+    "optimizer state": "optimizer 상태",
+    "activation": "activation",
+    "input": "입력",
+    "buffer": "buffer",
+    "workspace": "workspace",
+    "result": "결과",
+    "temporary": "임시",
+    "non-PyTorch": "PyTorch 외",
+    "cached, reusable": "캐시, 재사용 가능",
+    "fragmented": "단편화",
+    "above memory fraction": "사용 한도 초과분",
+    "free": "남음",
+    "{number:number} smaller part": "나머지 {number}개",
+    "{number:number} smaller parts": "나머지 {number}개",
+    # --- the summary
+    "in the forward pass": "forward pass",
+    "in the backward pass": "backward pass",
+    "in the optimizer step": "optimizer step",
+    "outside forward and backward": "forward와 backward 밖",
+    "Out of memory at step {step:number} {phase:term}.": "step {step}의 {phase}에서 메모리가 부족해졌습니다.",
+    "Out of memory at step {step:number} {phase:term}, at {place}.": "{place}, step {step}의 {phase}에서 메모리가 부족해졌습니다.",
+    "Out of memory on {device:term} at step {step:number} {phase:term}.": (
+        "{device}, step {step}의 {phase}에서 메모리가 부족해졌습니다."
+    ),
+    "Out of memory on {device:term} at step {step:number} {phase:term}, at {place}.": (
+        "{device}, {place}, step {step}의 {phase}에서 메모리가 부족해졌습니다."
+    ),
+    "Tried to allocate {requested:size}; {free:size} of {capacity:size} free.": (
+        "{requested}를 할당하려 했지만 {capacity} 중 {free}만 남아 있었습니다."
+    ),
+    "Tried to allocate {requested:size} (a block of {block:size}); {free:size} of {capacity:size} free.": (
+        "{requested}를 할당하려면 {block} 블록이 필요한데, {capacity} 중 남은 것은 {free}였습니다."
+    ),
+    "Nothing was spilled: no saved activation on the GPU was 1 MiB or larger.": (
+        "호스트 메모리로 옮긴 것이 없습니다. GPU에 저장된 activation 중 1 MiB 이상인 것이 없었습니다."
+    ),
+    "Spilled {moved:size} of saved activations to host memory (at most {peak:size} at a time), which took {duration}.": (
+        "저장된 activation {moved}를 호스트 메모리로 옮겼습니다(한 번에 최대 {peak}, {duration} 걸림)."
+    ),
+    "{number:number} allocation failed inside a library, which continued with less memory (for example, cuDNN while it tests algorithms).": (
+        "라이브러리 안에서 할당이 {number}번 실패했고, 라이브러리는 메모리를 덜 쓰며 계속했습니다(예: 알고리즘을 시험하는 cuDNN)."
+    ),
+    "{number:number} allocations failed inside a library, which continued with less memory (for example, cuDNN while it tests algorithms).": (
+        "라이브러리 안에서 할당이 {number}번 실패했고, 라이브러리는 메모리를 덜 쓰며 계속했습니다(예: 알고리즘을 시험하는 cuDNN)."
+    ),
+    # --- the comments of commands
+    "with a smaller batch size": "더 작은 batch size로",
+    "after the change in {place}": "{place} 수정 후",
+    "with saved activations in host memory": "activation을 호스트 메모리에 두고",
+    "after changing the batch size": "batch size를 바꾼 후",
+    "find the largest batch size": "가능한 가장 큰 batch size 찾기",
+    "with less fragmentation": "단편화를 줄여서",
+    "without changing the code, slower": "코드를 고치지 않고, 더 느림",
+    "after changing the code": "코드를 고친 후",
+    "with a smaller batch size, after changing the code": "코드를 고친 후 더 작은 batch size로",
+    "the complete report": "전체 리포트",
+    "a web page with charts": "차트가 있는 웹 페이지",
+    # --- advice: retained memory
+    "A long-lived reference": "오래 남아 있는 참조",
+    "An object without a name": "이름 없는 객체",
+    "Memory grows by {rate:size} per step and has reached {size:size}.": "메모리가 step마다 {rate}씩 늘어 {size}가 되었습니다.",
+    "{owner} → {rate:size} per step.": "{owner} → step당 {rate}.",
+    "{owner:term} retains the autograd graph of every step.": "{owner}에 모든 step의 autograd graph가 남아 있습니다.",
+    "Store numbers (`loss.item()`) or detached tensors (`output.detach()`) instead.": (
+        "대신 숫자(`loss.item()`)나 detach한 tensor(`output.detach()`)를 저장하세요."
+    ),
+    "{owner:term} retains the tensors created on this line.": "{owner}에 이 줄에서 만든 tensor가 남아 있습니다.",
+    "Store host tensors or numbers instead (`.cpu()`, `.item()`), or delete the tensors before the next step.": (
+        "대신 호스트 tensor나 숫자를 저장하거나(`.cpu()`, `.item()`), 다음 step 전에 tensor를 삭제하세요."
+    ),
+    "{owner:term} stores exceptions, and each exception keeps the local variables of the failed functions alive.": (
+        "{owner}에 예외가 저장되어 있고, 예외마다 실패한 함수의 지역 변수가 함께 남습니다."
+    ),
+    "Store `str(error)` or `error.with_traceback(None)` instead.": (
+        "대신 `str(error)`나 `error.with_traceback(None)`을 저장하세요."
+    ),
+    "The cache of {owner:term} retains a tensor from every call.": "{owner}의 캐시에 호출할 때마다 tensor가 남습니다.",
+    "Set a small `maxsize`, use a key that repeats, or remove the cache.": (
+        "`maxsize`를 작게 하거나, 반복되는 key를 쓰거나, 캐시를 없애세요."
+    ),
+    "{owner:term} is part of a reference cycle. Only Python's garbage collector frees cycles, and the collector did not run. Break the cycle (use a weak reference or set the attribute to None), or call `gc.collect()` every few steps.": (
+        "{owner}에 순환 참조가 있습니다. 순환 참조는 Python의 garbage collector만 해제하는데, 아직 실행되지 않았습니다. weak reference를 쓰거나 "
+        "속성을 None으로 바꿔 순환을 끊거나, 몇 step마다 `gc.collect()`를 호출하세요."
+    ),
+    "{owner:term} is concatenated with new data in each step, so it keeps growing. Collect `.cpu()` tensors in a list and concatenate the list once at the end, or limit the length of the tensor (`[-1000:]`).": (
+        "{owner}에 step마다 새 데이터를 이어 붙여 계속 커집니다. `.cpu()` tensor를 리스트에 모아 마지막에 한 번만 합치거나, tensor의 길이를 "
+        "제한하세요(`[-1000:]`)."
+    ),
+    "{owner:term} collects tensors in host memory in every step and never frees them. Store numbers (`.item()`), limit the length (`deque(maxlen=…)`), or write the tensors to a file and clear the container regularly.": (
+        "{owner}에 step마다 tensor가 호스트 메모리에 쌓이고 해제되지 않습니다. 숫자(`.item()`)를 저장하거나, 길이를 "
+        "제한하거나(`deque(maxlen=…)`), tensor를 파일에 쓰고 주기적으로 비우세요."
+    ),
+    "{owner:term} collects tensors in every step and never frees them. Store numbers (`.item()`) or host tensors (`.cpu()`), limit the length (`deque(maxlen=…)`), or clear the container.": (
+        "{owner}에 step마다 tensor가 쌓이고 해제되지 않습니다. 숫자(`.item()`)나 호스트 tensor(`.cpu()`)를 저장하거나, 길이를 "
+        "제한하거나(`deque(maxlen=…)`), 비우세요."
+    ),
+    "{owner:term} is carried from step to step together with its graph. Write `{variable} = {value}.detach()` (for each part of a tuple) before the next step.": (
+        "{owner}의 graph가 다음 step까지 이어집니다. 다음 step 전에 `{variable} = {value}.detach()`를 실행하세요(tuple이면 각 부분마다)."
+    ),
+    "{owner:term} retains the graph of every batch, but no backward pass uses these graphs. Wrap the loop in `with torch.no_grad():` and store `.item()` or `.cpu()`.": (
+        "{owner}에 모든 batch의 graph가 남지만, 이 graph를 쓰는 backward pass가 없습니다. 반복문을 `with torch.no_grad():`로 감싸고 `.item()`이나 "
+        "`.cpu()`를 저장하세요."
+    ),
+    "Activations from earlier steps are still alive: {size:size}.": "이전 step의 activation이 아직 남아 있습니다: {size}.",
+    "Release the old graph before the next forward pass: remove `retain_graph=True`, detach the hidden state, or `del` the output that still refers to the graph (or store `output.detach()`).": (
+        "다음 forward pass 전에 이전 graph를 놓아주세요. `retain_graph=True`를 없애거나, hidden state를 detach하거나, graph를 참조하는 output을 "
+        "`del`하세요(또는 `output.detach()`를 저장하세요)."
+    ),
+    "{batches:number} batches ran without a backward pass, but autograd saved {size:size} of activations that no backward pass used.": (
+        "batch {batches}개를 backward pass 없이 실행했는데, autograd가 쓰이지 않을 activation을 {size} 저장했습니다."
+    ),
+    "Wrap the evaluation loop in `with torch.no_grad():` (or `torch.inference_mode()`).": (
+        "평가 반복문을 `with torch.no_grad():`(또는 `torch.inference_mode()`)로 감싸세요."
+    ),
+    "{owner} retains {size:size} on the device.": "{owner}에 device 메모리 {size}가 남아 있습니다.",
+    "Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in this variable, or clear the variable after use.": (
+        "이 변수에는 숫자(`.item()`)나 호스트 tensor(`.detach().cpu()`)를 저장하거나, 다 쓴 뒤에 비우세요."
+    ),
+    "A result created on this line is still referenced by {variable}: {size:size}.": (
+        "이 줄에서 만든 결과를 {variable}에서 아직 참조합니다: {size}."
+    ),
+    "A result created in an earlier step on this line is still referenced by {variable}: {size:size}.": (
+        "이전 step에 이 줄에서 만든 결과를 {variable}에서 아직 참조합니다: {size}."
+    ),
+    "Delete the variable with {delete} after its last use, or store a number or a host tensor instead (`.item()`, `.detach().cpu()`).": (
+        "마지막으로 쓴 뒤에 {delete} 문으로 변수를 삭제하거나, 대신 숫자나 호스트 tensor를 저장하세요(`.item()`, `.detach().cpu()`)."
+    ),
+    "Gradients of the previous step are still alive during evaluation: {size:size}.": (
+        "평가 중에 이전 step의 gradient가 아직 남아 있습니다: {size}."
+    ),
+    "Gradients of the previous step are still alive during this forward pass: {size:size}.": (
+        "이 forward pass 중에 이전 step의 gradient가 아직 남아 있습니다: {size}."
+    ),
+    "Call `optimizer.zero_grad(set_to_none=True)` after training.": "학습이 끝나면 `optimizer.zero_grad(set_to_none=True)`를 호출하세요.",
+    "Call `optimizer.zero_grad(set_to_none=True)` before the forward pass, unless you accumulate gradients.": (
+        "gradient accumulation을 하지 않는다면 forward pass 전에 `optimizer.zero_grad(set_to_none=True)`를 호출하세요."
+    ),
+    # --- advice: less memory
+    "This operation alone requires {requested:size}, but PyTorch can use at most {budget:size} on this device.": (
+        "이 연산 하나에 {requested}가 필요한데, PyTorch가 이 device에서 쓸 수 있는 메모리는 최대 {budget}입니다."
+    ),
+    "Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. If the shapes are right, compute the result in chunks or reduce the batch size.": (
+        "이 줄의 shape을 확인하세요. 의도하지 않은 broadcast나 잘못된 차원이 흔한 원인입니다. shape이 맞다면 결과를 나누어 계산하거나 batch size를 "
+        "줄이세요."
+    ),
+    "The weights do not fit. With {weights:size} of weights on the device, an allocation of {requested:size} failed. Gradients and Adam's state need another three times the size of the weights.": (
+        "weight가 메모리에 들어가지 않습니다. device에 weight {weights}가 있는 상태에서 {requested}를 할당하지 못했습니다. gradient와 Adam의 상태에는 "
+        "weight의 세 배가 더 필요합니다."
+    ),
+    "Load the weights in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a quantized model, or split the model over several GPUs.": (
+        "weight를 half precision으로 불러오거나(`.to(device)` 전에 `model.to(torch.bfloat16)`), quantize한 모델에 adapter를 학습하거나, 모델을 여러 "
+        "GPU에 나누세요."
+    ),
+    "One input tensor uses {share} of the memory: {size:size}.": "입력 tensor 하나가 메모리의 {share}를 씁니다: {size}.",
+    "If this tensor is the whole dataset, keep the tensor on the host and move one batch at a time to the GPU.": (
+        "이 tensor가 데이터셋 전체라면 호스트에 두고 batch를 하나씩 GPU로 옮기세요."
+    ),
+    "{size:size} is reserved but fragmented: the largest free block is {block:size}, but the request was {requested:size}.": (
+        "{size}가 확보되어 있지만 단편화되어 있습니다. 가장 큰 빈 블록은 {block}인데 {requested}를 요청했습니다."
+    ),
+    "{size:size} is reserved but fragmented: requests of up to 1 MiB use separate segments, and all free blocks are in the other segments (the request was {requested:size}).": (
+        "{size}가 확보되어 있지만 단편화되어 있습니다. 1 MiB 이하의 요청은 별도의 segment를 쓰는데, 빈 블록은 모두 다른 segment에 있습니다(요청: "
+        "{requested})."
+    ),
+    "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` in the environment.": (
+        "환경 변수 `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`를 설정하세요."
+    ),
+    "`set_per_process_memory_fraction` limits this process to {limit:size} of {capacity:size}.": (
+        "`set_per_process_memory_fraction` 때문에 이 프로세스는 {capacity} 중 {limit}만 쓸 수 있습니다."
+    ),
+    "Raise the fraction, or remove the call if no other process uses the GPU.": (
+        "비율을 높이거나, GPU를 쓰는 다른 프로세스가 없다면 이 호출을 없애세요."
+    ),
+    "{size:size} of the device is used outside this process's PyTorch allocator.": (
+        "device 메모리 {size}를 이 프로세스의 PyTorch allocator 밖에서 쓰고 있습니다."
+    ),
+    "Run `nvidia-smi` to list the processes on the GPU. The memory is used by another process, a notebook kernel that is still running, or another library in this process.": (
+        "`nvidia-smi`로 GPU를 쓰는 프로세스를 확인하세요. 다른 프로세스, 아직 떠 있는 노트북 kernel, 또는 이 프로세스의 다른 라이브러리가 쓰는 "
+        "메모리입니다."
+    ),
+    "The optimizer state, which the first optimizer step allocates, does not fit. {state:size} is allocated so far, for {parameters:size} of parameters (Adam stores two moment tensors per parameter).": (
+        "첫 optimizer step에서 만드는 optimizer 상태가 메모리에 들어가지 않습니다. 파라미터 {parameters}에 대해 지금까지 {state}를 할당했습니다(Adam은 "
+        "파라미터마다 moment tensor를 두 개 저장합니다)."
+    ),
+    "The weights, their gradients and the state of {names} need {fixed:size}; PyTorch can use {budget:size} on this device. A smaller batch size alone is not enough.": (
+        "weight와 gradient, {names}의 상태에 {fixed}가 필요한데, PyTorch가 이 device에서 쓸 수 있는 메모리는 {budget}입니다. batch size를 줄이는 "
+        "것만으로는 부족합니다."
+    ),
+    "Use an optimizer with less state, or freeze parameters that need no training. SGD with momentum stores one tensor per parameter, and SGD without momentum stores none. The state of 8-bit Adam is a quarter of the size of Adam's float32 state.": (
+        "상태가 더 작은 optimizer를 쓰거나, 학습하지 않을 파라미터를 freeze하세요. momentum이 있는 SGD는 파라미터마다 tensor 하나를 저장하고, "
+        "momentum이 없으면 저장하지 않습니다. 8-bit Adam의 상태는 float32 Adam의 4분의 1입니다."
+    ),
+    "Freeze parameters that need no training, load the weights in half precision, or split the model over several GPUs (`legroom launch --strategy fsdp`). Even without optimizer state, weights and gradients need {size:size}.": (
+        "학습하지 않을 파라미터를 freeze하거나, weight를 half precision으로 불러오거나, 모델을 여러 GPU에 나누세요"
+        "(`legroom launch --strategy fsdp`). optimizer 상태를 빼도 weight와 gradient에 {size}가 필요합니다."
+    ),
+    "{optimizer:term} updates all parameters at once, which requires {size:size} of temporary memory.": (
+        "{optimizer}에서 모든 파라미터를 한꺼번에 갱신하느라 임시 메모리 {size}가 필요합니다."
+    ),
+    "{optimizers} update all parameters at once, which requires {size:size} of temporary memory.": (
+        "{optimizers}에서 모든 파라미터를 한꺼번에 갱신하느라 임시 메모리 {size}가 필요합니다."
+    ),
+    "The optimizer": "optimizer",
+    "the optimizer": "optimizer",
+    "Pass `foreach=False` to {optimizer:term} (one parameter at a time, slower).": (
+        "{optimizer}에 `foreach=False`를 넘기세요(파라미터를 하나씩 갱신, 더 느림)."
+    ),
+    "Pass `fused=True` to {optimizer:term} (no temporaries, also faster) or `foreach=False` (one parameter at a time, slower).": (
+        "{optimizer}에 `fused=True`(임시 메모리 없음, 더 빠름)나 `foreach=False`(파라미터를 하나씩 갱신, 더 느림)를 넘기세요."
+    ),
+    "{size:size} (activations, inputs, results) scale with the batch size.": (
+        "{size}(activation, 입력, 결과)는 batch size에 비례합니다."
+    ),
+    "{size:size} (inputs, results) scale with the batch size.": "{size}(입력, 결과)는 batch size에 비례합니다.",
+    "Use `{new}` instead of `{old}`.": "`{old}` 대신 `{new}` 설정을 쓰세요.",
+    "Use `{new}` and `{evaluation}` instead of `{old}`.": "`{old}` 대신 `{new}`, `{evaluation}` 설정을 쓰세요.",
+    "Add `{new}` (the default is {before:number}).": "`{new}` 설정을 추가하세요(기본값은 {before}).",
+    "Add `{new}` and `{evaluation}` (the default is {before:number}).": (
+        "`{new}`, `{evaluation}` 설정을 추가하세요(기본값은 {before})."
+    ),
+    "Write `{new}` in {file}, line {line:number} (currently {before:number}).": (
+        "{file}의 {line}번째 줄을 바꾸세요: `{new}`(지금은 {before})."
+    ),
+    "Set the environment variable `{new}` (currently {before:number}).": (
+        "환경 변수를 설정하세요: `{new}`(지금은 {before})."
+    ),
+    "Use `{new}` instead of `{old}` as well.": "`{old}` 대신 `{new}` 설정도 쓰세요.",
+    "Add `{new}` (the default is {before:number}) as well.": "`{new}` 설정도 추가하세요(기본값은 {before}).",
+    "Write `{new}` in {file}, line {line:number} (currently {before:number}) as well.": (
+        "{file}의 {line}번째 줄도 바꾸세요: `{new}`(지금은 {before})."
+    ),
+    "Set the environment variable `{new}` (currently {before:number}) as well.": (
+        "환경 변수도 설정하세요: `{new}`(지금은 {before})."
+    ),
+    "Use at most {fraction:term} the current batch size.": "batch size를 지금의 {fraction} 이하로 줄이세요.",
+    "Use at most {fraction:term} the current batch size in the evaluation.": (
+        "평가의 batch size를 지금의 {fraction} 이하로 줄이세요."
+    ),
+    "three quarters of": "4분의 3",
+    "half": "절반",
+    "a third of": "3분의 1",
+    "a quarter of": "4분의 1",
+    "an eighth of": "8분의 1",
+    "{percent:number}% of": "{percent}%",
+    "Also pass `{option}` to {optimizers}: otherwise its step needs {size:size} of temporary memory.": (
+        "{optimizers}에 `{option}`도 넘기세요. 그러지 않으면 optimizer step에 임시 메모리 {size}가 필요합니다."
+    ),
+    "This is an estimate, because memory ran out after about {done} of the forward pass.": (
+        "forward pass의 약 {done} 지점에서 메모리가 부족해졌으므로 추정값입니다."
+    ),
+    "The forward pass did not finish, so a smaller batch size may be required.": (
+        "forward pass가 끝나지 않았으므로 batch size를 더 줄여야 할 수도 있습니다."
+    ),
+    "Accumulate gradients over several batches to keep the effective batch size.": (
+        "여러 batch의 gradient를 누적하면 실질적인 batch size가 유지됩니다."
+    ),
+    "Autocast to bfloat16 would roughly halve the {size:size} of activations if they are float32.": (
+        "activation {size}가 float32라면 bfloat16 autocast로 절반 정도로 줄일 수 있습니다."
+    ),
+    'Wrap the forward pass and the loss in `with torch.autocast("cuda", dtype=torch.bfloat16):`.': (
+        'forward pass와 loss를 `with torch.autocast("cuda", dtype=torch.bfloat16):`로 감싸세요.'
+    ),
+    "Activations saved for the backward pass use {size:size}.": "backward pass를 위해 저장한 activation이 {size}를 씁니다.",
+    "Recompute the activations in the backward pass: wrap {where:term} in `torch.utils.checkpoint.checkpoint(…, use_reentrant=False)`. A step takes about a third longer.": (
+        "{where} `torch.utils.checkpoint.checkpoint(…, use_reentrant=False)`로 감싸 backward pass에서 activation을 다시 계산하세요. step이 3분의 1 정도 "
+        "느려집니다."
+    ),
+    "the parts of `{block}`": "`{block}`의 각 부분을",
+    "the model's blocks": "모델의 각 block을",
+    "`{block}` saves the most activations.": "activation을 가장 많이 저장하는 곳은 `{block}`입니다.",
+    "{size:size} of saved activations could be moved to host memory until the backward pass.": (
+        "저장한 activation {size}를 backward pass까지 호스트 메모리로 옮길 수 있습니다."
+    ),
+    "Run `legroom run --spill` without changing the code, or wrap the forward pass in `with legroom.Spill():`. The gradients stay the same, but a step takes several times as long.": (
+        "코드를 고치지 않고 `legroom run --spill`로 실행하거나, forward pass를 `with legroom.Spill():`로 감싸세요. gradient는 같지만 step이 몇 배 느려집니다."
+    ),
+    # --- explanations
+    "GPU memory": "GPU 메모리",
+    "possibly GPU memory": "GPU 메모리일 수 있음",
+    "not memory": "메모리 문제 아님",
+    "unknown": "알 수 없음",
+    "sure": "확실",
+    "likely": "가능성 높음",
+    "unsure": "불확실",
+    "line {number:number}:": "{number}번째 줄:",
+    "Earlier in the log": "로그에서 먼저 난 에러",
+    "possibly the original cause": "진짜 원인일 수 있음",
+    "Possible causes": "가능한 원인",
+    "most likely first": "가능성이 높은 순서",
+    "Check": "확인",
+    "Fix": "해결",
+    "Checks on this machine": "이 머신에서 확인한 결과",
+    "This machine has no NVIDIA GPU, so GPU checks were skipped.": "이 머신에는 NVIDIA GPU가 없어서 GPU 확인을 건너뛰었습니다.",
+    "See `legroom explain {code}`.": "자세한 설명: `legroom explain {code}`",
+    "No error found. Give the complete output of the program, including the last traceback.": (
+        "에러를 찾지 못했습니다. 마지막 traceback을 포함해 프로그램의 출력 전체를 넣어 주세요."
+    ),
+    "The input ends inside a traceback, before the error message. Give the complete traceback.": (
+        "입력이 에러 메시지 전에, traceback 중간에서 끝납니다. traceback 전체를 넣어 주세요."
+    ),
+    "Legroom does not recognize this error. The traceback shows where the error was raised.": (
+        "Legroom이 모르는 에러입니다. 에러가 난 위치는 traceback에 있습니다."
+    ),
+    "This is a warning, not an error. It is unrelated to memory.": "에러가 아니라 경고입니다. 메모리와는 관계없습니다.",
+    "{name} is a program error, not a memory error. Look at the last line of your own code in the traceback.": (
+        "{name}: 메모리 문제가 아니라 프로그램 에러입니다. traceback에서 내 코드의 마지막 줄을 보세요."
+    ),
+    "{name} is an error of the operating system (files, processes or network), not a memory error.": (
+        "{name}: 메모리 문제가 아니라 운영체제(파일, 프로세스, 네트워크) 에러입니다."
+    ),
+    "This error is unrelated to memory, and Legroom has no explanation for it. The traceback shows where the error was raised.": (
+        "메모리와 관계없는 에러이고, Legroom에는 설명이 없습니다. 에러가 난 위치는 traceback에 있습니다."
+    ),
+    "A GPU ran out of memory.": "GPU 메모리가 부족합니다.",
+    "GPU {index:number} ran out of memory.": "GPU {index}의 메모리가 부족합니다.",
+    "Tried to allocate {requested:size}.": "{requested}를 할당하려 했습니다.",
+    "One operation requires {requested:size}, but the whole GPU has only {capacity:size} (LG601).": (
+        "연산 하나에 {requested}가 필요한데, GPU 전체가 {capacity}뿐입니다(LG601)."
+    ),
+    "Print the tensor shapes in the line that the traceback shows.": "traceback이 가리키는 줄에서 tensor의 shape을 출력하세요.",
+    "Correct the shape, or compute in chunks. Freeing memory does not help.": (
+        "shape을 고치거나 나누어 계산하세요. 메모리를 비워도 해결되지 않습니다."
+    ),
+    "Other processes use {size:size} of this GPU.": "다른 프로세스가 이 GPU의 메모리를 {size} 쓰고 있습니다.",
+    "List the processes with `nvidia-smi` or `legroom doctor`. An earlier run may not have exited.": (
+        "`nvidia-smi`나 `legroom doctor`로 프로세스를 확인하세요. 이전 실행이 끝나지 않았을 수 있습니다."
+    ),
+    "Stop these processes, or select another GPU with `CUDA_VISIBLE_DEVICES`.": (
+        "그 프로세스를 종료하거나 `CUDA_VISIBLE_DEVICES`로 다른 GPU를 고르세요."
+    ),
+    "This process can use only {allowed:size} of {capacity:size}.": "이 프로세스는 {capacity} 중 {allowed}만 쓸 수 있습니다.",
+    "Search the code for `set_per_process_memory_fraction` or `per_process_memory_fraction`.": (
+        "코드에서 `set_per_process_memory_fraction`이나 `per_process_memory_fraction`을 찾으세요."
+    ),
+    "Raise the fraction if no other process uses the GPU.": "GPU를 쓰는 다른 프로세스가 없다면 비율을 높이세요.",
+    "PyTorch reserves {cached:size} in free blocks, but these blocks are too small for {requested:size} (fragmentation).": (
+        "PyTorch가 빈 블록으로 {cached}를 확보하고 있지만, {requested}를 할당하기에는 블록이 너무 작습니다(단편화)."
+    ),
+    "Run again with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. If the run succeeds, fragmentation is the cause.": (
+        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`로 다시 실행하세요. 성공하면 단편화가 원인입니다."
+    ),
+    "Keep `expandable_segments:True`, and use fewer different tensor sizes. For example, pad batches to a few fixed lengths.": (
+        "`expandable_segments:True`를 유지하고 tensor 크기의 가짓수를 줄이세요. 예를 들어 batch를 정해진 몇 가지 길이로 pad하세요."
+    ),
+    "Live tensors use {allocated:size} of {capacity:size}.": "살아 있는 tensor가 {capacity} 중 {allocated}를 씁니다.",
+    "`legroom run train.py` lists the tensors by line and variable. `legroom estimate train.py` shows whether a step can fit.": (
+        "`legroom run train.py`는 tensor를 코드 줄별, 변수별로 보여 줍니다. `legroom estimate train.py`는 step이 메모리에 들어가는지 보여 줍니다."
+    ),
+    "Use a smaller batch with gradient accumulation (`legroom.Guard`), bfloat16, checkpointing or `legroom.Spill`.": (
+        "batch를 줄이고 gradient accumulation(`legroom.Guard`)을 쓰거나, bfloat16, checkpointing, `legroom.Spill`을 쓰세요."
+    ),
+    "A linear layer or matrix product expects {expected:number} input features but got {got:number}.": (
+        "linear layer나 행렬 곱이 입력 feature {expected}개를 기대했지만 {got}개를 받았습니다."
+    ),
+    "A convolution expects {expected:number} input channels but got {got:number}. The input shape is [{shape}].": (
+        "convolution이 입력 channel {expected}개를 기대했지만 {got}개를 받았습니다. 입력의 shape은 [{shape}]입니다."
+    ),
+    "The shapes of two tensors do not match: dimension {dim:number} has size {a:number} in one tensor and size {b:number} in the other tensor.": (
+        "두 tensor의 shape이 맞지 않습니다. 차원 {dim}의 크기가 한쪽은 {a}, 다른 쪽은 {b}입니다."
+    ),
+    "The checkpoint does not match the model: `{name}` has shape [{there}] in the checkpoint and [{here}] in the model.": (
+        "체크포인트가 모델과 맞지 않습니다. `{name}`의 shape이 체크포인트에서는 [{there}], 모델에서는 [{here}]입니다."
+    ),
+    # --- the reasons of memory errors
+    "A GPU library failed while almost no GPU memory was free.": "GPU 메모리가 거의 남지 않은 상태에서 GPU 라이브러리가 실패했습니다.",
+    "An allocation of GPU memory failed.": "GPU 메모리를 할당하지 못했습니다.",
+    "The exception is PyTorch's own out-of-memory error.": "PyTorch의 out-of-memory 예외입니다.",
+    "The library could not allocate its GPU workspace.": "라이브러리가 GPU workspace를 할당하지 못했습니다.",
+    "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory causes the same status.": (
+        "라이브러리가 자원을 할당하지 못했습니다. GPU 메모리 부족일 가능성이 높지만, 앞서 난 GPU 에러나 호스트 메모리 부족일 때도 같은 상태가 나옵니다."
+    ),
+    "The heap of another runtime (Java, Node.js) reached its own limit, which is independent of the free host memory.": (
+        "다른 런타임(Java, Node.js)의 heap이 자체 제한에 도달했습니다. 남은 호스트 메모리와는 관계없습니다."
+    ),
+    "The model or its cache is larger than the free GPU memory.": "모델이나 모델의 캐시가 남은 GPU 메모리보다 큽니다.",
+    "The library could not be initialized on the GPU, often because no GPU memory is free.": (
+        "라이브러리를 GPU에서 초기화하지 못했습니다. 남은 GPU 메모리가 없어서인 경우가 많습니다."
+    ),
+    "The library failed on the GPU and gave no reason. A lack of memory is one of the possible causes.": (
+        "라이브러리가 GPU에서 이유 없이 실패했습니다. 메모리 부족도 가능한 원인입니다."
+    ),
+    "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout causes the same message.": (
+        "cuDNN이 workspace가 메모리에 들어가는 알고리즘을 찾지 못했습니다. 지원하지 않는 dtype이나 메모리 배치일 때도 같은 메시지가 나옵니다."
+    ),
+    "An allocation of host memory failed.": "호스트 메모리를 할당하지 못했습니다.",
+    "Python could not allocate host memory.": "Python이 호스트 메모리를 할당하지 못했습니다.",
+    "The operating system could not allocate host memory.": "운영체제가 호스트 메모리를 할당하지 못했습니다.",
+    "The shared memory (/dev/shm) through which processes exchange tensors is full.": (
+        "프로세스끼리 tensor를 주고받는 공유 메모리(/dev/shm)가 가득 찼습니다."
+    ),
+    "A process was killed. Either the operating system killed the process because host memory ran out, or a user killed the process.": (
+        "프로세스가 강제로 종료되었습니다. 호스트 메모리가 부족해 운영체제가 종료했거나, 사용자가 종료했습니다."
+    ),
+    "The process used more host memory than the scheduler or container allows.": (
+        "프로세스가 스케줄러나 컨테이너가 허용하는 것보다 많은 호스트 메모리를 썼습니다."
+    ),
+    "Page-locked host memory could not be allocated, because host memory is full or the limit on locked memory is reached.": (
+        "호스트 메모리가 가득 찼거나 lock할 수 있는 메모리의 제한에 도달해 page-locked 호스트 메모리를 할당하지 못했습니다."
+    ),
+    "Page-locked host memory could not be allocated.": "page-locked 호스트 메모리를 할당하지 못했습니다.",
+    "The thread that pins batches could not allocate page-locked host memory.": (
+        "batch를 pin하는 thread가 page-locked 호스트 메모리를 할당하지 못했습니다."
+    ),
+    "CUDA reported an out-of-memory error in a call that pins host memory.": (
+        "호스트 메모리를 pin하는 호출에서 CUDA가 out-of-memory 에러를 냈습니다."
+    ),
+    "A CUDA call inside NCCL failed and gave no reason. GPU memory may have run out: NCCL allocates its buffers outside PyTorch's allocator.": (
+        "NCCL 안의 CUDA 호출이 이유 없이 실패했습니다. NCCL은 버퍼를 PyTorch의 allocator 밖에서 할당하므로 GPU 메모리 부족일 수 있습니다."
+    ),
+    "The message mentions a lack of memory, but does not identify the kind of memory.": (
+        "메시지에 메모리가 부족하다고 나오지만, 어떤 메모리인지는 나오지 않습니다."
+    ),
+    "The amount of free memory is unknown.": "남은 메모리가 얼마인지는 알 수 없습니다.",
+    "Only {free:size} of {capacity:size} was free, so the error is treated as an out-of-memory error.": (
+        "{capacity} 중 {free}만 남아 있었으므로 메모리 부족으로 봅니다."
+    ),
+    "However, {free:size} of {capacity:size} was free, so memory is probably not the cause.": (
+        "하지만 {capacity} 중 {free}가 남아 있었으므로 메모리 부족은 아닐 것입니다."
+    ),
+}
