@@ -87,7 +87,7 @@ CATALOGUE = {
     "a web page with charts": "차트가 있는 웹 페이지",
     # --- advice: retained memory
     "A long-lived reference": "오래 남아 있는 참조",
-    "An object without a name": "이름 없는 객체",
+    "An object that is not visible to Python": "Python에서 보이지 않는 객체",
     "Memory grows by {rate:size} per step and has reached {size:size}.": "메모리가 step마다 {rate}씩 늘어 {size}가 되었습니다.",
     "{owner} → {rate:size} per step.": "{owner} → step당 {rate}.",
     "{owner:term} retains the autograd graph of every step.": "{owner}에 모든 step의 autograd graph가 남아 있습니다.",
