@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import outlives_its_step
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import survives
+from legroom.diagnose.lint.flow.releases import is_length_limited, survives
 from legroom.diagnose.lint.flow.steps import is_innermost_step_loop
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
@@ -41,6 +41,9 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
     copies = _copied_models(program, store.expression, store)
     if not copies:
         return
+    if _is_added_by_callback(program, store):
+        yield _copied(store)
+        return
     scope = outlives_its_step(program, store)
     if scope is None or not any(
         _adds_copies(program, loop, models) and _is_repeated(program, node, loop)
@@ -48,11 +51,44 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
     ):
         return
     if key_is_new(program, store, scope):
-        yield Problem(
-            node=store.expression,
-            message=f"`{store.target}` stores a copy of the model or its state, and nothing removes old copies",
-            help="Keep only the latest copies, or store them in host memory",
-        )
+        yield _copied(store)
+
+
+def _copied(store: StoreFact) -> Problem:
+    return Problem(
+        node=store.expression,
+        message=f"`{store.target}` stores a copy of the model or its state, and nothing removes old copies",
+        help="Keep only the latest copies, or store them in host memory",
+    )
+
+
+_REPEATED_CALLBACK = re.compile(
+    r"^on_(?:\w+_)?(?:epoch|step|batch|evaluate|log|save)(?:_(?:start|begin|end))?$|^on_validation_end$"
+)
+"""Methods of a callback that a trainer calls again and again."""
+
+
+def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
+    """Return True if each epoch or evaluation adds to an attribute of a callback, as in `on_evaluate`. Methods that a
+    trainer calls once, such as `on_train_end`, may empty the container."""
+    function = store.function
+    known = program.classes.get(function.class_name or "")
+    if known is None or not any(base.endswith("Callback") for base in known.bases):
+        return False
+    if store.how != "append" or root(store.target) != "self" or store.loops or store.bounded:
+        return False
+    if not _REPEATED_CALLBACK.search(function.name) or is_length_limited(program, store):
+        return False
+    if any(isinstance(each, (cst.If, cst.Try)) for each in program.ancestors(store.node)):
+        return False
+    emptied: list[Fact] = [each for each in program.releases if each.target == store.target]
+    emptied += [
+        each
+        for each in program.stores
+        if each.target == store.target and each.how == "assign" and each.function.name != "__init__"
+    ]
+    once = {"on_train_end", "on_train_begin", "on_train_start", "on_fit_end", "on_fit_start"}
+    return all(each.function.name in once for each in emptied)
 
 
 def _loops_of(

@@ -38,6 +38,7 @@ _SIZE_PRESERVING = frozenset(
         "flatten",
         "float",
         "half",
+        "interpolate",
         "log_softmax",
         "normalize",
         "permute",
@@ -179,7 +180,7 @@ def collected_batches(program: Program) -> Iterator[Problem]:
         loop = _loop_over_batches(store)
         if loop is None or not _is_collected(program, store, loop):
             continue
-        if _is_moved_batch(program, store, loop) and not _is_used_on_gpu(program, store.target):
+        if is_moved_batch(program, store, loop) and not _is_used_on_gpu(program, store.target):
             yield _batches(store.expression)
 
 
@@ -304,7 +305,7 @@ def _is_used_on_gpu(program: Program, target: str) -> bool:
     return False
 
 
-def _is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
+def is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     """Return True if a loop stores its batch after moving it to the GPU."""
     parts = [store.expression, *contained_parts(store.expression)]
     names = {path for each in parts if (path := _same_tensor(each)) is not None}

@@ -50,10 +50,12 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
             not trained
             or _is_trained(program, names, trained)
             or _is_part_of_trained(program, call.function, trained)
+            or any(last_name(path) == last_name(each) for each in trained)
             or _needs_input_gradients(program, call, trained)
         ):
             continue
-        if not _is_fixed(program, names) or _may_be_frozen(program, names) or _is_detached(program, call):
+        is_detached = _ends_without_graph(program, call.node)
+        if not _is_fixed(program, names) or _may_be_frozen(program, names) or is_detached:
             continue
         reported.add(path)
         yield call, path
@@ -65,11 +67,13 @@ def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
     reported: set[str] = set()
     for call in program.calls:
         path = _model_path(program, call)
-        if path is None or path in reported or not _builds_unused_graph(program, call):
+        if path is None or path in reported or not _builds_unused_graph(program, call, is_trained=True):
             continue
         sources = _optimizers_of(program, call.function)
         names = _aliases(program, path)
         if not sources or not call.function.backward or not _is_trained_elsewhere(program, names, call):
+            continue
+        if not call.receiver.trainable and _may_be_frozen(program, names):
             continue
         trained = optimized_names(program, sources)
         if _is_trained(program, names, trained) or _needs_input_gradients(program, call, trained):
@@ -115,12 +119,13 @@ def _model_path(program: Program, call: CallFact) -> str | None:
     return dotted(owner if is_method else call.node.func)
 
 
-def _builds_unused_graph(program: Program, call: CallFact) -> bool:
-    """Return True if a training step runs a model with gradients on inputs that have no graph."""
+def _builds_unused_graph(program: Program, call: CallFact, *, is_trained: bool = False) -> bool:
+    """Return True if a training step runs a model with gradients on inputs that have no graph. The parameters of a model
+    that an optimizer trains require gradients, also if another file creates the model."""
     model = _called_model(program, call)
     return (
         model.kind is ValueKind.MODEL
-        and model.trainable
+        and (model.trainable or is_trained)
         and not model.frozen
         and not call.no_grad
         and call.result.has_graph
@@ -129,7 +134,7 @@ def _builds_unused_graph(program: Program, call: CallFact) -> bool:
         and bool(call.arguments)
         and all(
             value.kind in (ValueKind.TENSOR, ValueKind.PLAIN)
-            or (value.kind is ValueKind.UNKNOWN and _is_data(call, argument.value))
+            or (value.kind is ValueKind.UNKNOWN and _is_data(program, call, argument.value))
             for value, argument in zip(call.arguments, call.node.args, strict=True)
         )
     )
@@ -174,10 +179,17 @@ def _is_part_of_trained(program: Program, function: Function, trained: set[str])
     )
 
 
-def _is_data(call: CallFact, argument: cst.BaseExpression) -> bool:
-    """Return True if an argument is a part of the batch: a loop variable or a parameter of the function."""
+def _is_data(program: Program, call: CallFact, argument: cst.BaseExpression) -> bool:
+    """Return True if an argument is a part of the batch: a loop variable, a parameter of the function, or an attribute to
+    which a method assigns a part of the batch."""
     given = set(call.function.parameters).union(*(loop.bound for loop in call.loops)) - {"self"}
-    return {root(path) for path in names_in(argument)} <= given
+    if {root(path) for path in names_in(argument)} <= given:
+        return True
+    path = dotted(argument) or ""
+    made = program.assigned(path) if path.startswith("self.") else []
+    return bool(made) and all(
+        isinstance(each, cst.Call) and method_name(each) in {"to", "cuda"} for each in made
+    )
 
 
 def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) -> bool:
@@ -209,6 +221,9 @@ def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
         if call.local is not None and any(program.inside(call.node, each) for each in sources):
             sources.append(call.local.body)
     names = {name for each in sources for name in names_in(each)}
+    names -= {name for each in sources for name in _owners_of_parts(each)} - {
+        path for each in sources for path in _optimized_models(each)
+    }
     for _ in range(4):
         found = {
             name for each in program.stores if each.target in names for name in names_in(each.expression)
@@ -220,6 +235,28 @@ def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
             break
         names |= found
     return names - {"self", "torch", "optim"} | ({"self"} if _optimizes_itself(sources) else set())
+
+
+def _optimized_models(source: cst.CSTNode) -> set[str]:
+    """Return `model.student` for `Adam(model.student.parameters())`."""
+    return {
+        path
+        for node in walk(source)
+        if isinstance(node, cst.Call) and method_name(node) in {"parameters", "named_parameters"}
+        if (path := dotted(receiver(node))) is not None
+    }
+
+
+def _owners_of_parts(source: cst.CSTNode) -> set[str]:
+    """Return `model` for `Adam(model.student.parameters())`, unless the source also uses `model` in another way."""
+    parts = {path.rpartition(".")[0] for path in _optimized_models(source) if path.count(".") == 1}
+    reads = [node.value for node in walk(source) if isinstance(node, cst.Name)]
+    parameters = sorted(_optimized_models(source))
+    return {
+        each
+        for each in parts
+        if each != "self" and reads.count(each) == sum(path.startswith(f"{each}.") for path in parameters)
+    }
 
 
 def _optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:

@@ -11,8 +11,8 @@ their arguments.
 
 The rule also covers containers that collect tensors without a graph: gradients or copies of the model in every step,
 trained models that are not used again, the outputs of all batches or the states of all sampling steps on the GPU, and
-metrics of torchmetrics that store every prediction and are never reset. The container may be local, global, or in an
-object whose methods store their arguments.
+metrics of torchmetrics that store every prediction and are never reset, states on the GPU in a replay memory, and caches
+under random keys. The container may be local, global, or in an object whose methods store their arguments.
 
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
 backward pass.
@@ -56,16 +56,15 @@ from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models
 from legroom.diagnose.lint.collected.on_gpu import collected_outputs, collected_states
+from legroom.diagnose.lint.collected.replay import replayed_on_gpu
+from legroom.diagnose.lint.collected.unreachable import unreachable_entries
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.added_parts import added_parts
 from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import (
-    outlives_call,
-    outlives_its_step,
-)
+from legroom.diagnose.lint.flow.lifetimes import outlives_call, outlives_its_step
 from legroom.diagnose.lint.flow.limits import is_replayed
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import survives
@@ -109,7 +108,8 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
         yield from _passed_to_append(program, call)
-    yield from metrics_without_reset(program)
+    for find in (metrics_without_reset, replayed_on_gpu, unreachable_entries):
+        yield from find(program)
 
 
 def _collected(program: Program, store: StoreFact, key_is_new: KeyCheck) -> Iterator[Problem]:
@@ -481,8 +481,13 @@ def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
 
 
 def _is_reported_at_store(store: StoreFact) -> bool:
-    """Return True if the store itself is reported. The caller of a callback does not know what the callback stores."""
-    return store.value.has_graph and (store.function.name == "forward" or store.function.is_dispatched)
+    """Return True if the store itself is reported. The caller of a callback does not know what the callback stores, and a
+    method such as `update_center`, which only its own object calls, updates its own state."""
+    function = store.function
+    is_own = store.how == "assign" and all(
+        dotted(receiver(site.call)) == "self" for site in function.call_sites
+    )
+    return store.value.has_graph and (function.name == "forward" or function.is_dispatched or is_own)
 
 
 def _describe(program: Program, parts: list[cst.BaseExpression]) -> str:

@@ -1,12 +1,14 @@
 """LG117: Every batch of the data stays in memory
 
 ## What it detects
-The rule checks for two cases:
+The rule checks for three cases:
 
 - `itertools.cycle` over a data loader, or over a generator that yields tensors. The rule does not flag `cycle` over a
   list or a tuple, whose items are alive anyway.
 - A container of all batches of a data loader on the GPU, also if a function or an object of the file stores the
   batches, or if the loop trains. The rule does not flag labels, which are small.
+- A `queue.Queue` without `maxsize` to which a loop over a data loader adds batches on the GPU. If the loader is faster
+  than the training step, the queue collects all batches of the epoch.
 
 ## Why this is a problem
 A list of all batches on the GPU uses as much GPU memory as the whole data set, before the first step.
@@ -43,6 +45,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.collected.on_gpu import collected_batches
+from legroom.diagnose.lint.collected.queues import unlimited_queues
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import positional, walk
@@ -63,6 +66,7 @@ def check(program: Program) -> Iterator[Problem]:
                     help="Iterate over the loader again in each epoch: `while True: yield from loader`",
                 )
     yield from collected_batches(program)
+    yield from unlimited_queues(program)
 
 
 def _yields_batches(program: Program, given: cst.BaseExpression) -> bool:

@@ -72,7 +72,7 @@ def check(program: Program) -> Iterator[Problem]:
         if program.mentions("remove") or not _is_kept(program, call):
             continue
         on_module = call.receiver.kind is ValueKind.MODEL
-        if on_module and any(loop.trains for loop in call.loops[-1:]):
+        if on_module and _is_in_step_loop(program, call):
             yield Problem(
                 node=call.node,
                 message="A hook is registered in every step and never removed",
@@ -115,6 +115,29 @@ def _is_kept(program: Program, call: CallFact) -> bool:
     return isinstance(program.parent.get(call.node), (cst.Expr, cst.Assign))
 
 
+def _is_in_step_loop(program: Program, call: CallFact) -> bool:
+    """Return True if a loop over batches registers a hook on a module that exists before the loop."""
+    loops = list(call.loops)
+    while loops and isinstance(loops[-1].node, cst.For) and _iterates_modules(loops[-1].node.iter):
+        loops.pop()
+    if not loops:
+        return False
+    loop = loops[-1]
+    made = {
+        each.target
+        for each in program.stores
+        if each.function is call.function and each.how == "assign" and loop.first <= each.order <= loop.last
+    }
+    owner = receiver(call.node)
+    names = {root(name) for name in names_in(owner)} if owner is not None else set[str]()
+    is_step = loop.trains or (loop.iterable.kind is ValueKind.LOADER and names.isdisjoint(made | loop.bound))
+    return is_step and not _is_conditional(program, call.node, call.function)
+
+
+def _iterates_modules(node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.Call) and method_name(node) in {"modules", "named_modules", "children"}
+
+
 def _is_registered_per_call(program: Program, call: CallFact) -> bool:
     """Return True if a function registers a hook on a module that outlives the call and runs the model, and a loop calls
     the function with the same module in each iteration."""
@@ -124,16 +147,31 @@ def _is_registered_per_call(program: Program, call: CallFact) -> bool:
     if call.method == "register_hook" or is_forward(program, function):
         return False  # a hook of a tensor is freed with the tensor
     path = dotted(receiver(call.node))
-    if path is None or root(path) not in function.parameters or _is_conditional(program, call):
+    if path is None or root(path) not in function.parameters:
+        return False
+    if _is_conditional(program, call.node, function):
         return False
     if program.mentions("_forward_hooks") or _may_be_skipped(program, call, path):
         return False
-    runs_model = any(
-        each.function is function and each.order > call.order and each.receiver.kind is ValueKind.MODEL
+    if _runs_model_after(program, function, call.order):
+        return any(_repeats(program, site, function, path) for site in function.call_sites)
+    return root(path) == "self" and any(  # self._add_hooks()
+        not site.loops
+        and dotted(receiver(site.call)) == "self"
+        and site.caller.name != "__init__"
+        and not _is_conditional(program, site.call, site.caller)
+        and _runs_model_after(program, site.caller, program.order[site.call])
+        and any(_repeats(program, outer, site.caller, path) for outer in site.caller.call_sites)
+        for site in function.call_sites
+    )
+
+
+def _runs_model_after(program: Program, function: Function, order: int) -> bool:
+    return any(
+        each.function is function and each.order > order and each.receiver.kind is ValueKind.MODEL
         for each in program.calls
         if each.method not in {"eval", "train", "to", "zero_grad", "parameters"}
     )
-    return runs_model and any(_repeats(program, site, function, path) for site in function.call_sites)
 
 
 def _repeats(program: Program, site: CallSite, function: Function, path: str) -> bool:
@@ -159,10 +197,10 @@ def _repeats(program: Program, site: CallSite, function: Function, path: str) ->
     )
 
 
-def _is_conditional(program: Program, call: CallFact) -> bool:
+def _is_conditional(program: Program, node: cst.CSTNode, function: Function) -> bool:
     """Return True if a hook is registered only under a condition, as in `if self.handle is None`."""
-    for each in program.ancestors(call.node):
-        if each is call.function.node:
+    for each in program.ancestors(node):
+        if each is function.node:
             return False
         if isinstance(each, (cst.If, cst.Try)):
             return True

@@ -90,13 +90,32 @@ def _is_retry(program: Program, call: CallFact, attempt: cst.Try) -> bool:
         return True
     tried = {dotted(each.func) for each in walk(attempt.body) if isinstance(each, cst.Call)}
     name = dotted(call.node.func)
-    if call.local is not None and call.local is call.function:
-        return _works_on_tensors(program, call)
+    if call.local is not None:
+        again = call.local is call.function or name in tried
+        if again and _works_on_tensors(program, call):
+            return True
+        return (again or _calls_again(call, tried)) and _is_retry_on_gpu(program, call, attempt)
     if name is None or name not in tried:
         return False
-    if call.local is not None:
-        return _works_on_tensors(program, call)
-    return _is_about_memory(program, attempt) and last_name(name) not in _HARMLESS and bool(call.node.args)
+    return last_name(name) not in _HARMLESS and _is_retry_on_gpu(program, call, attempt)
+
+
+def _calls_again(call: CallFact, tried: set[str | None]) -> bool:
+    """Return True if a function such as `split_and_retry` calls what the `try` block called, or the function that contains
+    the block."""
+    if call.local is None:
+        return False
+    called = {dotted(each.func) for each in walk(call.local.body) if isinstance(each, cst.Call)}
+    names = {call.function.name, *(each for each in tried if each is not None)}
+    return any(
+        each is not None and (each in names or each == f"self.{call.function.name}") for each in called
+    ) and not any(last_name(each) in _HARMLESS for each in names)
+
+
+def _is_retry_on_gpu(program: Program, call: CallFact, attempt: cst.Try) -> bool:
+    return (
+        bool(call.node.args) and _is_about_memory(program, attempt) and "cpu" not in program.source(call.node)
+    )
 
 
 def _is_about_memory(program: Program, attempt: cst.Try) -> bool:

@@ -43,6 +43,7 @@ from legroom.diagnose.lint.flow.syntax import (
     is_true,
     keyword,
     method_name,
+    names_in,
     names_with_graph,
     path_of,
     positional,
@@ -133,7 +134,17 @@ def _is_one_backward(program: Program, store: StoreFact, call: CallFact) -> bool
         )
     if not store.loops or store.loops[:-1] != call.loops:
         return False
-    return _iterates_micro_batches(program, store.loops[-1])
+    return _iterates_micro_batches(program, store.loops[-1]) or _is_divided_by_count(store.expression)
+
+
+def _is_divided_by_count(expression: cst.BaseExpression) -> bool:
+    """Return True for `loss / accumulation_steps`."""
+    return any(
+        isinstance(each, cst.BinaryOperation)
+        and isinstance(each.operator, cst.Divide)
+        and any(_MICRO_BATCHES.search(name) for name in names_in(each.right))
+        for each in walk(expression)
+    )
 
 
 def _counts(test: cst.BaseExpression, target: str) -> bool:
@@ -153,6 +164,14 @@ def _iterates_micro_batches(program: Program, loop: LoopFact) -> bool:
     if loop.iterable.kind is ValueKind.LOADER:
         return True
     names = {each.value for each in walk(loop.node.iter) if isinstance(each, cst.Name)} | loop.bound
+    iterated = dotted(loop.node.iter)
+    for site in loop.function.call_sites if iterated in loop.function.parameters else ():
+        for name, argument in loop.function.receives(site.call):
+            if name == iterated:
+                given = names_in(argument.value)
+                names |= given | {
+                    each.iterable_path for each in site.loops if not given.isdisjoint(each.bound)
+                }
     return any(_MICRO_BATCHES.search(name) for name in names)
 
 

@@ -1,7 +1,8 @@
 """LG403: The backward pass runs under autocast
 
 ## What it detects
-The rule checks for `backward()` inside a `with` block of `autocast`.
+The rule checks for `backward()` inside a `with` block of `autocast`, and in functions that are called only inside such a
+block or that have the decorator `autocast`.
 
 ## Why this is a problem
 Backward operations automatically use the dtype of their forward operations, so autocast has no benefit for the backward
@@ -32,7 +33,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, has_multiline_string
-from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import is_false, keyword, last_name
 from legroom.diagnose.lint.rule import Problem
@@ -41,10 +42,23 @@ CODE = "LG403"
 
 
 def check(program: Program) -> Iterator[Problem]:
+    reported = set[cst.CSTNode]()
     for call in program.calls:
         if call.method not in {"backward", "manual_backward"}:
             continue
-        if not _is_under_autocast(program, call):
+        item, enabled = _autocast_around(program, call.node)
+        if item is None:
+            outer = _autocast_of_callers(program, call.function)
+            if outer is not None and outer not in reported:
+                reported.add(outer)
+                yield Problem(
+                    node=outer.item if isinstance(outer, cst.WithItem) else outer.decorator,
+                    message=f"The backward pass in `{call.function.name}` runs under autocast, which keeps half-precision copies "
+                    "of the weights alive",
+                    help="Limit autocast to the forward pass and the loss",
+                )
+            continue
+        if not enabled:
             continue
         edits = _fix(program, call)
         yield Problem(
@@ -57,16 +71,39 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
-def _is_under_autocast(program: Program, call: CallFact) -> bool:
-    """Return True if the innermost autocast block around the call is enabled."""
-    for each in program.ancestors(call.node):
+def _autocast_around(program: Program, node: cst.CSTNode) -> tuple[cst.WithItem | None, bool]:
+    """Return the innermost `with autocast` around a node in its function, and whether it is enabled."""
+    for each in program.ancestors(node):
         if isinstance(each, cst.FunctionDef):
-            return False
+            break
         if isinstance(each, cst.With):
             for item in each.items:
-                if _is_autocast(program, item):
-                    return not (isinstance(item.item, cst.Call) and is_false(keyword(item.item, "enabled")))
-    return False
+                if _is_autocast(program, item.item):
+                    is_off = isinstance(item.item, cst.Call) and is_false(keyword(item.item, "enabled"))
+                    return item, not is_off
+    return None, False
+
+
+def _autocast_of_callers(
+    program: Program, function: Function, seen: frozenset[Function] = frozenset()
+) -> cst.WithItem | cst.Decorator | None:
+    """Return the autocast block or decorator under which every caller runs a function."""
+    if isinstance(function.node, cst.FunctionDef):
+        for each in function.node.decorators:
+            if _is_autocast(program, each.decorator):
+                off = isinstance(each.decorator, cst.Call) and is_false(keyword(each.decorator, "enabled"))
+                return None if off else each
+    if not function.call_sites or function in seen:
+        return None
+    found: cst.WithItem | cst.Decorator | None = None
+    for site in function.call_sites:
+        item, enabled = _autocast_around(program, site.call)
+        if item is not None and not enabled:
+            return None
+        found = item or _autocast_of_callers(program, site.caller, seen | {function})
+        if found is None:
+            return None
+    return found
 
 
 def _fix(program: Program, call: CallFact) -> list[Edit]:
@@ -75,7 +112,7 @@ def _fix(program: Program, call: CallFact) -> list[Edit]:
     with_block = program.parent.get(block) if block is not None else None
     if line is None or not isinstance(block, cst.IndentedBlock) or not isinstance(with_block, cst.With):
         return []
-    if not any(_is_autocast(program, item) for item in with_block.items) or len(with_block.items) != 1:
+    if not any(_is_autocast(program, item.item) for item in with_block.items) or len(with_block.items) != 1:
         return []
     index = list(block.body).index(line)
     rest = block.body[index:]
@@ -92,6 +129,6 @@ def _fix(program: Program, call: CallFact) -> list[Edit]:
     return edits
 
 
-def _is_autocast(program: Program, item: cst.WithItem) -> bool:
-    called = item.item.func if isinstance(item.item, cst.Call) else item.item
+def _is_autocast(program: Program, node: cst.BaseExpression) -> bool:
+    called = node.func if isinstance(node, cst.Call) else node
     return last_name(program.imports.qualified(called) or "") == "autocast"

@@ -111,9 +111,12 @@ def check(program: Program) -> Iterator[Problem]:
     evaluations += [(call, _outermost_without_training(call)) for call in unused_results(program, reported)]
     for call, loop in evaluations:
         edits, safe = _fix(program, call, loop)
+        statement = _statement_without_effect(program, call.function)
         yield Problem(
-            node=_model_call(program, call).node,
-            message="The evaluation runs with gradients enabled, so every operation saves tensors for a backward pass",
+            node=statement or _model_call(program, call).node,
+            message="The evaluation runs with gradients enabled, so every operation saves tensors for a backward pass"
+            if statement is None
+            else f"`{program.source(statement)}` has no effect as a statement, so the evaluation runs with gradients enabled",
             help="Wrap the evaluation in `with torch.no_grad():` or `with torch.inference_mode():`",
             edits=tuple(edits),
             safe=safe,
@@ -131,6 +134,16 @@ def check(program: Program) -> Iterator[Problem]:
             "gradients",
             help=f"Run `{model}` in `with torch.no_grad():`, or add `.detach()` to its output",
         )
+
+
+def _statement_without_effect(program: Program, function: Function) -> cst.BaseExpression | None:
+    """Return the first `torch.no_grad()` that is a statement of its own, and not the item of a `with` block."""
+    for node in walk(function.body, into_functions=False):
+        if isinstance(node, cst.Expr):
+            made = node.value.func if isinstance(node.value, cst.Call) else node.value
+            if program.imports.qualified(made) in {"torch.no_grad", "torch.inference_mode"}:
+                return node.value
+    return None
 
 
 @lru_cache(maxsize=1)  # LG104 also reads the evaluations

@@ -1,0 +1,64 @@
+"""Finds entries of a dict that the program can never read or remove, because it does not know their keys, for LG101."""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, is_call_of, last_name, walk
+from legroom.diagnose.lint.rule import Problem
+
+_CACHE = re.compile(r"^(?:\w*Cache|past_key_values?|kv_cache|past)$")
+"""Names of the keys and values that a language model stores for each token."""
+
+
+def unreachable_entries(program: Program) -> Iterator[Problem]:
+    """Find `self.sessions[uuid.uuid4().hex] = session`, where each session contains the cache of a model."""
+    for store in program.stores:
+        if store.how != "item" or not store.varying_key or not _has_random_key(store):
+            continue
+        if isinstance(store.function.node, cst.Module) or store.function.owns(store.target):
+            continue
+        if _contains_cache(program, store) and not _is_read(program, store):
+            yield Problem(
+                node=store.expression,
+                message=f"`{store.target}` keeps the cache of every request: the key is not stored, so nothing can remove the entry",
+                help="Use a local variable for one request, or store the key and remove the entry when the session ends",
+            )
+
+
+def _has_random_key(store: StoreFact) -> bool:
+    target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
+    return isinstance(target, cst.Subscript) and any(
+        isinstance(node, cst.Call) and (is_call_of(node, "uuid4") or is_call_of(node, "uuid1"))
+        for each in target.slice
+        for node in walk(each)
+    )
+
+
+def _contains_cache(program: Program, store: StoreFact) -> bool:
+    """Return True if a value is a cache, or an object of this file with a cache."""
+    known = program.classes.get(store.value.class_name or "")
+    nodes = [*walk(store.expression), *(walk(known.node) if known is not None else ())]
+    return any(_CACHE.search(last_name(path)) for node in nodes if (path := dotted(node)) is not None) or any(
+        each.is_tensor and not each.host for each in (store.value, *store.value.contents)
+    )
+
+
+def _is_read(program: Program, store: StoreFact) -> bool:
+    """Return True if the program uses the dict in any other way than to create it, to store entries and to count them."""
+    name = last_name(store.target)
+    for node in program.nodes:
+        if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:
+            continue
+        parent = program.parent.get(node)
+        if isinstance(parent, cst.Attribute) and parent.attr is node:
+            continue  # the name of the attribute itself
+        if isinstance(parent, (cst.AssignTarget, cst.AnnAssign)) or program.inside(node, store.node):
+            continue
+        call = program.parent.get(parent) if isinstance(parent, cst.Arg) else None
+        if call is None or not is_call_of(call, "len"):
+            return True
+    return False
