@@ -14,6 +14,7 @@ from legroom.diagnose.lint.flow.syntax import (
     method_name,
     names_in,
     names_with_graph,
+    path_of,
     receiver,
     root,
     walk,
@@ -41,21 +42,22 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
     parameters require gradients, and its inputs have no graph."""
     reported: set[str] = set()
     for call in program.calls:
-        path = _model_path(program, call)
-        if path is None or path in reported or not _builds_unused_graph(program, call):
+        path = model_path(program, call)
+        if path is None or path in reported or not builds_unused_graph(program, call):
             continue
         trained = _optimized_names(program, call.function)
-        names = _aliases(program, path)
+        names = model_aliases(program, path)
         if (
             not trained
-            or _is_trained(program, names, trained)
+            or is_trained(program, names, trained)
             or _is_part_of_trained(program, call.function, trained)
             or any(last_name(path) == last_name(each) for each in trained)
             or _needs_input_gradients(program, call, trained)
         ):
             continue
-        is_detached = _ends_without_graph(program, call.node)
-        if not _is_fixed(program, names) or _may_be_frozen(program, names) or is_detached:
+        if not _is_fixed(program, names) or may_be_frozen(program, names):
+            continue
+        if _ends_without_graph(program, call.node):
             continue
         reported.add(path)
         yield call, path
@@ -66,19 +68,19 @@ def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
     discriminator. Another function trains the model, and first sets the gradients to zero."""
     reported: set[str] = set()
     for call in program.calls:
-        path = _model_path(program, call)
-        if path is None or path in reported or not _builds_unused_graph(program, call, is_trained=True):
+        path = model_path(program, call)
+        if path is None or path in reported or not builds_unused_graph(program, call, trained=True):
             continue
         sources = _optimizers_of(program, call.function)
-        names = _aliases(program, path)
+        names = model_aliases(program, path)
         if not sources or not call.function.backward or not _is_trained_elsewhere(program, names, call):
             continue
-        if not call.receiver.trainable and _may_be_frozen(program, names):
+        if not call.receiver.trainable and may_be_frozen(program, names):
             continue
         trained = optimized_names(program, sources)
-        if _is_trained(program, names, trained) or _needs_input_gradients(program, call, trained):
+        if is_trained(program, names, trained) or _needs_input_gradients(program, call, trained):
             continue
-        if not _is_detached(program, call) and not _leaves_function(program, call):
+        if not is_detached(program, call) and not _leaves_function(program, call):
             reported.add(path)
             yield call, path
 
@@ -87,7 +89,7 @@ def _is_trained_elsewhere(program: Program, names: set[str], call: CallFact) -> 
     """Return True if another function sets the gradients of the model to zero before its own backward pass."""
     for function in program.functions.values():
         sources = _optimizers_of(program, function) if function is not call.function else []
-        if not sources or not _is_trained(program, names, optimized_names(program, sources)):
+        if not sources or not is_trained(program, names, optimized_names(program, sources)):
             continue
         order = [
             each.method
@@ -112,20 +114,20 @@ def _leaves_function(program: Program, call: CallFact) -> bool:
     )
 
 
-def _model_path(program: Program, call: CallFact) -> str | None:
+def model_path(program: Program, call: CallFact) -> str | None:
     """Return `teacher` for `teacher(x)` and `teacher.encode(x)`."""
     owner = receiver(call.node)
     is_method = owner is not None and program.value(owner).kind is ValueKind.MODEL and dotted(owner) != "self"
     return dotted(owner if is_method else call.node.func)
 
 
-def _builds_unused_graph(program: Program, call: CallFact, *, is_trained: bool = False) -> bool:
+def builds_unused_graph(program: Program, call: CallFact, *, trained: bool = False) -> bool:
     """Return True if a training step runs a model with gradients on inputs that have no graph. The parameters of a model
     that an optimizer trains require gradients, also if another file creates the model."""
     model = _called_model(program, call)
     return (
         model.kind is ValueKind.MODEL
-        and (model.trainable or is_trained)
+        and (model.trainable or trained)
         and not model.frozen
         and not call.no_grad
         and call.result.has_graph
@@ -134,10 +136,16 @@ def _builds_unused_graph(program: Program, call: CallFact, *, is_trained: bool =
         and bool(call.arguments)
         and all(
             value.kind in (ValueKind.TENSOR, ValueKind.PLAIN)
+            or (value.kind is ValueKind.CONTAINER and value.contents and _has_only_data(value))
             or (value.kind is ValueKind.UNKNOWN and _is_data(program, call, argument.value))
             for value, argument in zip(call.arguments, call.node.args, strict=True)
         )
     )
+
+
+def _has_only_data(value: Value) -> bool:
+    """Return True for a batch such as `{"input_ids": ids, "attention_mask": mask}`, whose parts have no graph."""
+    return all(each.kind in (ValueKind.TENSOR, ValueKind.PLAIN) for each in value.contents)
 
 
 def _called_model(program: Program, call: CallFact) -> Value:
@@ -180,9 +188,13 @@ def _is_part_of_trained(program: Program, function: Function, trained: set[str])
 
 
 def _is_data(program: Program, call: CallFact, argument: cst.BaseExpression) -> bool:
-    """Return True if an argument is a part of the batch: a loop variable, a parameter of the function, or an attribute to
-    which a method assigns a part of the batch."""
+    """Return True if an argument is a part of the batch: a loop variable, a parameter of the function, a variable that is
+    unpacked from them, or an attribute to which a method assigns a part of the batch."""
     given = set(call.function.parameters).union(*(loop.bound for loop in call.loops)) - {"self"}
+    for each in program.stores:  # x, y = batch
+        is_before = each.function is call.function and each.order < call.order and each.how == "assign"
+        if is_before and not each.value.has_graph and _is_moved(each.expression, given):
+            given.add(each.target)
     if {root(path) for path in names_in(argument)} <= given:
         return True
     path = dotted(argument) or ""
@@ -190,6 +202,13 @@ def _is_data(program: Program, call: CallFact, argument: cst.BaseExpression) -> 
     return bool(made) and all(
         isinstance(each, cst.Call) and method_name(each) in {"to", "cuda"} for each in made
     )
+
+
+def _is_moved(node: cst.BaseExpression, names: set[str]) -> bool:
+    """Return True for `batch`, `batch["image"]` and `batch["image"].to(device)`."""
+    if isinstance(node, cst.Call) and method_name(node) in {"to", "cuda"}:
+        node = receiver(node) or node
+    return root(path_of(node) or "") in names
 
 
 def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) -> bool:
@@ -293,7 +312,7 @@ def _optimizes_itself(sources: list[cst.CSTNode]) -> bool:
     return any(dotted(node) == "self.parameters" for each in sources for node in walk(each))
 
 
-def _is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
+def is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
     """Return True if an optimizer receives a model, an object that contains the model, or a part of the model."""
     if any(name == each or name.startswith(f"{each}.") for name in names for each in trained):
         return True
@@ -307,7 +326,7 @@ def _is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
     return False
 
 
-def _aliases(program: Program, path: str) -> set[str]:
+def model_aliases(program: Program, path: str) -> set[str]:
     """Return the names under which the file passes on a model: arguments, parameters, attributes and variables."""
     names = {path}
     for _ in range(4):
@@ -357,7 +376,7 @@ def _is_fixed(program: Program, names: set[str]) -> bool:
     return switched or any(_FIXED.search(last_name(name)) for name in names)
 
 
-def _may_be_frozen(program: Program, names: set[str]) -> bool:
+def may_be_frozen(program: Program, names: set[str]) -> bool:
     """Return True if a function that receives the model may freeze it."""
     for call in program.calls:
         if not any(dotted(each.value) in names for each in call.node.args):
@@ -385,7 +404,7 @@ def _is_known(call: CallFact) -> bool:
     )
 
 
-def _is_detached(program: Program, call: CallFact) -> bool:
+def is_detached(program: Program, call: CallFact) -> bool:
     """Return True if the program detaches the result at once, so that the graph is freed before the backward pass."""
     if _ends_without_graph(program, call.node):
         return True

@@ -11,8 +11,8 @@ their arguments.
 
 The rule also covers containers that collect tensors without a graph: gradients or copies of the model in every step,
 trained models that are not used again, the outputs of all batches or the states of all sampling steps on the GPU, and
-metrics of torchmetrics that store every prediction and are never reset, states on the GPU in a replay memory, and caches
-under random keys. The container may be local, global, or in an object whose methods store their arguments.
+metrics of torchmetrics that store every prediction and are never reset, states on the GPU in a replay memory, models of
+objects of which each round uses only some, and caches under random keys. The container may be local, global, or in an object whose methods store their arguments.
 
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
 backward pass.
@@ -53,6 +53,7 @@ import libcst as cst
 from legroom.diagnose.lint.collected.additions import additions_by_assignment, additions_by_calls
 from legroom.diagnose.lint.collected.at_once import collected_at_once
 from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
+from legroom.diagnose.lint.collected.idle_models import idle_models
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models
 from legroom.diagnose.lint.collected.on_gpu import collected_outputs, collected_states
@@ -108,7 +109,7 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
         yield from _passed_to_append(program, call)
-    for find in (metrics_without_reset, replayed_on_gpu, unreachable_entries):
+    for find in (metrics_without_reset, replayed_on_gpu, idle_models, unreachable_entries):
         yield from find(program)
 
 
@@ -484,9 +485,8 @@ def _is_reported_at_store(store: StoreFact) -> bool:
     """Return True if the store itself is reported. The caller of a callback does not know what the callback stores, and a
     method such as `update_center`, which only its own object calls, updates its own state."""
     function = store.function
-    is_own = store.how == "assign" and all(
-        dotted(receiver(site.call)) == "self" for site in function.call_sites
-    )
+    callers = {dotted(receiver(site.call)) for site in function.call_sites}
+    is_own = store.how == "assign" and callers <= {"self"}
     return store.value.has_graph and (function.name == "forward" or function.is_dispatched or is_own)
 
 

@@ -113,8 +113,11 @@ def _calls_again(call: CallFact, tried: set[str | None]) -> bool:
 
 
 def _is_retry_on_gpu(program: Program, call: CallFact, attempt: cst.Try) -> bool:
+    """Return True if a repeated call is a retry after an out-of-memory error, and not a fallback to the CPU."""
     return (
-        bool(call.node.args) and _is_about_memory(program, attempt) and "cpu" not in program.source(call.node)
+        bool(call.node.args)
+        and _is_about_memory(program, attempt)
+        and not any("cpu" in program.source(each) for each in attempt.handlers)
     )
 
 

@@ -16,8 +16,8 @@ its activations.
 - A function of a file that only evaluates a model computes embeddings or predictions.
 - The call is in a training step, but no optimizer of the file trains the model, such as the teacher in a distillation.
   The rule flags the call only if the parameters of the model require gradients and its inputs have no graph.
-- The call is in a function that trains another model, such as a generator in the step of the discriminator. Another
-  function trains the model, and sets its gradients to zero first.
+- The call is in the training step of another model, such as a generator in the step of the discriminator. Another
+  function, or a later part of the loop, trains the model, and sets its gradients to zero first.
 
 The rule does not flag functions that are called only under `no_grad` in the same file. The rule also does not flag
 methods that frameworks call with gradients disabled, such as `validation_step`.
@@ -77,6 +77,7 @@ from legroom.diagnose.lint.flow.syntax import (
     walk,
 )
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
+from legroom.diagnose.lint.gradients.other_losses import models_of_other_losses
 from legroom.diagnose.lint.gradients.untrained_models import models_of_other_steps, untrained_models
 from legroom.diagnose.lint.gradients.unused_results import is_test, unused_results
 from legroom.diagnose.lint.proofs import escapes, is_proven_module, may_be_printed
@@ -127,7 +128,7 @@ def check(program: Program) -> Iterator[Problem]:
             message=f"`{model}` runs with gradients enabled in the training step, but no optimizer trains it",
             help=f"Run `{model}` in `with torch.no_grad():`, or freeze it with `{model}.requires_grad_(False)`",
         )
-    for call, model in models_of_other_steps(program):
+    for call, model in (*models_of_other_steps(program), *models_of_other_losses(program)):
         yield Problem(
             node=call.node,
             message=f"`{model}` runs with gradients enabled in the training step of another model, which does not use its "

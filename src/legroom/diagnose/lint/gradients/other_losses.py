@@ -1,0 +1,102 @@
+"""Finds models that run with gradients for the loss of another model in the same loop, for LG201."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, receiver, walk
+from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.gradients.untrained_models import (
+    builds_unused_graph,
+    is_detached,
+    is_trained,
+    may_be_frozen,
+    model_aliases,
+    model_path,
+    optimized_names,
+)
+
+
+def models_of_other_losses(program: Program) -> Iterator[tuple[CallFact, str]]:
+    """Yield calls such as `fake = generator(z)`, if only the loss of the discriminator uses the result, and the gradients of
+    the generator are set to zero before its own backward pass."""
+    reported: set[str] = set()
+    for call in program.calls:
+        path = model_path(program, call)
+        if not call.loops or path is None or path in reported:
+            continue
+        if not builds_unused_graph(program, call, trained=True):
+            continue
+        events = [
+            each
+            for each in program.calls
+            if each.function is call.function and each.loops == call.loops and each.order > call.order
+            if each.method in {"zero_grad", "backward", "step"}
+        ]
+        backward = next((each for each in events if each.method == "backward"), None)
+        if backward is None or not _is_for_other_model(program, events, backward, path):
+            continue
+        if _is_used_only_before(program, call, backward) and not is_detached(program, call):
+            reported.add(path)
+            yield call, path
+
+
+def _is_for_other_model(program: Program, events: list[CallFact], backward: CallFact, path: str) -> bool:
+    """Return True if the first optimizer step after a backward pass trains another model, and the gradients of this model
+    are set to zero before its own step."""
+    names = model_aliases(program, path)
+    if may_be_frozen(program, names):
+        return False
+    steps = [
+        each
+        for each in events
+        if each.method == "step" and each.receiver.kind is ValueKind.OPTIMIZER and each.order > backward.order
+    ]
+    trains = {each: _trains(program, each, names) for each in steps}
+    if not steps or trains[steps[0]] is not False or True not in trains.values():
+        return False
+    own = next(each for each in steps if trains[each])
+    first = next((each for each in events if each.method == "backward" and each.order > steps[0].order), own)
+    optimizer = dotted(receiver(own.node))
+    return any(
+        each.method == "zero_grad"
+        and backward.order < each.order < first.order
+        and dotted(receiver(each.node)) in {optimizer, *names}
+        for each in events
+    )
+
+
+def _trains(program: Program, step: CallFact, names: set[str]) -> bool | None:
+    """Return True if an optimizer trains a model, and None if this is unknown."""
+    path = dotted(receiver(step.node))
+    made: list[cst.CSTNode] = [
+        each.expression
+        for each in program.stores
+        if each.target == path and (each.function is step.function or "." in each.target)
+    ]
+    return is_trained(program, names, optimized_names(program, made)) if made else None
+
+
+def _is_used_only_before(program: Program, call: CallFact, backward: CallFact) -> bool:
+    """Return True if the result is a local variable that is read before the backward pass and not after it."""
+    targets = {
+        each.target
+        for each in program.stores
+        if each.function is call.function and each.expression is call.node and each.how == "assign"
+    }
+    if len(targets) != 1 or any("." in each for each in targets):
+        return False
+    reads = [
+        program.order[node]
+        for node in walk(call.function.body)
+        if isinstance(node, cst.Name)
+        and node.value in targets
+        and not isinstance(program.parent.get(node), cst.AssignTarget)
+    ]
+    made = [each.order for each in program.stores if each.target in targets and each.order > backward.order]
+    last = min(made, default=len(program.nodes))
+    return any(each < backward.order for each in reads) and not any(
+        backward.order < each < last for each in reads
+    )
