@@ -314,7 +314,11 @@ def _optimizes_itself(sources: list[cst.CSTNode]) -> bool:
 
 def is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
     """Return True if an optimizer receives a model, an object that contains the model, or a part of the model."""
-    if any(name == each or name.startswith(f"{each}.") for name in names for each in trained):
+    if any(
+        name == each or name.startswith(f"{each}.") or each.startswith(f"{name}.")
+        for name in names
+        for each in trained
+    ):
         return True
     for store in program.stores:
         read = names_in(store.expression)
