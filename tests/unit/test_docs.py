@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 COMMANDS = sorted(str(command.name) for command in app.registered_commands)
 GENERATED = {"codes/index.md"}
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("README*.md"), ROOT / "CONTRIBUTING.md"])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -30,13 +30,13 @@ def without_code(text: str) -> str:
 
 def anchors_of(page: Path) -> set[str]:
     """The anchors of the headings, as GitHub and MkDocs form them."""
-    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text()), re.M)
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text(encoding="utf-8")), re.M)
     slugs = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in headings)
     return {re.sub(r"[\s]+", "-", slug.strip()) for slug in slugs}
 
 
 def broken_links(page: Path) -> Iterator[str]:
-    for link in LINK.findall(without_code(page.read_text())):
+    for link in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         if "://" in link:
@@ -66,6 +66,17 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_links_and_anchors_resolve() -> None:
     assert [link for page in PAGES for link in broken_links(page)] == []
+
+
+def test_the_korean_readme_has_the_links_and_commands_of_the_english_readme() -> None:
+    english, korean = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.ko.md"))
+    assert set(LINK.findall(english)) - {"README.ko.md"} == set(LINK.findall(korean)) - {"README.md"}
+    for start in ("legroom ", "import ", "make ", "guard = ", "result"):
+        lines = [
+            [line.split("  #")[0].rstrip() for line in text.splitlines() if line.startswith(start)]
+            for text in (english, korean)
+        ]
+        assert lines[0] == lines[1]
 
 
 def test_a_broken_link_or_anchor_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
