@@ -3,7 +3,7 @@
     python -m bench.rules.convolution.forest FOLDER... [--trees 3 3 5] [--leaves 24000 24000 24000] [--most 800000] [--jobs 2] [--out FILE]
 
 A tenth of the layers, with all their batch sizes, dtypes and layouts, is held out; the accuracy on them is printed. The forest is
-written to FILE, by default src/legroom/observe/cuda_rules/convolution/convolutions_h200.forest.gz. Needs scikit-learn.
+written to FILE, by default src/legroom/observe/cuda_rules/convolution/convolutions_h200.forest.xz. Needs scikit-learn.
 """
 
 import argparse
@@ -22,11 +22,12 @@ import numpy as np
 
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
+from bench.rules.convolution.shipped_files import write_forest
 from bench.rules.convolution.trees import Tree, grow
 from legroom.observe.cuda_rules.convolution import decision_forest
 from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
-from legroom.observe.cuda_rules.convolution.decision_forest import FOREST, LEAF, ForestHeader, features, vote
+from legroom.observe.cuda_rules.convolution.decision_forest import FOREST, features, vote
 from legroom.observe.cuda_rules.convolution.recorded_table import (
     ConvLayer,
     ConvQuery,
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> int:
         grown = pool.starmap(grow_tree, wanted, chunksize=1)
     trees = iter(grown)
     forests = [list(islice(trees, count)) for count in options.trees]
-    write(options.out, formulas, forests)
+    write_forest(options.out, formulas, forests)
     print(f"{options.out.stat().st_size / 1024:.0f} KiB", flush=True)
     judge(options, tested)
     return 0
@@ -209,30 +210,6 @@ def _errors(sizes: list[int], one: Answered, place: int) -> tuple[float, float]:
     reads and writes."""
     real, scale = one.sizes[place], tensor_bytes(one.c)
     return (sizes[0] - real) / scale, (max(sizes) - real) / scale
-
-
-def write(path: Path, formulas: list[list[str]], forests: list[list[Tree]]) -> None:
-    """Write the file that `decision_forest` reads."""
-    heads: list[str] = []
-    bodies: list[bytes] = []
-    for names, trees in zip(formulas, forests, strict=True):
-        features_of, values, right = (np.concatenate(parts) for parts in zip(*trees, strict=True))
-        leaves = features_of == LEAF
-        limits, numbers = np.unique(values[~leaves].astype("<f4"), return_inverse=True)
-        compared = np.zeros(len(values), "<u2")
-        compared[leaves], compared[~leaves] = values[leaves], numbers
-        starts = np.cumsum([0, *(len(tree.features) for tree in trees)])
-        heads.append(
-            json.dumps(ForestHeader(names, len(limits), starts[:-1].tolist(), len(features_of))) + "\n"
-        )
-        bodies += [
-            limits.tobytes(),
-            features_of.astype("u1").tobytes(),
-            compared.tobytes(),
-            right.astype("<u4").tobytes(),
-        ]
-    with gzip.GzipFile(path, "wb", compresslevel=9, mtime=0) as file:
-        file.write("".join(heads).encode() + b"".join(bodies))
 
 
 if __name__ == "__main__":

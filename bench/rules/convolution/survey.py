@@ -2,7 +2,7 @@
 
     python -m bench.rules.convolution.survey OUT [--round 1|2|3|4|5] [--jobs 12] [--seconds 150]
 
-cuDNN's heuristic for choosing a kernel is not published, so its choices are recorded. Needs torch and torchvision, not
+cuDNN's heuristic for choosing a kernel is not published, so its choices are recorded. Needs torch, torchvision and
 Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row per convolution: [dtype, layout, batch, inputs, outputs,
 sizes, kernel, stride, padding, dilation, groups, transposed, output padding, forward, input gradient, weight gradient], the
 last three in bytes (null if it did not run). OUT/benchmarked-<round>-<part>.jsonl.gz holds the same for a few of them with
@@ -31,8 +31,8 @@ from bench.rules.convolution.everyday_layers import draw_everyday
 from bench.rules.convolution.practice_layers import draw_practice
 from bench.rules.convolution.random_layers import Layer, draw
 from bench.rules.recordings import write_versions
+from legroom.observe.cuda_rules.convolution.recorded_table import table
 
-TABLE = Path(__file__).parents[3] / "src/legroom/observe/cuda_rules/convolution/convolutions_h200.jsonl.gz"
 LARGEST = 1 << 29
 """The maximum size in bytes of a tensor of a recorded convolution. In the first four rounds, the maximum was twice as
 large."""
@@ -182,15 +182,14 @@ def requests(survey_round: int) -> list[tuple[Layer, int, str, bool]]:
 
 def known_batches() -> dict[str, set[int]]:
     """Return the batch sizes at which the table has each layer, regardless of its padding."""
-    if not TABLE.exists():
-        return {}
     known: dict[str, set[int]] = {}
-    with gzip.open(TABLE, "rt") as file:
-        for family, layers in (map(json.loads, line.split("\t")) for line in file):
-            _numbers, last, _dimensions, transposed, kernel, stride = family
-            for dtype, inputs, outputs, sizes, dilation, groups, padding, measured in layers:
-                layer = Layer(inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed)
-                known.setdefault(identity(layer, dtype, last), set()).update(row[0] for row in measured)
+    for one, measured in table():
+        layer = Layer(
+            one.inputs, one.outputs, one.sizes, one.kernel, one.stride, one.padding, one.dilation, one.groups, one.transposed
+        )  # fmt: skip
+        known.setdefault(identity(layer, one.dtype, one.channels_last), set()).update(
+            row[0] for row in measured
+        )
     return known
 
 

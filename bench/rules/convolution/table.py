@@ -2,7 +2,7 @@
 
     python -m bench.rules.convolution.table [FOLDER...] [--out FILE]
 
-The table is src/legroom/observe/cuda_rules/convolution/convolutions_h200.jsonl.gz. Each measured size is stored as its parts (copies of
+The table is src/legroom/observe/cuda_rules/convolution/convolutions_h200.table.xz. Each measured size is stored as its parts (copies of
 input, weights or output with padded channels, or a copy of the weights per sample) and a remainder, so that other batch sizes
 can be extrapolated. The table contains all measurements, so rebuilding it without folders writes the same bytes.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.command_line import command_line
+from bench.rules.convolution.shipped_files import write_table
 from legroom.observe.cuda_rules.convolution.recorded_table import (
     TABLE,
     UNIT,
@@ -24,7 +25,6 @@ from legroom.observe.cuda_rules.convolution.recorded_table import (
     convolution_of,
     kind_bytes,
     table,
-    table_text,
 )
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution
 
@@ -39,9 +39,7 @@ def main(argv: list[str]) -> int:
         for measurement in measured(folder):
             layer, row = encode(measurement)
             layers.setdefault(layer, {})[row[0]] = row
-    content = table_text((layer, list(rows.values())) for layer, rows in layers.items())
-    with gzip.GzipFile(options.out, "wb", compresslevel=9, mtime=0) as file:
-        file.write(content.encode())
+    write_table(options.out, ((layer, list(rows.values())) for layer, rows in layers.items()))
     print(
         f"{len(layers)} layers, {sum(map(len, layers.values()))} layers × batch sizes, {options.out.stat().st_size / 1024:.0f} KiB"
     )

@@ -1,32 +1,34 @@
 """A random forest that predicts the workspace formula of a convolution, trained on queries to cuDNN on a real H200.
 
-There is one forest per operation (`convolutions_h200.forest.gz`, written by `bench/rules/convolution/forest.py`). Trees
+There is one forest per operation (`convolutions_h200.forest.xz`, written by `bench/rules/convolution/forest.py`). Trees
 branch on the sizes of a convolution, its matrix product and its number of tiles. Each tree votes for a formula. The
 votes for formulas with the same result are added. The forest is used if the cuDNN library is not installed, or does not
 log the kernels that it skips without a GPU.
 """
 
-import gzip
 import json
-import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from io import BytesIO
+from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
 from legroom.observe.cuda_rules.convolution.gpu_only_kernels import kernel_problem
-from legroom.observe.cuda_rules.convolution.recorded_table import ConvQuery
+from legroom.observe.cuda_rules.convolution.recorded_table import DTYPES, ConvQuery, decompress, read_array
 from legroom.observe.cuda_rules.convolution.split_k import actual_operation, product_of
 from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_bytes
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, tensor_bytes
 
-FOREST = Path(__file__).with_name("convolutions_h200.forest.gz")
+FOREST = Path(__file__).with_name("convolutions_h200.forest.xz")
 LEAF = 255
 """The feature index that marks a leaf."""
+RATIOS = range(47, 51)
+"""The indices of the features that are not integers. The thresholds of all other features are integers."""
 
 
 class Vote(NamedTuple):
@@ -73,7 +75,7 @@ def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list
     taps = _tiles(outputs, inputs, 128, 128) * c.kernel_area
     read, written = c.batch * problem.inputs * before, c.batch * problem.outputs * after
     return [
-        _DTYPES.index(layer.dtype), layer.channels_last, len(problem.input_size), c.batch, inputs, outputs, c.groups,
+        DTYPES.index(layer.dtype), layer.channels_last, len(problem.input_size), c.batch, inputs, outputs, c.groups,
         before, after, c.kernel_area, *kernel, *outer, *inner,
         max(layer.stride), min(layer.stride), max(problem.padding), min(problem.padding), max(layer.dilation),
         _power_of_two(inputs), _power_of_two(outputs), _power_of_two(after), _power_of_two(outer[-1]), _power_of_two(before),
@@ -91,9 +93,6 @@ def _3d(sizes: tuple[int, ...]) -> tuple[int, int, int]:
     return depth, height, width
 
 
-_DTYPES = ("float32", "float32_strict", "float16", "bfloat16")
-
-
 def _tiles(rows: int, columns: int, height: int, width: int) -> int:
     return -(-rows // height) * -(-columns // width)
 
@@ -104,74 +103,76 @@ def _power_of_two(number: int) -> int:
 
 
 class _Forest:
-    """Stores trees in one array, with each node before its branches. The left branch follows its node."""
+    """Stores trees in level order: first the roots of all trees, then the children of the first inner node, and so on. The
+    positions of the children follow from the number of inner nodes before their parent.
+    """
 
     def __init__(
         self,
         formulas: list[str],
-        thresholds: Sequence[float],
-        starts: list[int],
-        feature_indices: bytes,
-        values: Sequence[int],
-        right: Sequence[int],
+        trees: int,
+        features: bytes,
+        thresholds: Sequence[Sequence[float]],
+        inner_values: Sequence[int],
+        leaf_values: Sequence[int],
     ) -> None:
-        self.trees = len(starts)
+        self.trees = trees
         self._formulas = formulas
+        self._features = features
         self._thresholds = thresholds
-        self._starts = starts
-        self._feature_indices = feature_indices
-        self._values = values
-        self._right = right
+        self._inner_values = inner_values
+        self._leaf_values = leaf_values
+        self._inner_before = array("I", accumulate(features.translate(_IS_INNER), initial=0))
 
     def predict(self, inputs: list[float]) -> Iterator[str]:
         """Yield the formula that each tree votes for."""
-        feature_indices, values, thresholds, right = (
-            self._feature_indices,
-            self._values,
-            self._thresholds,
-            self._right,
-        )
-        for node in self._starts:
-            while (feature := feature_indices[node]) != LEAF:
-                node += 1 if inputs[feature] <= thresholds[values[node]] else right[node]
-            yield self._formulas[values[node]]
+        features, thresholds, values = self._features, self._thresholds, self._inner_values
+        inner_before, trees = self._inner_before, self.trees
+        for node in range(trees):
+            while (feature := features[node]) != LEAF:
+                inner = inner_before[node]
+                node = trees + 2 * inner + (inputs[feature] > thresholds[feature][values[inner]])
+            yield self._formulas[self._leaf_values[node - inner_before[node]]]
+
+
+_IS_INNER = bytes(feature != LEAF for feature in range(256))
 
 
 class ForestHeader(NamedTuple):
     """The header of one forest. Each operation has its own forest."""
 
     formulas: list[str]
-    thresholds: int
-    """The number of distinct thresholds."""
-    starts: list[int]
-    """The first node of each tree."""
+    trees: int
     nodes: int
 
 
 @lru_cache(maxsize=1)
 def _forests() -> dict[ConvOperation, _Forest]:
-    """Read the forests. The file has one line of JSON per operation (`ForestHeader`), followed by the arrays of each
-    operation. The first array contains the thresholds. For all nodes, the other arrays contain the feature indices, the
-    indices of thresholds (or of formulas, for leaves), and the distances to the right branch.
+    """Read the forests. The file has one line of JSON with the number of thresholds of each feature, and one line per
+    operation (`ForestHeader`). The thresholds of all operations follow, sorted by feature and value. For each operation,
+    three arrays follow: the feature of each node, the index of the threshold of each inner node, and the formula of each
+    leaf.
     """
     if not FOREST.exists():
         return {}
+    file = decompress(FOREST)
+    counts = json.loads(file.readline())
+    headers = [ForestHeader(*json.loads(file.readline())) for _ in OPERATIONS]
+    values = _read_thresholds(file, sum(counts))
+    thresholds = [values[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
     found: dict[ConvOperation, _Forest] = {}
-    with gzip.open(FOREST) as file:
-        headers = [ForestHeader(*json.loads(file.readline())) for _ in OPERATIONS]
-        for operation, header in zip(OPERATIONS, headers, strict=True):
-            thresholds = _read(file, "f", header.thresholds)
-            feature_indices = file.read(header.nodes)
-            values, right = _read(file, "H", header.nodes), _read(file, "I", header.nodes)
-            found[operation] = _Forest(
-                header.formulas, thresholds, header.starts, feature_indices, values, right
-            )
+    for operation, (formulas, trees, nodes) in zip(OPERATIONS, headers, strict=True):
+        inner_count = (nodes - trees) // 2  # every inner node has two children, and only roots have no parent
+        features = file.read(nodes)
+        inner_values = read_array(file, "H", inner_count)
+        leaf_values = read_array(file, "H", nodes - inner_count)
+        found[operation] = _Forest(formulas, trees, features, thresholds, inner_values, leaf_values)
     return found
 
 
-def _read(file: gzip.GzipFile, kind: str, count: int) -> Sequence[Any]:
-    values = array(kind)
-    values.frombytes(file.read(values.itemsize * count))
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+def _read_thresholds(file: BytesIO, count: int) -> Sequence[float]:
+    """Read floats whose first, second, third and fourth bytes are stored separately, because that compresses better."""
+    interleaved = bytearray(4 * count)
+    for place in range(4):
+        interleaved[place::4] = file.read(count)
+    return read_array(BytesIO(interleaved), "f", count)

@@ -1,21 +1,25 @@
 """Recorded workspaces for convolutions of well-known networks and for random convolutions.
 
 cuDNN's choice of kernels is not documented, so the choices for measured layers are looked up. The table
-(`convolutions_h200.jsonl.gz`, written by `bench/rules/convolution/table.py`) lists the converted tensors and all other
+(`convolutions_h200.table.xz`, written by `bench/rules/convolution/table.py`) lists the converted tensors and all other
 workspace bytes for each layer at several batch sizes. The table is valid for Hopper GPUs, on which it was measured.
 """
 
-import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from io import BytesIO
+from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from legroom.errors import LegroomError
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, ConvWorkspaces
 
-TABLE = Path(__file__).with_name("convolutions_h200.jsonl.gz")
+TABLE = Path(__file__).with_name("convolutions_h200.table.xz")
 UNIT = 512
 """The number of bytes to which the allocator rounds sizes. Remainders are stored in this unit."""
 
@@ -156,59 +160,99 @@ def family_of(layer: ConvLayer) -> LayerFamily:
 
 def table() -> Iterator[tuple[ConvLayer, list[Row]]]:
     """Yield every recorded layer with its rows."""
-    for family in _lines():
+    for family in _table().families:
         yield from family_rows(family).items()
+
+
+DTYPES = ("float32", "float32_strict", "float16", "bfloat16")
+LAYER_COLUMNS = "BHHHB"
+"""The types of the columns with one number per layer: the index of the dtype, the input and output channels, the groups
+and the number of rows."""
+DIMENSION_COLUMNS = "IHH"
+"""The types of the columns with one number per dimension of a layer: size, dilation, and padding + 1 (0: not recorded)."""
+ROW_COLUMNS = "HBIBIBI"
+"""The types of the columns of `Row`."""
+
+
+class _Table(NamedTuple):
+    """The table by columns, as in the file."""
+
+    families: dict[LayerFamily, tuple[slice, slice, slice]]
+    """The parts of the layer, dimension and row columns that belong to a family."""
+    layers: list[Sequence[int]]
+    dimensions: list[Sequence[int]]
+    rows: list[Sequence[int]]
 
 
 @lru_cache(maxsize=256)
 def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
-    """Return the recorded layers of one family. Families are parsed on demand, because a network needs only a few of
-    them, and parsing all of them takes seconds.
+    """Return the recorded layers of one family. Families are converted on demand, because a network needs only a few of
+    them, and converting all of them takes more than a second.
     """
-    line = _lines().get(family)
+    columns = _table()
+    if family not in columns.families:
+        return {}
+    layers, dimensions, rows = columns.families[family]
+    measured = zip(*(column[rows] for column in columns.rows), strict=True)
+    edges = (
+        zip(*[iter(column[dimensions])] * family.dimensions, strict=True) for column in columns.dimensions
+    )
     found: dict[ConvLayer, list[Row]] = {}
-    for dtype, inputs, outputs, sizes, dilation, groups, padding, measured in (
-        json.loads(line) if line else ()
+    for dtype, inputs, outputs, groups, count, sizes, dilation, padding in zip(
+        *(column[layers] for column in columns.layers), *edges, strict=True
     ):
         layer = ConvLayer(
-            dtype, family.channels_last, inputs, outputs, tuple(sizes), family.kernel, family.stride, tuple(dilation), groups,
-            family.transposed, None if padding is None else tuple(padding),
+            DTYPES[dtype], family.channels_last, inputs, outputs, sizes, family.kernel, family.stride, dilation, groups,
+            family.transposed, tuple(edge - 1 for edge in padding) if padding[0] else None,
         )  # fmt: skip
-        found[layer] = [tuple(row) for row in measured]
+        found[layer] = list(islice(measured, count))
     return found
 
 
 @lru_cache(maxsize=1)
-def _lines() -> dict[LayerFamily, str]:
-    """Return the unparsed line of the table file for each layer family."""
+def _table() -> _Table:
+    """Read the table. The file has one line of JSON with all families and their numbers of layers and rows, followed by the
+    columns.
+    """
     if not TABLE.exists():
-        return {}
-    found: dict[LayerFamily, str] = {}
-    with gzip.open(TABLE, "rt") as file:
-        for line in file:
-            name, _, layers = line.partition("\t")
-            precision, last, dimensions, transposed, kernel, stride = json.loads(name)
-            found[LayerFamily(precision, last, dimensions, transposed, tuple(kernel), tuple(stride))] = layers
-    return found
-
-
-def table_text(layers: Iterable[tuple[ConvLayer, list[Row]]]) -> str:
-    """Return the content of the table file for these layers, in a canonical order."""
-    lines: dict[LayerFamily, list[list[object]]] = {}
-    for layer, rows in layers:
-        fields = [
-            layer.dtype,
-            layer.inputs,
-            layer.outputs,
-            layer.sizes,
-            layer.dilation,
-            layer.groups,
-            layer.padding,
-            sorted(rows),
-        ]
-        lines.setdefault(family_of(layer), []).append(fields)
-    texts = {json.dumps(family): layers for family, layers in lines.items()}
-    return "".join(
-        f"{name}\t{json.dumps(sorted(layers, key=str), separators=(',', ':'))}\n"
-        for name, layers in sorted(texts.items())
+        return _Table({}, [], [], [])
+    file = decompress(TABLE)
+    families: dict[LayerFamily, tuple[slice, slice, slice]] = {}
+    layers = dimensions = rows = 0
+    for (precision, last, edges, transposed, kernel, stride), layer_count, row_count in json.loads(
+        file.readline()
+    ):
+        family = LayerFamily(precision, last, edges, transposed, tuple(kernel), tuple(stride))
+        dimension_count = layer_count * edges
+        families[family] = (
+            slice(layers, layers := layers + layer_count),
+            slice(dimensions, dimensions := dimensions + dimension_count),
+            slice(rows, rows := rows + row_count),
+        )
+    return _Table(
+        families,
+        [read_array(file, kind, layers) for kind in LAYER_COLUMNS],
+        [read_array(file, kind, dimensions) for kind in DIMENSION_COLUMNS],
+        [read_array(file, kind, rows) for kind in ROW_COLUMNS],
     )
+
+
+def decompress(path: Path) -> BytesIO:
+    """Return the content of an xz file."""
+    try:
+        import lzma
+    except ImportError:
+        raise LegroomError(
+            "This Python was built without the `lzma` module, which Legroom needs to read its tables. Install liblzma "
+            "(Debian and Ubuntu: `liblzma-dev`), and build Python again."
+        ) from None
+    return BytesIO(lzma.decompress(path.read_bytes()))
+
+
+def read_array(file: BytesIO, kind: str, count: int) -> Sequence[Any]:
+    """Read little-endian numbers."""
+    values: array[Any] = array(kind)
+    values.frombytes(file.read(values.itemsize * count))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

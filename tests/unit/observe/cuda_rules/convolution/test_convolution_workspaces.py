@@ -1,14 +1,15 @@
 """Workspaces of convolutions: queries of the cuDNN library, votes of the forest, and the choice between them."""
 
-import gzip
 import json
+import sys
 from types import SimpleNamespace
 
-import numpy
 import pytest
+from bench.rules.convolution.shipped_files import write_forest, write_table
 
+from legroom.errors import LegroomError
 from legroom.gpus.catalog import GPUS, find_gpu
-from legroom.observe.cuda_rules.convolution import decision_forest, workspace_source
+from legroom.observe.cuda_rules.convolution import decision_forest, recorded_table, workspace_source
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
     ConvOperation,
@@ -22,7 +23,7 @@ from legroom.observe.cuda_rules.convolution.cudnn_library import (
 )
 from legroom.observe.cuda_rules.convolution.cudnn_process import Answer
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn, KernelChoice, describe_gpu
-from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, ForestHeader, Vote, features, vote
+from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, Vote, features, vote
 from legroom.observe.cuda_rules.convolution.layout_copies import copy_bytes
 from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer, ConvQuery, convolution_of
 from legroom.observe.cuda_rules.convolution.split_k import MatrixProduct, partial_sums, product_of
@@ -114,21 +115,13 @@ def test_a_transposed_convolution_computes_the_gradient_of_an_ordinary_one():
 
 def forest_of_votes(tmp_path, monkeypatch, *trees, formulas=("0", "P")):
     """Forests whose trees have one node and vote for one formula each, the same for all operations."""
-    votes = [formulas.index(formula) for formula in trees]
-    write_forest(
-        tmp_path, monkeypatch, formulas, [], range(len(trees)), [LEAF] * len(trees), votes, [0] * len(trees)
-    )
+    use_forest(tmp_path, monkeypatch, formulas, [([LEAF], [formulas.index(vote)], [0]) for vote in trees])
 
 
-def write_forest(tmp_path, monkeypatch, formulas, thresholds, starts, feature_indices, values, right):
-    """Write a forest file with the same forest for every operation."""
-    head = (
-        json.dumps(ForestHeader(list(formulas), len(thresholds), list(starts), len(feature_indices))) + "\n"
-    )
-    parts = ((thresholds, "<f4"), (feature_indices, "u1"), (values, "<u2"), (right, "<u4"))
-    body = b"".join(numpy.array(numbers, kind).tobytes() for numbers, kind in parts)
-    path = tmp_path / "forest.gz"
-    path.write_bytes(gzip.compress(head.encode() * 3 + body * 3))
+def use_forest(tmp_path, monkeypatch, formulas, trees):
+    """Write a forest file with the same forest for every operation, and use it."""
+    path = tmp_path / "forest.xz"
+    write_forest(path, [list(formulas)] * len(OPERATIONS), [trees] * len(OPERATIONS))
     monkeypatch.setattr(decision_forest, "FOREST", path)
     decision_forest._forests.cache_clear()
 
@@ -177,13 +170,60 @@ def test_a_transposed_convolution_has_the_features_of_the_operation_that_it_comp
 def test_a_tree_branches_on_a_feature_of_the_convolution(tmp_path, monkeypatch):
     """One branch on the batch size: no workspace up to 10, copies above it."""
     batch = features(*conv(96, 64, 20, 3, batch=4321), ConvOperation.FORWARD).index(4321)
-    write_forest(tmp_path, monkeypatch, ("0", "P"), [10], [0], [batch, LEAF, LEAF], [0, 0, 1], [2, 0, 0])
+    use_forest(tmp_path, monkeypatch, ("0", "P"), [([batch, LEAF, LEAF], [10.5, 0, 1], [2, 0, 0])])
 
     formulas = [
         vote(*conv(96, 64, 20, 3, batch=batch), ConvOperation.FORWARD)[0].formula for batch in (10, 11)
     ]
 
     assert formulas == ["0", "P"]
+
+
+def test_trees_of_different_depths_branch_independently(tmp_path, monkeypatch):
+    """The first tree splits at 10 and at 20, the second one does not split, the third one splits at 5."""
+    batch = features(*conv(96, 64, 20, 3, batch=4321), ConvOperation.FORWARD).index(4321)
+    deep = ([batch, LEAF, batch, LEAF, LEAF], [10, 0, 20, 1, 2], [2, 0, 2, 0, 0])
+    trees = [deep, ([LEAF], [3], [0]), ([batch, LEAF, LEAF], [5, 4, 5], [2, 0, 0])]
+    use_forest(tmp_path, monkeypatch, "abcdef", trees)
+    forest = decision_forest._forests()[ConvOperation.FORWARD]
+
+    def predicted(size):
+        return "".join(forest.predict(features(*conv(96, 64, 20, 3, batch=size), ConvOperation.FORWARD)))
+
+    assert [predicted(size) for size in (5, 6, 10, 11, 20, 21)] == ["ade", "adf", "adf", "bdf", "bdf", "cdf"]
+
+
+def test_only_ratios_are_not_integers():
+    """The thresholds of the other features are rounded down."""
+    for operation in OPERATIONS:
+        found = features(*conv(96, 64, 20, 3, batch=32), operation)
+        assert [index for index, one in enumerate(found) if isinstance(one, float)] == [
+            *decision_forest.RATIOS
+        ]
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path, monkeypatch):
+    wide = ConvLayer("float16", True, 8, 16, (100_000,), (3,), (1,), (2,), 1, False, (2,))
+    deep = ConvLayer("bfloat16", False, 8, 16, (4, 5, 6), (1, 2, 3), (1, 1, 2), (1, 1, 1), 4, True, None)
+    rows = [(2, 0, 7, 1, 140_000_000, 20, 0), (64, 1, 0, 0, 1, 2, 3)]
+    path = tmp_path / "table.xz"
+    write_table(path, [(deep, rows[:1]), (wide, rows), (wide._replace(padding=(0,)), rows[1:])])
+    monkeypatch.setattr(recorded_table, "TABLE", path)
+    recorded_table._table.cache_clear()
+    recorded_table.family_rows.cache_clear()
+    try:
+        read = dict(recorded_table.table())
+    finally:
+        recorded_table._table.cache_clear()
+        recorded_table.family_rows.cache_clear()
+
+    assert read == {deep: rows[:1], wide: rows, wide._replace(padding=(0,)): rows[1:]}
+
+
+def test_a_python_without_lzma_is_reported_with_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "lzma", None)
+    with pytest.raises(LegroomError, match="built without the `lzma` module.*liblzma"):
+        recorded_table.decompress(tmp_path / "table.xz")
 
 
 def test_the_shipped_forest_covers_every_operation():

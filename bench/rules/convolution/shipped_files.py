@@ -1,0 +1,151 @@
+"""Writes the files of cuda_rules/convolution: the table and the forest.
+
+Each array is compressed as an xz stream of its own, with the settings that suit its item size.
+"""
+
+import json
+import lzma
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, RATIOS, ForestHeader
+from legroom.observe.cuda_rules.convolution.recorded_table import (
+    DIMENSION_COLUMNS,
+    DTYPES,
+    LAYER_COLUMNS,
+    ROW_COLUMNS,
+    ConvLayer,
+    LayerFamily,
+    Row,
+    family_of,
+)
+
+Preorder = tuple[Sequence[int], Sequence[float], Sequence[int]]
+"""The features, values and distances to the right branch of a tree, as in `trees.Tree`."""
+
+
+def write_table(path: Path, layers: Iterable[tuple[ConvLayer, list[Row]]]) -> None:
+    """Write the file that `recorded_table` reads, in a canonical order."""
+    families: dict[LayerFamily, list[tuple[ConvLayer, list[Row]]]] = {}
+    for layer, rows in layers:
+        families.setdefault(family_of(layer), []).append((layer, sorted(rows)))
+    ordered = {family: sorted(families[family], key=_order) for family in sorted(families, key=json.dumps)}
+    every = [one for members in ordered.values() for one in members]
+    header = [
+        [family, len(members), sum(len(rows) for _, rows in members)] for family, members in ordered.items()
+    ]
+    by_layer = [
+        (DTYPES.index(layer.dtype), layer.inputs, layer.outputs, layer.groups, len(rows))
+        for layer, rows in every
+    ]
+    by_dimension = [
+        edge for layer, _ in every for edge in zip(layer.sizes, layer.dilation, _shifted(layer), strict=True)
+    ]
+    by_row = [row for _, rows in every for row in rows]
+    columns = [
+        np.array(list(column), f"<u{array(kind).itemsize}")
+        for kinds, records in (
+            (LAYER_COLUMNS, by_layer),
+            (DIMENSION_COLUMNS, by_dimension),
+            (ROW_COLUMNS, by_row),
+        )
+        for kind, column in zip(kinds, zip(*records, strict=True), strict=True)
+    ]
+    _write(path, [json.dumps(header, separators=(",", ":"))], columns)
+
+
+def _order(one: tuple[ConvLayer, list[Row]]) -> tuple[Any, ...]:
+    """Similar layers are next to each other, so that the columns compress well."""
+    layer, _ = one
+    return (
+        layer.groups,
+        layer.inputs,
+        layer.outputs,
+        layer.sizes,
+        layer.dilation,
+        layer.padding or (),
+        layer.dtype,
+    )
+
+
+def _shifted(layer: ConvLayer) -> list[int]:
+    return [0] * len(layer.sizes) if layer.padding is None else [edge + 1 for edge in layer.padding]
+
+
+def write_forest(path: Path, formulas: Sequence[list[str]], forests: Sequence[Sequence[Preorder]]) -> None:
+    """Write the file that `decision_forest` reads."""
+    forests_by_level = [in_level_order(trees) for trees in forests]
+    used: dict[int, set[np.float32]] = {}
+    for nodes in forests_by_level:
+        for feature, value in nodes:
+            if feature != LEAF:
+                used.setdefault(feature, set()).add(_threshold(feature, value))
+    thresholds = [sorted(used.get(feature, ())) for feature in range(max(used, default=-1) + 1)]
+    numbers = [{value: number for number, value in enumerate(values)} for values in thresholds]
+    planes = np.array([value for values in thresholds for value in values], "<f4").view("u1").reshape(-1, 4)
+    columns: list[Any] = [planes[:, place].copy() for place in range(4)]
+    headers = []
+    for names, trees, nodes in zip(formulas, forests, forests_by_level, strict=True):
+        headers.append(json.dumps(ForestHeader(names, len(trees), len(nodes))))
+        inner = [numbers[feature][_threshold(feature, value)] for feature, value in nodes if feature != LEAF]
+        leaves = [value for feature, value in nodes if feature == LEAF]
+        columns += [
+            np.array([feature for feature, _ in nodes], "u1"),
+            np.array(inner, "<u2"),
+            np.array(leaves, "<u2"),
+        ]
+    _write(path, [json.dumps(list(map(len, thresholds))), *headers], columns)
+
+
+def in_level_order(trees: Sequence[Preorder]) -> list[tuple[int, float]]:
+    """Return the feature and value of each node: the roots of all trees, then their children from left to right."""
+    nodes: list[tuple[int, float]] = []
+    waiting = deque((tree, 0) for tree in trees)
+    while waiting:
+        tree, node = waiting.popleft()
+        features, values, right = tree
+        nodes.append((int(features[node]), values[node]))
+        if features[node] != LEAF:
+            waiting += [(tree, node + 1), (tree, node + int(right[node]))]
+    return nodes
+
+
+def _threshold(feature: int, value: float) -> np.float32:
+    """Return the threshold as it is stored. For integers, comparing with a rounded-down threshold gives the same result."""
+    stored = np.float32(value)
+    return stored if feature in RATIOS else np.floor(stored)
+
+
+def _write(path: Path, lines: list[str], columns: Sequence[Any]) -> None:
+    streams = [_compress("".join(f"{line}\n" for line in lines).encode(), 1)]
+    streams += [_compress(column.tobytes(), column.itemsize) for column in columns if column.size]
+    path.write_bytes(b"".join(streams))
+
+
+def _compress(data: bytes, item_size: int) -> bytes:
+    """Return the shortest of several compressed versions."""
+    alignment = item_size.bit_length() - 1
+    return min(
+        (
+            lzma.compress(
+                data,
+                filters=[
+                    {
+                        "id": lzma.FILTER_LZMA2,
+                        "preset": 9 | lzma.PRESET_EXTREME,
+                        "dict_size": 1 << 23,
+                        "lc": context,
+                        "lp": alignment,
+                        "pb": alignment,
+                    }
+                ],
+            )
+            for context in (0, 4 - max(alignment, 1))
+        ),
+        key=len,
+    )
