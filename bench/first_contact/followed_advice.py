@@ -261,7 +261,7 @@ def text_differs(trial: Trial, failed: dict[str, Any]) -> str:
     words = " ".join(text.split())
     if " ".join(failed["oom"]["advice"][0]["fix"].split()) not in words:
         return "the text lacks the first advice"
-    after = re.split(r"\bNext(?:, [^:]*)?: ", words, maxsplit=1)[-1]
+    after = re.split(r"\bNext\b.*?: (?=legroom |[A-Z_]+=)", words, maxsplit=1)[-1]
     return (
         ""
         if after.startswith(" ".join(failed["next"][0].split()))
