@@ -51,7 +51,7 @@ from legroom.memory.events import (
 )
 
 FORMAT = "legroom capture"
-VERSION = 2
+VERSION = 3
 
 Site = tuple[int, int, Category, Phase, str, Frame | None, str]
 """A site: device, stream, category, phase, module, frame and operation. Many allocations share a site."""

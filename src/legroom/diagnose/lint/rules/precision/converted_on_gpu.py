@@ -1,8 +1,8 @@
 """LG408: A model is converted to half precision on the GPU
 
 ## What it detects
-The rule checks for pretrained models that are moved to the GPU in full precision and then converted with `half()`,
-`bfloat16()` or `to(dtype)`.
+The rule checks for pretrained language models and pipelines that are moved to the GPU in full precision and then
+converted with `half()`, `bfloat16()` or `to(dtype)`. Other models are often small, so they are not reported.
 
 ## Why this is a problem
 The full-precision weights need twice the memory of the half-precision weights. They are all on the GPU before the
@@ -44,7 +44,9 @@ from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG408"
 _HALF = {"torch.float16", "torch.half", "torch.bfloat16"}
-_LOADED = {"from_pretrained", "create_model"}
+_LOADED = {"from_pretrained"}
+_LARGE = ("CausalLM", "Seq2SeqLM", "ConditionalGeneration", "ImageTextToText", "Vision2Seq", "Pipeline")
+"""Parts of the names of classes whose models are usually large."""
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -53,7 +55,8 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         steps = _steps(program, call.node, call.order)
         loaded = steps[-1]
-        if last_name(dotted(loaded.func) or method_name(loaded) or "") not in _LOADED or _sets_dtype(loaded):
+        name = dotted(loaded.func) or ""
+        if last_name(name) not in _LOADED or not any(each in name for each in _LARGE) or _sets_dtype(loaded):
             continue
         before = steps[1:-1]
         if any(_moves_to_gpu(program, each) for each in before) and not any(
