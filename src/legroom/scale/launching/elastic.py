@@ -281,7 +281,7 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception, *, is_lost: bool) -> L
     if is_lost:
         return LegroomError(
             f"The launch at {plan.rendezvous} no longer responds. Start the launch on all nodes again. With "
-            "`--max-restarts`, the other nodes wait until that node is started again."
+            "`--max-restarts`, start only the node with that address again; the other nodes wait for it."
         )
     return LegroomError(
         f"Cannot connect to {plan.rendezvous}. Start the node with that address first, and check that the port is open."

@@ -269,7 +269,7 @@ def sort_rows(rows: Iterable[Row], column: Column[Row], *, reverse: bool = False
 
 
 def matching_processes(rows: Iterable[ProcessRow], wanted: str) -> list[ProcessRow]:
-    """Return the rows whose command, user, process number or GPU contains every word, in any case."""
+    """Return the rows whose command, user, process number or GPU contains every word, ignoring case."""
     words = wanted.lower().split()
     return [
         row

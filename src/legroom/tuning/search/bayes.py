@@ -47,8 +47,8 @@ Point = dict[str, float]
 
 
 class BayesSearcher:
-    """Proposes the point with the highest upper confidence bound, or the highest score once a configuration did not
-    fit."""
+    """Proposes the point with the highest upper confidence bound or, once a configuration did not fit, the point
+    with the highest score."""
 
     startup_trials: int | None = STARTUP_TRIALS
 

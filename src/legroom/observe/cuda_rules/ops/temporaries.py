@@ -33,7 +33,7 @@ def _softmax_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _safe_softmax(call: OpCall) -> MemoryPlan | None:
-    """Allocate two masks: the scores, and the rows, that are minus infinity."""
+    """Allocate two masks: one for the scores and one for the rows that are minus infinity."""
     scores = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]])
     return scratch(scores.numel(), rows, 4)
