@@ -75,7 +75,9 @@ def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
     known = program.classes.get(function.class_name or "")
     if known is None or not any(base.endswith("Callback") for base in known.bases):
         return False
-    if store.how != "append" or root(store.target) != "self" or store.loops or store.bounded:
+    if store.how != "append" and not _has_key_of_step(store):
+        return False
+    if root(store.target) != "self" or store.loops or store.bounded:
         return False
     if not _REPEATED_CALLBACK.search(function.name) or is_length_limited(program, store):
         return False
@@ -89,6 +91,18 @@ def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
     ]
     once = {"on_train_end", "on_train_begin", "on_train_start", "on_fit_end", "on_fit_start"}
     return all(each.function.name in once for each in emptied)
+
+
+def _has_key_of_step(store: StoreFact) -> bool:
+    """Return True if the key is an argument of the callback that numbers the epochs or steps."""
+    numbers = {name for name in store.function.parameters if _STEP_NUMBER.search(name)}
+    return any(
+        isinstance(node, cst.Subscript) and any(path in numbers for each in node.slice for path in names_in(each))
+        for node in walk(store.node)
+    )
+
+
+_STEP_NUMBER = re.compile(r"epoch|step|iter|batch_idx", re.IGNORECASE)
 
 
 def _loops_of(
