@@ -33,10 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run the command itself are slow."""
+    """Tests that run the command itself are slow. Slow tests come first, so that no worker is left with them at the end."""
     for item in items:
         if _SYSTEM in item.path.parents:
             item.add_marker(pytest.mark.slow)
+    slowest_first = ("ray", "browser", "ranks", "slow")
+    items.sort(
+        key=lambda item: next((i for i, name in enumerate(slowest_first) if item.get_closest_marker(name)), 4)
+    )
 
 
 @pytest.fixture(autouse=True, scope="module")

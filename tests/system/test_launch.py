@@ -177,13 +177,6 @@ def test_nodes_continue_after_the_node_with_the_rendezvous_is_started_again(writ
     assert "frame #" not in messages  # stacks of torch's C++ code
 
 
-def test_ray_engine_runs_the_ranks(write, legroom):
-    pytest.importorskip("ray")
-    done = legroom("launch", "--engine", "ray", "--nproc", "2", write(PRINTING), timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["[0] hello from 0 of 2 None", "[1] hello from 1 of 2 None"]
-
-
 def _running(script: str, folder: Path) -> list[int]:
     """Return the processes that run `script` in `folder`, after waiting shortly for them to exit."""
     for _ in range(20):

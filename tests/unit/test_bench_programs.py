@@ -24,4 +24,4 @@ def test_the_quick_programs_exist() -> None:
 
 def test_make_rules_rebuilds_every_shipped_data_file() -> None:
     folder = Path(legroom.observe.cuda_rules.__file__).parent
-    assert {step.ships for step in STEPS if step.ships is not None} == set(folder.rglob("*.gz"))
+    assert {step.ships for step in STEPS if step.ships is not None} == set(folder.rglob("*.xz"))

@@ -133,6 +133,7 @@ def test_the_fake_tensor_check_of_a_library_imported_later_is_replaced(monkeypat
     library = types.ModuleType("transformers.utils.import_utils")
     library.is_fake_tensor = lambda tensor: True
 
+    monkeypatch.delitem(sys.modules, library.__name__, raising=False)
     checks.replace()
     monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", library)
     checks.replace()
