@@ -97,7 +97,8 @@ def _has_key_of_step(store: StoreFact) -> bool:
     """Return True if the key is an argument of the callback that numbers the epochs or steps."""
     numbers = {name for name in store.function.parameters if _STEP_NUMBER.search(name)}
     return any(
-        isinstance(node, cst.Subscript) and any(path in numbers for each in node.slice for path in names_in(each))
+        isinstance(node, cst.Subscript)
+        and any(path in numbers for each in node.slice for path in names_in(each))
         for node in walk(store.node)
     )
 
