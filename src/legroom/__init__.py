@@ -3,7 +3,6 @@
 Importing Legroom is fast, because each public name imports its dependencies when it is first used.
 """
 
-import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -87,13 +86,10 @@ def __getattr__(name: str) -> Any:
 def _import(module: str) -> Any:
     """Import a module without garbage collections. The new objects would start one, which visits all objects of torch and
     takes as long as the import."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    from legroom.memory.garbage_collection import no_garbage_collection
+
+    with no_garbage_collection():
         return import_module(module)
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -94,7 +94,11 @@ class Command(typer.core.TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, list(map(_full_form, args)))
+        return super().parse_args(ctx, self.expand(ctx, args))
+
+    def expand(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the arguments with short forms replaced."""
+        return list(map(_full_form, args))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments: list[tuple[str, str]] = []
@@ -145,11 +149,8 @@ class ScriptCommand(Command):
     option with an optional value before a positional argument (`--spill train.py`) is not supported by click either.
     """
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return typer.core.TyperCommand.parse_args(self, ctx, self.mark_script(ctx, args))
-
-    def mark_script(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return `args` with `--` after `-m MODULE`, and with a value for options whose optional value is omitted."""
+    def expand(self, ctx: Any, args: list[str]) -> list[str]:
+        """Expand short forms, add `--` after `-m MODULE`, and give each omitted optional value."""
         options = {
             name: option
             for option in self.get_params(ctx)

@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 
-from legroom.diagnose.report.growing_lines import Leak
 from legroom.errors import UsageError
-from legroom.findings import Finding
-from legroom.integrations.training_monitor import FittedBatch, TrainingMonitor, fit_batch
+from legroom.integrations.training_monitor import FittedBatch, MonitorResults, TrainingMonitor, fit_batch
 from legroom.integrations.versions import check_library
 from legroom.log import say
 from legroom.observe.leaks.counters import cuda_allocated_and_peak
-from legroom.run.record import BlockRecording
 
 _PACKAGES = {"lightning": "lightning.pytorch", "pytorch-lightning": "pytorch_lightning"}
 _imported = [name for name, package in _PACKAGES.items() if package in sys.modules]
@@ -28,7 +25,7 @@ _package = _PACKAGES[check_library(*_imported, *_PACKAGES)]
 Callback: Any = import_module(_package).Callback
 
 
-class LegroomCallback(Callback):  # type: ignore[misc]  # untyped
+class LegroomCallback(MonitorResults, Callback):  # type: ignore[misc]  # untyped
     """Warns about leaks and about problems of the precision, reports an out-of-memory error, logs the GPU memory, and shows
     the steps in `legroom monitor`."""
 
@@ -42,21 +39,6 @@ class LegroomCallback(Callback):  # type: ignore[misc]  # untyped
         self._find_batch = find_batch
         self.fitted_batch: FittedBatch | None = None
         """The batch size that was found with `find_batch`."""
-
-    @property
-    def leaks(self) -> list[Leak]:
-        """The leaks that were found."""
-        return self._monitor.leaks
-
-    @property
-    def findings(self) -> list[Finding]:
-        """The problems of the precision that were found."""
-        return self._monitor.findings
-
-    @property
-    def recording(self) -> BlockRecording | None:
-        """The recording of the training, if it ran on a GPU."""
-        return self._monitor.recording
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         options = {"bf16": '`Trainer(precision="bf16-mixed")`', "fp16": '`Trainer(precision="16-mixed")`'}

@@ -20,6 +20,27 @@ from legroom.train.precision_choice import chosen_precision
 from legroom.train.sizes.find_batch import FoundBatchSize, find_batch
 
 
+class MonitorResults:
+    """What the callback of a trainer found. A callback inherits from this class and sets `_monitor`."""
+
+    _monitor: "TrainingMonitor"
+
+    @property
+    def leaks(self) -> list[Leak]:
+        """The leaks that were found."""
+        return self._monitor.leaks
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The problems of the precision that were found."""
+        return self._monitor.findings
+
+    @property
+    def recording(self) -> BlockRecording | None:
+        """The recording of the training, if it was recorded on a GPU."""
+        return self._monitor.recording
+
+
 class TrainingMonitor:
     """Observes the steps of a trainer. A leak, a problem of the precision and an out-of-memory error are reported once."""
 

@@ -13,13 +13,10 @@ from typing import Any
 
 import torch
 
-from legroom.diagnose.report.growing_lines import Leak
 from legroom.errors import UsageError
-from legroom.findings import Finding
-from legroom.integrations.training_monitor import FittedBatch, TrainingMonitor, fit_batch
+from legroom.integrations.training_monitor import FittedBatch, MonitorResults, TrainingMonitor, fit_batch
 from legroom.integrations.versions import check_library
 from legroom.log import say
-from legroom.run.record import BlockRecording
 
 check_library("transformers")
 TrainerCallback: Any = import_module("transformers").TrainerCallback
@@ -28,7 +25,7 @@ MAX_SAMPLES = 1000
 """The number of samples among which the longest is searched."""
 
 
-class LegroomCallback(TrainerCallback):  # type: ignore[misc]  # untyped
+class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  # untyped
     """Warns about leaks and about problems of the precision while a Trainer trains, and shows the steps in `legroom
     monitor`. With `with callback:` around `trainer.train()`, an out-of-memory error is reported."""
 
@@ -36,21 +33,6 @@ class LegroomCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         """With `report`, the block `with callback:` records the memory of the GPU. With `precision`, gradients and the
         loss scale are checked at some steps."""
         self._monitor = TrainingMonitor(report=report, precision=precision)
-
-    @property
-    def leaks(self) -> list[Leak]:
-        """The leaks that were found."""
-        return self._monitor.leaks
-
-    @property
-    def findings(self) -> list[Finding]:
-        """The problems of the precision that were found."""
-        return self._monitor.findings
-
-    @property
-    def recording(self) -> BlockRecording | None:
-        """The recording of the block `with callback:`."""
-        return self._monitor.recording
 
     def __enter__(self) -> "LegroomCallback":
         self._monitor.start_recording()

@@ -23,6 +23,7 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import visible_gpus
 from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
 from legroom.memory.events import Frame, Sink
+from legroom.memory.live.status import DeviceStatus
 from legroom.observe.compiled import compiled_functions_run_in_eager_mode
 from legroom.observe.cuda.history import CudaHistory, active_history
 from legroom.observe.dispatch.allocations import HostMemory
@@ -184,6 +185,20 @@ class Session:
     def memory_stats(self, device: int) -> MemoryStats:
         """Return the current and peak memory of one device."""
         return self._producer.memory_stats(device)
+
+    def device_statuses(self) -> tuple[DeviceStatus, ...]:
+        """Return the memory of each device, for `legroom monitor`."""
+        return tuple(
+            DeviceStatus(
+                index=device.index,
+                name=device.name,
+                kind=device.kind,
+                uuid=device.uuid,
+                capacity=device.capacity,
+                **self.memory_stats(device.index)._asdict(),
+            )
+            for device in self.devices
+        )
 
     @property
     def progress(self) -> tuple[int, float, int]:

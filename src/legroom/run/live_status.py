@@ -11,7 +11,7 @@ from typing import Any
 from legroom.diagnose.report.leaks import advice_on, holder_path
 from legroom.memory.events import Oom
 from legroom.memory.live.folder import LiveFile
-from legroom.memory.live.status import DeviceStatus, RunStatus, StepHistory
+from legroom.memory.live.status import RunStatus, StepHistory
 from legroom.observe.session import Session
 from legroom.run.process_identity import describe_process
 from legroom.show.common.formatting import format_frame
@@ -52,17 +52,7 @@ class LiveStatusWriter:
             finding=finding,
             advice=advice,
             history=self._history.sizes,
-            devices=tuple(
-                DeviceStatus(
-                    index=device.index,
-                    name=device.name,
-                    kind=device.kind,
-                    uuid=device.uuid,
-                    capacity=device.capacity,
-                    **self._session.memory_stats(device.index)._asdict(),
-                )
-                for device in self._session.devices
-            ),
+            devices=self._session.device_statuses(),
         )
 
     def _latest_finding(self) -> tuple[str, str]:

@@ -167,7 +167,7 @@ def script_command(name):
 
 def mark_script(name, words):
     command = script_command(name)
-    return command.mark_script(typer.Context(command), words)
+    return command.expand(typer.Context(command), words)
 
 
 @pytest.mark.slow

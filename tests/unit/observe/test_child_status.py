@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from legroom.observe.children import recording, status
 from legroom.observe.children.captures import ChildCaptures, sink_of_this_process
 from legroom.observe.children.status import ChildStatus
 from legroom.observe.producer import MemoryStats
-from legroom.observe.session import DeviceInfo
+from legroom.observe.session import DeviceInfo, Session
 from legroom.units import GiB, MiB
 
 PARENT = {
@@ -88,7 +88,9 @@ def test_the_state_of_a_process_on_a_real_gpu_comes_from_its_session(tmp_path: P
 
     def session(reserved: int) -> Any:
         stats = MemoryStats(MiB, reserved, 2 * MiB, reserved)
-        return SimpleNamespace(progress=(7, 0.5, MiB), devices=[device], memory_stats=lambda index: stats)
+        fake = SimpleNamespace(progress=(7, 0.5, MiB), devices=[device], memory_stats=lambda index: stats)
+        fake.device_statuses = lambda: Session.device_statuses(cast(Session, fake))
+        return fake
 
     recording._publish(session(0), ChildStatus(tmp_path))
     assert read_all() == []  # for example, a loader worker

@@ -7,7 +7,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from legroom.memory.live.periodic_thread import PeriodicThread
-from legroom.memory.live.status import DeviceStatus
 from legroom.observe.children.captures import capture_folder, sink_of_this_process
 from legroom.observe.children.spawned_processes import (
     CallWhenUnpickled,
@@ -52,16 +51,6 @@ def _record() -> None:
 def _publish(session: "Session", status: ChildStatus) -> None:
     """Publish the state of the process, unless it has used no GPU memory, like a loader worker."""
     step, seconds, _ = session.progress
-    devices = tuple(
-        DeviceStatus(
-            index=device.index,
-            name=device.name,
-            kind=device.kind,
-            uuid=device.uuid,
-            capacity=device.capacity,
-            **session.memory_stats(device.index)._asdict(),
-        )
-        for device in session.devices
-    )
+    devices = session.device_statuses()
     if any(device.peak_reserved for device in devices):
         status.publish(step, seconds, devices)
