@@ -30,7 +30,7 @@ from torch.utils.data import dataloader
 
 from bench.leaks.manifest import score_folder
 from bench.lib.table import print_table
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
 from legroom.observe.virtual.gpu import VirtualGPU
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from legroom.memory.annotations import Annotation, GapStarted, HistoryUnavailable, RecordingFailed
+from legroom.memory.annotations import GapStarted, HistoryUnavailable, RecordingFailed
 from legroom.memory.capture.capture import read_capture
-from legroom.memory.events import Alloc, Category, Phase
+from legroom.memory.events import Alloc, Annotation, Category, Phase
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.units import MiB, format_size

@@ -1,4 +1,4 @@
-"""The rare events of a run, for example detected leaks, gaps in the recording, and the end of the run.
+"""The rare events of a run, for example gaps in the recording and the end of the run. Detected leaks have their own module.
 
 Each kind of event is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order
 (see `capture.lines`), so a changed class name or field requires a new capture version. The classes have no `slots`.
@@ -8,15 +8,8 @@ Slots would create a second version of each class, and `Annotation.__subclasses_
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
-
-@dataclass(frozen=True)
-class Annotation:
-    """The base class of all rare events."""
-
-    time: float
-    """Seconds since the run started."""
+from legroom.memory.events import Annotation
 
 
 @dataclass(frozen=True)
@@ -138,52 +131,6 @@ class LoopWatched(Annotation):
     """A note that the leak detector watched the training loop to its end."""
 
     iterations: int
-
-
-LeakKind = Literal["graph", "tensor", "larger"]
-"""`graph` means that an autograd graph grows. `tensor` means that tensors accumulate. `larger` means that a tensor
-grows with each iteration."""
-LeakHolder = Literal[
-    "container", "variable", "carried", "cache", "exception", "closure", "generator", "cycle", "unknown"
-]
-"""The kind of holder that retains the memory. `variable` is a variable that is computed from its own previous value.
-`carried` is a recurrent state.
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectedLeak(Annotation):
-    """Memory that a training loop retains and that grows in each iteration."""
-
-    time: float = 0.0
-    kind: LeakKind
-    how: LeakHolder
-    name: str
-    """The variable as written in the user's code (`losses`, `trainer.history`), or "" if unknown."""
-    described: str
-    """The type and size of the variable, for example `list, 412 items`."""
-    file: str | None
-    line: int | None
-    """The line that stores the tensors or, if unknown, the line that creates the tensors."""
-    function: str
-    bytes_per_step: int
-    nodes_per_step: int
-    storages_per_step: int
-    step: int
-    """The step in which the leak was detected."""
-    steps: int
-    """The number of steps over which the leak had grown when it was detected."""
-    evaluation: bool = False
-    """Whether the loop ran no backward pass."""
-    on_host: bool = False
-    """Whether host memory grows while the computation runs on a GPU."""
-    ended: bool = False
-    """Whether the growth had stopped by the end of the run, so this is not a leak."""
-
-    @property
-    def identity(self) -> tuple[str, str | None, int | None]:
-        """A key that stays the same when the same leak is detected again with newer numbers."""
-        return self.name, self.file, self.line
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ The category of a storage (gradient, activation) is often known only after its a
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
-
-from legroom.memory.annotations import Annotation
 
 
 class Category(StrEnum):
@@ -174,6 +173,14 @@ class Holder(NamedTuple):
     """The number of storages that can be reached through the variable."""
     frame: Frame | None
     """The current line of the frame that has the variable."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """The base class of all rare events."""
+
+    time: float
+    """Seconds since the run started."""
 
 
 Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation

@@ -21,7 +21,6 @@ from typing import Literal
 
 from legroom.errors import UsageError
 from legroom.memory.annotations import (
-    Annotation,
     ForwardProgress,
     FoundSetting,
     GapEnded,
@@ -29,7 +28,19 @@ from legroom.memory.annotations import (
     LiveOptimizer,
     ProgramState,
 )
-from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Phase, SegmentChange, Step, Tag
+from legroom.memory.events import (
+    Alloc,
+    Annotation,
+    Category,
+    Event,
+    Free,
+    Holder,
+    Oom,
+    Phase,
+    SegmentChange,
+    Step,
+    Tag,
+)
 from legroom.memory.growth import Growth, GrowthTracker, Line
 from legroom.memory.interrupts import delayed_interrupts
 from legroom.memory.state import Moment, State

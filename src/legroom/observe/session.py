@@ -21,7 +21,8 @@ import torch
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import visible_gpus
-from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
+from legroom.memory.annotations import LoopWatched, RecordingFailed
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.events import Frame, Sink
 from legroom.memory.live.status import DeviceStatus
 from legroom.observe.compiled import compiled_functions_run_in_eager_mode

@@ -11,7 +11,8 @@ from typing import Any
 from legroom.diagnose.report.leaks import advice_on, holder_path
 from legroom.memory.events import Oom
 from legroom.memory.live.folder import LiveFile
-from legroom.memory.live.status import RunStatus, StepHistory
+from legroom.memory.live.history import StepHistory
+from legroom.memory.live.status import RunStatus
 from legroom.observe.session import Session
 from legroom.run.process_identity import describe_process
 from legroom.show.common.formatting import format_frame

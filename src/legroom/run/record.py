@@ -28,8 +28,9 @@ from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.run_report import OomReport, RunReport, report_from_ledger
 from legroom.errors import CaptureError, MissingExtra, UsageError
 from legroom.log import log
-from legroom.memory.annotations import DetectedLeak, ExitReason, FoundSetting, RunEnded
+from legroom.memory.annotations import ExitReason, FoundSetting, RunEnded
 from legroom.memory.capture.capture import SUFFIX, copy_capture, read_capture
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.events import BEFORE_RECORDING, Alloc, Event, Frame, Free, Holder, Oom
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State

@@ -6,9 +6,11 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from legroom.memory.annotations import Annotation, ExitReason, LeakHolder, LeakKind
+from legroom.memory.annotations import ExitReason
+from legroom.memory.detected_leak import LeakHolder, LeakKind
 from legroom.memory.events import (
     Alloc,
+    Annotation,
     Category,
     Event,
     Frame,

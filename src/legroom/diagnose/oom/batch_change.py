@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from legroom.memory.annotations import Annotation, FoundSetting
+from legroom.memory.annotations import FoundSetting
+from legroom.memory.events import Annotation
 from legroom.observe.source.batch_argument import (
     EVALUATION_RANK,
     find_batch_argument,

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from legroom.diagnose.report.growing_lines import Leak, graph_advice
-from legroom.memory.annotations import Annotation, DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
+from legroom.memory.events import Annotation
 from legroom.observe.source.cells import short_location
 from legroom.units import format_size
 

@@ -11,9 +11,9 @@ from typing import Any
 from legroom.diagnose.report.run_report import RunReport, report_from_capture
 from legroom.errors import UsageError
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.memory.annotations import DetectedLeak
 from legroom.memory.capture.capture import Capture
 from legroom.memory.columns import Columns, History, final_categories, history_of
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.events import Event, Oom, Phase, Step
 from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites

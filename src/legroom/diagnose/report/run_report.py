@@ -30,8 +30,6 @@ from legroom.diagnose.report.leaks import latest_leaks, leaks_from
 from legroom.diagnose.report.source_lines import Sources
 from legroom.findings import Finding
 from legroom.memory.annotations import (
-    Annotation,
-    DetectedLeak,
     ExitReason,
     HistoryUnavailable,
     LibraryRetries,
@@ -44,7 +42,8 @@ from legroom.memory.annotations import (
     find_ending,
 )
 from legroom.memory.capture.capture import Capture
-from legroom.memory.events import Category, Frame, Holder, Oom, Step
+from legroom.memory.detected_leak import DetectedLeak
+from legroom.memory.events import Annotation, Category, Frame, Holder, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
 from legroom.observe.source.cells import short_location

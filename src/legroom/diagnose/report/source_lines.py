@@ -7,8 +7,8 @@ or after the code has changed. A report never opens a file whose path comes from
 import linecache
 from collections.abc import Iterable, Mapping
 
-from legroom.memory.annotations import Annotation, SourceLines
-from legroom.memory.events import Frame
+from legroom.memory.annotations import SourceLines
+from legroom.memory.events import Annotation, Frame
 
 CONTEXT_LINES = 2
 """The number of lines that are shown before and after each line."""

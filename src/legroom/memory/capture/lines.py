@@ -35,9 +35,11 @@ from dataclasses import fields
 from math import isfinite
 from typing import Any, NoReturn, get_args
 
-from legroom.memory.annotations import Annotation, ExitReason, LeakHolder, LeakKind
+from legroom.memory.annotations import ExitReason
+from legroom.memory.detected_leak import LeakHolder, LeakKind
 from legroom.memory.events import (
     Alloc,
+    Annotation,
     Category,
     Event,
     Frame,

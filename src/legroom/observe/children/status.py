@@ -14,7 +14,8 @@ from typing import Any
 
 from legroom.memory.events import Event, Step
 from legroom.memory.live.folder import LiveFile
-from legroom.memory.live.status import DeviceStatus, RunStatus, StepHistory
+from legroom.memory.live.history import StepHistory
+from legroom.memory.live.status import DeviceStatus, RunStatus
 from legroom.user_cache import read_json
 
 INTERVAL = 0.5

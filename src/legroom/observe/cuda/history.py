@@ -31,14 +31,13 @@ from torch import nn
 
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import (
-    Annotation,
     ForwardProgress,
     GapStarted,
     HistoryUnavailable,
     LibraryRetries,
     RecordingFailed,
 )
-from legroom.memory.events import Event, Sink, Step
+from legroom.memory.events import Annotation, Event, Sink, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.observe.cuda.address_owners import AddressOwners, tensors_in
 from legroom.observe.cuda.failures import FailureObserver

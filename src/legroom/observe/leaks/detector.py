@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import torch
 
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.events import Frame
 from legroom.observe.leaks import storing_trace
 from legroom.observe.leaks.counters import MemoryCounters

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.graph_ages import with_graph
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import bytes_of

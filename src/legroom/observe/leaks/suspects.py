@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.memory.annotations import DetectedLeak, LeakHolder, LeakKind
+from legroom.memory.detected_leak import DetectedLeak, LeakHolder, LeakKind
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
 from legroom.observe.holders.python_names import Variables, locals_of

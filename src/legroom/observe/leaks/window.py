@@ -18,7 +18,7 @@ from itertools import pairwise
 
 import torch
 
-from legroom.memory.annotations import DetectedLeak, LeakKind
+from legroom.memory.detected_leak import DetectedLeak, LeakKind
 from legroom.observe.leaks.graph_ages import GraphPart, NodeNumbers, NodesByIteration, with_graph
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import (

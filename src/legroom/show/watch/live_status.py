@@ -16,9 +16,6 @@ from legroom.memory.live.folder import LiveFile, other_writer
 from legroom.memory.live.status import DeviceStatus, RunStatus
 from legroom.observe.virtual import active_virtual_gpu
 
-INTERVAL = 0.5
-"""The number of seconds between two updates. A loop that ends sooner writes no file."""
-
 
 class LoopStatus:
     """The live file of the loops of this process."""

@@ -16,23 +16,22 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from legroom.errors import UsageError
 from legroom.log import log
-from legroom.memory.annotations import DetectedLeak
-from legroom.memory.live.status import HISTORY, TREND_READINGS, trend
+from legroom.memory.detected_leak import DetectedLeak
+from legroom.memory.live.history import TREND_READINGS, StepHistory, trend
 from legroom.observe.leaks.counters import cuda_allocated, cuda_allocated_and_peak, resident_bytes
 from legroom.observe.leaks.detector import LeakDetector
 from legroom.observe.source.cells import is_notebook
 from legroom.show.common.live_line import can_repaint
-from legroom.show.watch import live_status
 from legroom.show.watch.bar import ProgressStats, bar_text, plain_text
 
 if TYPE_CHECKING:
     from legroom.diagnose.report.growing_lines import Leak
+    from legroom.show.watch.live_status import LoopStatus
     from legroom.show.watch.notebook_line import NotebookLine
 
 Item = TypeVar("Item")
@@ -40,6 +39,8 @@ REPAINT_SECONDS = 0.15
 NOTEBOOK_SECONDS = 0.3
 FIRST_PLAIN_SECONDS = 10.0
 PLAIN_SECONDS = 30.0
+LIVE_SECONDS = 0.5
+"""The number of seconds between two updates of the live file. A loop that ends sooner writes no file."""
 
 
 def watch(
@@ -201,14 +202,16 @@ class _SharedDetector:
                 self._listeners.remove(listener)
                 if not self._listeners:
                     self.detector.detach()
-                    _live.remove()
+                    if _live is not None:
+                        _live.remove()
 
     def _report(self, detected: DetectedLeak) -> None:
         if self._listeners:
             self._listeners[-1](detected)
 
 
-_live = live_status.LoopStatus()
+_live: "LoopStatus | None" = None
+"""The live file of this process, once a loop has lasted for `LIVE_SECONDS`."""
 _shared = _SharedDetector()
 
 
@@ -239,8 +242,8 @@ class _Line:
         self._painted = False
         self.finding: Callable[[], str] = str
         """Returns the latest leak in one line, or ""."""
-        self._next_live = self._started + live_status.INTERVAL
-        self._live_readings: deque[tuple[int, int]] = deque(maxlen=HISTORY)
+        self._next_live = self._started + LIVE_SECONDS
+        self._history = StepHistory()
         self._last_logged = 0
         """The number of items in the last plain line."""
 
@@ -252,18 +255,23 @@ class _Line:
             self._next = now + self._pauses[1]
             self._show(now)
         if now >= self._next_live:
-            self._next_live = now + live_status.INTERVAL
+            self._next_live = now + LIVE_SECONDS
             self._publish(now)
 
     def _publish(self, now: float) -> None:
         """Write the live file, which `legroom monitor` reads."""
-        self._live_readings.append((self._done, cuda_allocated()))
+        global _live
+        if _live is None:
+            from legroom.show.watch.live_status import LoopStatus
+
+            _live = LoopStatus()
+        self._history.add(self._done, cuda_allocated())
         _live.write(
             step=self._done,
             total=self._total,
             seconds=(now - self._started) / max(self._done, 1),
-            trend=trend(list(self._live_readings)[-TREND_READINGS - 1 :]),
-            history=[size for _, size in self._live_readings],
+            trend=self._history.trend,
+            history=self._history.sizes,
             finding=self.finding(),
         )
 

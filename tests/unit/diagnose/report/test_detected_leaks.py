@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from legroom.diagnose.report.leaks import advice_on, holder_path, latest_leaks, leaks_from
-from legroom.memory.annotations import DetectedLeak, LoopWatched
+from legroom.memory.annotations import LoopWatched
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.units import MiB
 
 LOSSES = DetectedLeak(

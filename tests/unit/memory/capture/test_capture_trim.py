@@ -8,11 +8,11 @@ import pytest
 from example_events import alloc, oom, step, training
 
 from legroom.errors import UsageError
-from legroom.memory.annotations import Annotation, GapEnded, GapStarted
+from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.capture import chunks
 from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
 from legroom.memory.capture.trim import Chunk, choose
-from legroom.memory.events import Alloc, Category, Event, Free, Oom, SegmentChange, Step, Tag
+from legroom.memory.events import Alloc, Annotation, Category, Event, Free, Oom, SegmentChange, Step, Tag
 from legroom.units import MiB
 
 STEPS = 700

@@ -13,7 +13,8 @@ import pytest
 
 from legroom.memory.live import folder
 from legroom.memory.live.folder import LiveFile, other_writer, read_all
-from legroom.memory.live.status import HISTORY, DeviceStatus, RunStatus, trend
+from legroom.memory.live.history import HISTORY, trend
+from legroom.memory.live.status import DeviceStatus, RunStatus
 
 DEVICE = DeviceStatus(
     index=0, name="T4", kind="cuda", uuid="GPU-1", capacity=100, allocated=5, reserved=7, peak_allocated=6, peak_reserved=8

@@ -8,13 +8,8 @@ import torch
 from simulated_cuda import CAPACITY, SimulatedCuda, Simulation
 from torch import nn
 
-from legroom.memory.annotations import (
-    Annotation,
-    HistoryUnavailable,
-    LibraryRetries,
-    RecordingFailed,
-)
-from legroom.memory.events import Category, Event, Oom, Phase
+from legroom.memory.annotations import HistoryUnavailable, LibraryRetries, RecordingFailed
+from legroom.memory.events import Annotation, Category, Event, Oom, Phase
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda import failures
 from legroom.observe.cuda.failures import operation_at

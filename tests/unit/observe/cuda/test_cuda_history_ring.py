@@ -7,8 +7,7 @@ import torch
 from simulated_cuda import SimulatedCuda, Simulation
 from torch import nn
 
-from legroom.memory.annotations import Annotation
-from legroom.memory.events import Alloc, Category, Event, Step
+from legroom.memory.events import Alloc, Annotation, Category, Event, Step
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.cuda.step_peaks import StepPeaks

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loops import leaks_of
 
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
 
 pytestmark = pytest.mark.slow

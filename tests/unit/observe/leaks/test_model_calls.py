@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks import counters
 from legroom.observe.leaks.detector import LeakDetector
 

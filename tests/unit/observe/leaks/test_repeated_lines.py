@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legroom.gpus.catalog import parse_gpus
-from legroom.memory.annotations import DetectedLeak
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.events import Event, Frame
 from legroom.observe.leaks.repeated_lines import RepeatedLines
 from legroom.observe.session import Session

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from example_runs import TRAIN, Run
 from legroom.diagnose.report.run_figures import figures_from_capture
-from legroom.memory.annotations import DetectedLeak
 from legroom.memory.compare import compare_captures
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.events import Alloc, Category, Event, Frame, Phase
 from legroom.show.report.html_diff.page_writer import page as diff_page
 from legroom.show.report.html_report import page_writer
