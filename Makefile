@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test quick lint compat docs wheel bench bench-accuracy rules clean
+.PHONY: setup demo test quick lint compat docs recipes wheel bench bench-accuracy rules clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -50,6 +50,10 @@ compat:
 docs: $(VENV)/.demo
 	$(PIP) -e ".[docs,lint]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
+
+# Records the programs in examples/recipes and draws the pictures of their pages. `make recipes ONLY=empty_cache` draws one.
+recipes: setup
+	$(BIN)/python docs/recipe_pictures.py $(ONLY)
 
 # Builds the wheel and the sdist in dist/, and runs the commands of each in a new environment.
 wheel:
