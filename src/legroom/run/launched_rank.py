@@ -20,8 +20,8 @@ from legroom.errors import LegroomError
 from legroom.log import say
 from legroom.memory.annotations import ExitReason
 from legroom.memory.live.folder import LiveFile
-from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.script import Outcome, Script, execute, installed
+from legroom.processes import exit_with_parent
 from legroom.run.process_identity import describe_process
 from legroom.scale.launching.folder import RankExit
 from legroom.scale.launching.nested_ranks import nested_ranks_rejected

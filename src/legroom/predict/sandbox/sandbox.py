@@ -24,14 +24,15 @@ class Sandbox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        temporary = folder / "tmp"
-        temporary.mkdir(exist_ok=True)
+        own = Path(tempfile.mkdtemp(dir=folder))  # other processes of the same estimate use the same folder
+        temporary = own / "tmp"
+        temporary.mkdir()
         for name in ("TMPDIR", "TEMP", "TMP"):
             os.environ[name] = str(temporary)
         tempfile.tempdir = None
         os.environ.update(_TRACKERS)
         sys.dont_write_bytecode = True
-        self.overlay = Overlay(folder / "files", scratch=folder)
+        self.overlay = Overlay(own / "files", scratch=folder)
         redirect_files(self.overlay)
         refuse_changes(self.overlay)
         self.is_enforced = forbid_writes_outside([str(folder), "/dev", "/proc"])

@@ -4,7 +4,8 @@ the first batch, the process traces the script on request.
 At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests.
 For each request, a fork continues the script from the first batch, with a different batch size or with memory-saving
 options applied. At most one fork per CPU core runs at a time. A fork that has finished its steps writes its trace and
-exits at once. No later code of the script runs, such as checkpoints, `finally` blocks or exit handlers.
+exits at once. No later code of the script runs, such as checkpoints, `finally` blocks or exit handlers. On systems that
+cannot fork, the process itself continues the script for a single request (see `workers.spawned`).
 
 Requests and replies are messages on a pipe. A trace is a capture file.
 """
@@ -36,7 +37,6 @@ from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Alloc, Frame, discard
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.dispatch.storages import tensors_in
-from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.source.batch_setting import BatchSetting
@@ -55,11 +55,11 @@ from legroom.predict.tracing.started_processes import (
     started_processes_noted,
 )
 from legroom.predict.tracing.terminal import report_terminal_size
+from legroom.predict.tracing.time_limit import TimeLimit
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device, needs_arithmetic, needs_values
-
-MAX_FORKS = 4
-"""The maximum number of forks at the same time. Each fork needs several hundred MiB of host memory."""
+from legroom.predict.tracing.workers.forked import MAX_TRACES
+from legroom.processes import can_fork, exit_with_parent
 
 MAX_ERROR_LENGTH = 300
 """The maximum length of the script's error in a report. The output of the script contains the complete error."""
@@ -115,6 +115,7 @@ class TracingProcess:
         self._validation_batches = 0
         self._max_first_step: float = min(MAX_FIRST_STEP, job["seconds"] or MAX_FIRST_STEP)
         """The maximum time in seconds for a fork, even if no step is complete."""
+        self._time_limit = TimeLimit()
         self._started = 0.0
         """The time at which a fork started."""
         self._first_batch = 0
@@ -176,7 +177,13 @@ class TracingProcess:
                 "settings": self._batch_settings(),
             }
         )  # fmt: skip
-        most = min(MAX_FORKS, processors())
+        if not can_fork():
+            try:
+                self._continue(self._pipe.recv())
+            except (EOFError, OSError):
+                os._exit(0)
+            return
+        most = min(MAX_TRACES, processors())
         waiting: list[dict[str, Any]] = []
         running: dict[int, int] = {}
         while True:
@@ -217,7 +224,8 @@ class TracingProcess:
         self._started, self._first_batch = time.monotonic(), len(self.trace.events)
         self._limit_time(min(MAX_TRACING[self.trace.mode], self._max_first_step))
         no_model_saved()
-        self._sandbox.continue_in_fork()
+        if can_fork():
+            self._sandbox.continue_in_fork()
         options: list[MemoryOption] = request["options"]
         if options:
             self._options.enter_context(
@@ -226,8 +234,7 @@ class TracingProcess:
             self._end_on_error()
 
     def _limit_time(self, seconds: float) -> None:
-        signal.signal(signal.SIGALRM, lambda *_: self._time_is_up())
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        self._time_limit.set(self._time_is_up, seconds)
 
     def _time_is_up(self) -> None:
         """End the trace after the completed steps, for example if a step ends with a long `generate()`."""
@@ -266,6 +273,10 @@ class TracingProcess:
         plain_iter, plain_next = DataLoader.__iter__, _dataloader._BaseDataLoaderIter.__next__
 
         def iterate(loader: Any) -> Any:
+            if (
+                not can_fork()
+            ):  # workers would be new processes, which run the script again and outside the sandbox
+                loader.num_workers = loader.timeout = 0
             evaluates = not torch.is_grad_enabled()
             if self._validation_starts is not None and loader is self._loader and not evaluates:
                 self._end("traced")  # the next epoch
@@ -447,11 +458,9 @@ class TracingProcess:
         if self._validation_starts is not None or not is_fed:
             self._end("traced")
         self._validation_starts = len(self.trace.events)
-        for timer, number, seconds in (
-            (signal.ITIMER_PROF, signal.SIGPROF, MAX_VALIDATION), (signal.ITIMER_REAL, signal.SIGALRM, 6 * MAX_VALIDATION),
-        ):  # fmt: skip
-            signal.signal(number, lambda *_: self._end("traced"))
-            signal.setitimer(timer, seconds)
+        self._time_limit.set(
+            lambda: self._end("traced"), 6 * MAX_VALIDATION, processor_seconds=MAX_VALIDATION
+        )
 
     def _traced_device(self) -> int:
         """Return the index of the device whose memory is estimated. If the script uses the device of the local rank,
@@ -469,7 +478,6 @@ class TracingProcess:
     def _end_validation(self, outcome: str, error: str) -> None:
         """End the traced validation. Keep its events in the trace if the validation allocated device memory. An error
         in the validation does not affect the result for the training."""
-        signal.setitimer(signal.ITIMER_PROF, 0)
         start = self._validation_starts
         if any(type(event) is Alloc for event in self.trace.events[start:]):
             self.trace.validation_starts = start
@@ -484,7 +492,7 @@ class TracingProcess:
         `outcome` is `traced` (all steps), `stopped` (after the time limit), `finished` (the script ended), `failed`
         or `needs data`.
         """
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._time_limit.cancel()
         if self._validation_starts is not None:
             self._end_validation(outcome, error)
             outcome, error, exit_code = "traced", "", 0
@@ -514,9 +522,8 @@ class TracingProcess:
             with CaptureWriter(Path(self._path), run=result, force=True, max_bytes=1 << 30) as writer:
                 for event in trace.events:
                     writer.write(event)
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_DFL
-        )  # a DataLoader would report the exit of its workers as an error
+        if hasattr(signal, "SIGCHLD"):  # a DataLoader would report the exit of its workers as an error
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()

@@ -1,225 +1,59 @@
 """Starts the processes that trace scripts, and exchanges messages with them.
 
-A trace patches torch and forks, so it runs in a separate process. The process of a trace prints to a file. Its output
-does not mix with Legroom's output and can be shown if the process fails. An estimate starts a script more than once,
-and importing torch takes longer than most traces. Therefore a server process (see `worker_server`) imports torch
-once, and each worker is a fork of the server. This module does not import torch. The server imports torch while the
-caller continues.
+A trace patches torch and cannot undo everything that a script does, so it runs in a separate process. The process of a
+trace prints to a file. Its output does not mix with Legroom's output and can be shown if the process fails. Where
+processes can fork, workers are forks (see `workers.forked`). On other systems, each worker is a new process (see
+`workers.spawned`).
 """
 
 import atexit
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import IO, Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, Protocol
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution.cudnn_process import check_setting
 from legroom.observe.script import Script
-from legroom.predict.tracing.running_line import running_line
-from legroom.predict.tracing.terminal import open_terminal
+from legroom.predict.tracing.workers.forked import ForkedWorkers
+from legroom.predict.tracing.workers.spawned import SpawnedWorkers
+from legroom.processes import can_fork
 
 
-class WorkerServer:
-    """A process that imports a module once.
-
-    For each request, the server forks a worker that calls a function of that module. `multiprocessing.forkserver` is
-    not used, because its workers import the `__main__` of this process.
-    """
-
-    def __init__(self, function: str) -> None:
-        """Start the server. `function` has the form `module:name`. The function is called with the job and with the
-        worker's end of a pipe."""
-        self.settings = startup_settings()
-        self._ours, theirs = socket.socketpair()
-        self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
-        module = "legroom.predict.tracing.worker_server"
-        self._process = subprocess.Popen(
-            # -u: output and errors appear in the order in which they were printed.
-            [sys.executable, "-u", "-m", module, str(theirs.fileno()), function],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        theirs.close()
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._requests = 0
-        self._received = b""
-        self._started: list[int] = []
-        """The process ids of the started workers, in the order of the requests."""
-        self._exited: dict[int, int] = {}
-        """Maps process ids to exit codes."""
-
-    def is_usable(self) -> bool:
-        """Return True if the server runs, belongs to this process, and was started with the current settings."""
-        return (
-            self._owner == os.getpid()
-            and self._process.poll() is None
-            and self.settings == startup_settings()
-        )
-
-    def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "WorkerProcess":
-        """Start a worker. The worker gets a scratch `folder`, and the environment variables of this process and of
-        `environment`."""
-        folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
-        output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
-        ours, theirs = Pipe()
-        terminal = open_terminal()
-        stdin = os.open(os.devnull, os.O_RDONLY) if terminal is None else terminal[1]
-        cwd = os.open(".", os.O_RDONLY)
-        with self._lock:
-            number = self._requests
-            self._requests += 1
-            with contextlib.suppress(OSError):  # it has exited; the first reply raises
-                socket.send_fds(self._ours, [b"."], [theirs.fileno(), stdin, output.fileno(), cwd])
-        theirs.close()
-        os.close(stdin)
-        os.close(cwd)
-        our_end = None if terminal is None else open(terminal[0], "rb", 0)  # noqa: SIM115
-        worker = WorkerProcess(self, number, ours, output, folder, our_end)
-        with contextlib.suppress(EOFError):
-            worker.send(
-                {
-                    **job, "folder": os.path.realpath(folder.name),
-                    "environment": {**os.environ, **(environment or {})},
-                }
-            )  # fmt: skip
-        return worker
-
-    def pid(self, request: int, *, wait: bool = True) -> int | None:
-        """Return the process id of a request. Return None if the server has exited, or if `wait` is False and the
-        server has not started the process yet."""
-        with self._lock:
-            while len(self._started) <= request and self._read(wait):
-                pass
-            return self._started[request] if request < len(self._started) else None
-
-    def exit_code(self, pid: int | None) -> int:
-        """Wait until a worker exits, and return its exit code. If there is no worker, return the exit code of the
-        server."""
-        with self._lock:
-            while pid is not None and pid not in self._exited and self._read(wait=True):
-                pass
-            return self._process.wait() if pid is None else self._exited.get(pid, -signal.SIGKILL)
-
-    @property
-    def output(self) -> str:
-        """The output of the server itself, for example if torch cannot be imported."""
-        return _content(self._output)
-
-    def close(self) -> None:
-        """End the server and its workers."""
-        if self._owner != os.getpid():
-            return
-        self._ours.close()
-        self._process.wait()
-        self._output.close()
-
-    def _read(self, wait: bool) -> bool:
-        """Read the server's messages. Return False if there are no messages."""
-        try:
-            received = self._ours.recv(4096, 0 if wait else socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        *lines, self._received = (self._received + received).split(b"\n")
-        for line in lines:
-            kind, *numbers = line.split()
-            if kind == b"started":
-                self._started.append(int(numbers[0]))
-            else:
-                self._exited[int(numbers[0])] = int(numbers[1])
-        return bool(received)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerProcess:
+class WorkerProcess(Protocol):
     """A process that receives requests and sends replies."""
 
-    _server: WorkerServer
-    _number: int
-    _pipe: "Connection[Any, Any]"
-    _output: IO[bytes]
-    folder: tempfile.TemporaryDirectory[str]
-    """A scratch folder for the process and its replies. The folder is removed when the process is closed."""
-    _terminal: IO[bytes] | None = None
-    """Legroom's end of the process's terminal. The terminal exists as long as this file is open."""
+    @property
+    def folder(self) -> "TemporaryDirectory[str]":
+        """A scratch folder for the process and its replies. The folder is removed when the process is closed."""
 
     def running_line(self, pid: int | None = None) -> str:
-        """Return the line of the user's code that the process (or its fork `pid`) is running, or "" if unknown."""
-        pid = pid or self._server.pid(self._number, wait=False)
-        return "" if pid is None else running_line(pid, self.folder.name)
+        """Return the line of the user's code that the process (or the process `pid` of a trace) is running, or "" if
+        unknown."""
 
-    def send(self, request: object) -> None:
+    def send(self, request: dict[str, Any]) -> None:
         """Send a request. Raises `EOFError` if the process has exited."""
-        try:
-            self._pipe.send(request)
-        except OSError:
-            raise EOFError from None
 
     def receive(self, timeout: float) -> Any:
         """Return the next reply, or None after `timeout` seconds. Raises `EOFError` if the process has exited."""
-        try:
-            return self._pipe.recv() if self._pipe.poll(timeout) else None
-        except OSError:  # the process was killed with a request unread
-            raise EOFError from None
 
     @property
     def output(self) -> str:
         """The complete output of the process."""
-        return self._server.output + _content(self._output)
 
     @property
     def last_line(self) -> str:
         """The last line that the process printed, or ""."""
-        lines = self.output.strip().splitlines()
-        return lines[-1].strip() if lines else ""
 
     @property
     def exit_code(self) -> int:
         """The exit code of a process that has exited."""
-        return self._server.exit_code(self._server.pid(self._number))
 
     def kill(self) -> None:
         """Kill the process and every process that it started. A caller that waits for a reply gets `EOFError`."""
-        pid = self._server.pid(self._number, wait=False)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-            self._server.exit_code(pid)
 
     def close(self) -> None:
         """Close the pipe and kill the process."""
-        self._pipe.close()
-        self.kill()
-        self._output.close()
-        if self._terminal is not None:
-            self._terminal.close()
-        with contextlib.suppress(OSError):
-            self.folder.cleanup()
-
-
-def _content(file: IO[bytes]) -> str:
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
-
-
-_STARTUP_PREFIXES = ("PYTHON", "TORCH", "PYTORCH", "OMP", "MKL", "LD")
-
-
-def startup_settings() -> dict[str, str]:
-    """Return the environment variables that Python and torch read when they start."""
-    return {name: value for name, value in os.environ.items() if name.startswith(_STARTUP_PREFIXES)}
 
 
 def start_tracing(
@@ -245,18 +79,19 @@ def start_tracing(
         "script": script, "gpu": gpu, "mode": mode, "steps": steps, "gpus": tuple(gpus) or (gpu,),
         "local_rank": local_rank, "edits": dict(edits or {}), "seconds": seconds,
     }  # fmt: skip
-    return _tracing_server().start(job, environment)
+    return _tracing_workers().start(job, environment)
 
 
-_server: WorkerServer | None = None
-_server_lock = threading.Lock()
+_workers: ForkedWorkers | SpawnedWorkers | None = None
+_workers_lock = threading.Lock()
 
 
-def _tracing_server() -> WorkerServer:
-    """Return the server of this process. The server exits together with this process."""
-    global _server
-    with _server_lock:
-        if _server is None or not _server.is_usable():
-            _server = WorkerServer("legroom.predict.tracing.process:run_job")
-            atexit.register(_server.close)
-        return _server
+def _tracing_workers() -> ForkedWorkers | SpawnedWorkers:
+    """Return the workers of this process. All of them exit together with this process."""
+    global _workers
+    forks = can_fork()
+    with _workers_lock:
+        if _workers is None or isinstance(_workers, ForkedWorkers) != forks or not _workers.is_usable():
+            _workers = ForkedWorkers("legroom.predict.tracing.process:run_job") if forks else SpawnedWorkers()
+            atexit.register(_workers.close)
+        return _workers

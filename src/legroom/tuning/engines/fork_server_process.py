@@ -17,7 +17,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from legroom.observe.exit_with_parent import exit_with_parent
+from legroom.processes import exit_with_parent
 from legroom.tuning.engines.fork_server import ExitQuery
 from legroom.tuning.memory.tracer import TracerSetup
 from legroom.tuning.trial.process import TrialTask, run_trial_process

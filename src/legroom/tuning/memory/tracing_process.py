@@ -24,7 +24,6 @@ import psutil
 import torch
 
 from legroom.observe.cuda_rules import optimizers
-from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.virtual.gpu import VirtualGPU
@@ -33,6 +32,7 @@ from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
 from legroom.predict.sandbox.sandbox import Sandbox
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device
+from legroom.processes import exit_with_parent
 from legroom.train.guarding.guard import Guard
 from legroom.tuning.memory.tracer import OUTPUT, SUGGESTED, TraceRequest, TracerSetup
 from legroom.tuning.schedule.protocol import Action

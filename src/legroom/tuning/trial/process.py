@@ -20,7 +20,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.gpus.machine import named_gpus
-from legroom.observe.exit_with_parent import exit_with_parent
+from legroom.processes import exit_with_parent
 from legroom.tuning.engines.cpu_share import TrialThreads
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.schedule.protocol import Action

@@ -11,13 +11,14 @@ import psutil
 import pytest
 
 import legroom
-from legroom.predict.tracing.worker_process import WorkerProcess, WorkerServer
+from legroom.predict.tracing.worker_process import WorkerProcess
+from legroom.predict.tracing.workers.forked import ForkedWorkers
 
 pytestmark = pytest.mark.slow
 
 SOURCES = str(Path(legroom.__file__).parents[1])
 Start = Callable[..., WorkerProcess]
-Serve = Callable[[str], WorkerServer]
+Serve = Callable[[str], ForkedWorkers]
 
 HEAD = """
 import os, subprocess, sys, time
@@ -61,9 +62,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), SOURCES)))
     with contextlib.ExitStack() as stack:
 
-        def serving(source: str) -> WorkerServer:
+        def serving(source: str) -> ForkedWorkers:
             (tmp_path / "worker.py").write_text(source)
-            server = WorkerServer("worker:run")
+            server = ForkedWorkers("worker:run")
             stack.callback(server.close)
             return server
 

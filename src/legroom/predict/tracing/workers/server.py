@@ -1,4 +1,4 @@
-"""The server process of `worker_process`. The server imports torch once, with the garbage collector paused, and forks a
+"""The server process of `forked`. The server imports torch once, with the garbage collector paused, and forks a
 worker for each request.
 
 Each request is a byte with four descriptors: the pipe, the standard input, the output and the current folder of the
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports
+from legroom.processes import exit_with_parent
 
 
 def serve(requests: socket.socket, function: str) -> None:
