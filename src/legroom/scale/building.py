@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from legroom.errors import UsageError
+from legroom.observe.virtual.single_rank import has_no_peers
 from legroom.scale.auto_strategy import StrategyChoice, cheapest
 from legroom.scale.cutting.forward_graph import CannotSplitModel
 from legroom.scale.cutting.planning import (
@@ -96,6 +97,11 @@ class Builder:
 
     def build(self, strategy: str) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
         strategy = self._applicable(strategy)
+        if strategy in ("auto", "pipeline") and has_no_peers():
+            raise UsageError(
+                f"A dry run cannot trace strategy='{strategy}', which predicts the memory itself. Use --strategy ddp or fsdp, or "
+                "launch the script on virtual GPUs."
+            )
         choice = self._choose() if strategy == "auto" else StrategyChoice(strategy, "")
         scaling = make_scaling(self.options.precision, None, self.devices.device)
         name, _, offloaded = choice.strategy.partition(", ")
@@ -219,7 +225,11 @@ class Builder:
     def _ddp(self) -> StrategyEngine:
         has_unused, may_change = False, False
         is_given = self.options.static_graph is not None or self.options.find_unused_parameters is not None
-        if self.options.batch is not None and not is_given:
+        if (
+            has_no_peers()
+        ):  # a trace in a trace is not possible; the search for unused parameters costs little memory
+            has_unused = may_change = not is_given
+        elif self.options.batch is not None and not is_given:
             setup = self._setup()
             has_unused, may_change = self._planning().broadcast(
                 lambda: strategy_memory.unused_parameters(setup)
@@ -283,7 +293,7 @@ class Builder:
                 device_model_of(self.devices.device),
                 schedule=self.options.schedule,
                 micro_batches=self.options.micro_batches,
-                planning=DistributedPlanning(),
+                planning=self._planning(),
             )
         return self.plan
 
@@ -297,15 +307,24 @@ class Builder:
 
     def _setup(self) -> TrainingSetup:
         device_model = device_model_of(self.devices.device)
+        world = self.devices.world
         capacities: list[int] = [device_model.capacity]
-        if self.devices.world.size > 1:
-            capacities = [0] * self.devices.world.size
+        if has_no_peers():
+            gpus = [
+                torch.device(self.devices.device.type, rank % world.local_size) for rank in range(world.size)
+            ]
+            capacities = [device_model_of(gpu).capacity for gpu in gpus]
+        elif world.size > 1:
+            capacities = [0] * world.size
             with waiting("legroom.parallel()"):
                 dist.all_gather_object(capacities, device_model.capacity)
         return TrainingSetup(self.model, self.optimizer, self.options.batch, tuple(capacities), device_model)
 
     def _planning(self) -> LocalPlanning:
-        return DistributedPlanning() if self.devices.world.size > 1 else LocalPlanning()
+        """Return the planning of all ranks together, or of this rank for all ranks if the others do not exist."""
+        return (
+            DistributedPlanning() if self.devices.world.size > 1 and not has_no_peers() else LocalPlanning()
+        )
 
     def _batch(self, strategy: str) -> Any:
         if self.options.batch is None:

@@ -18,7 +18,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from legroom.errors import UsageError
 from legroom.log import log
@@ -160,7 +159,9 @@ def _init_process_group(world: World, device: torch.device) -> None:
     report.daemon = True
     report.start()
     try:
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=duration))
+        store, _, _ = next(
+            dist.rendezvous("env://", world.rank, world.size, timeout=duration)  # type: ignore[attr-defined]
+        )
         store.set_timeout(duration)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",

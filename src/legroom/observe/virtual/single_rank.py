@@ -30,6 +30,12 @@ def is_enabled() -> bool:
     return bool(os.environ.get(VARIABLE)) and "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def has_no_peers() -> bool:
+    """Return True if this process has a process group whose other ranks do not exist."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "fake"
+
+
 def modules_of_groups() -> tuple[Any, ...]:
     """Return the modules that contain the functions of process groups. The module that defines the functions comes
     first, then the modules that import them. A module that this build of torch lacks is None.
@@ -103,6 +109,7 @@ def _replacements(rank: int, size: int, folder: Path) -> Iterable[Replacement]:
                 "new_group": new_group,
                 "rendezvous": rendezvous,
                 "broadcast_object_list": _BroadcastFiles(rank, folder).broadcast,
+                "all_gather_object": _gather_own_object,
                 "monitored_barrier": answer(),
             },
         )
@@ -142,6 +149,11 @@ class _BroadcastFiles:
                 self._read[sender] = file.tell()
 
 
+def _gather_own_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    """Assume that all ranks gather the same object."""
+    object_list[:] = [obj] * len(object_list)
+
+
 def _no_function() -> None:
     """Do nothing. This function replaces a function that is missing in this build of torch."""
 
@@ -162,6 +174,7 @@ def _with_local_reduction(parallel: Any) -> Any:
     def init(self: Any, *arguments: Any, **options: Any) -> None:
         original_init(self, *arguments, **options)
         register(self, None, _return_bucket)
+        getattr(self, "_comm_hooks", []).clear()  # the script has registered no hook
 
     return init
 

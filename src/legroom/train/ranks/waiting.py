@@ -26,10 +26,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]
 
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.log import log
+from legroom.observe.virtual.single_rank import has_no_peers
 from legroom.train.ranks.main_thread import MainThreadActivity, user_line
 from legroom.train.ranks.rank_errors import RankMissing
 
@@ -117,8 +118,11 @@ def group_store(prefix: str) -> Any | None:
     """Return the store of the default process group, with a prefix for its keys. Return None if the private function of
     torch that returns the store does not exist.
 
-    The result has a separate connection, so that a blocking operation in another thread does not delay it.
+    The result has a separate connection, so that a blocking operation in another thread does not delay it. A rank that
+    is traced alone has a store of its own.
     """
+    if has_no_peers():
+        return distributed_c10d.PrefixStore(prefix, HashStore())
     default_store = getattr(distributed_c10d, "_get_default_store", None)
     if default_store is None:
         return None
@@ -348,9 +352,9 @@ def _is_deadlock(wait: _Wait, others: list[tuple[State, str]], number: int) -> b
 
 
 def _current_observer() -> _Observer | None:
-    """Return the observer of the current process group, or None for a single process."""
+    """Return the observer of the current process group, or None for a single process and for a rank that is traced alone."""
     global _observer
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1) or has_no_peers():
         return None
     with _lock:
         if _observer is None or _observer.group is not dist.group.WORLD:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import legroom
 from legroom import VirtualGPU
 from legroom.observe.virtual.single_rank import VARIABLE
 
@@ -61,6 +62,33 @@ def test_a_ddp_replica_trains_a_step() -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
     model(torch.ones(2, 8, device="cuda")).sum().backward()
     assert next(model.parameters()).grad is not None
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_gathered_objects_of_other_ranks_are_those_of_this_rank() -> None:
+    objects = [None] * 4
+    dist.all_gather_object(objects, "own")
+    assert objects == ["own"] * 4
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_legroom_parallel_splits_the_batch_as_with_all_ranks(
+    rank: str, strategy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second GPU has half the memory of the first one, so its rank gets a third of the samples."""
+    world = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {VARIABLE: str(tmp_path), "MASTER_ADDR": "?", "MASTER_PORT": "1", **world}.items():
+        monkeypatch.setenv(name, value)
+    batch = torch.ones(30, 8), torch.ones(30, 8)
+    with VirtualGPU("512MiB", "256MiB"):
+        model = torch.nn.Linear(8, 8)
+        run = legroom.parallel(model, torch.optim.SGD(model.parameters()), strategy, batch=batch)
+        guard = run.guard()
+        for x, y in run.loader(torch.utils.data.TensorDataset(*batch), batch_size=30):
+            guard.step(lambda x, y: (run.model(x) - y).square().mean(), x, y)
+            assert (len(x), x.device.index) == ((20, 0), (10, 1))[int(rank)]
+        dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("third_of_four")
