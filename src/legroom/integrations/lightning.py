@@ -91,12 +91,10 @@ def _find_batch(trainer: Any, module: Any) -> FittedBatch:
         )
     (optimizer,) = trainer.optimizers
 
-    def step(batch: Any) -> None:
+    def backward(batch: Any) -> None:
         with trainer.precision_plugin.train_step_context():
             loss = module.training_step(trainer.strategy.batch_to_device(batch), 0)
         (loss["loss"] if isinstance(loss, dict) else loss).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
     # Lightning rejects metrics outside its loops.
     silent = {"log": _ignore, "log_dict": _ignore}
@@ -105,10 +103,11 @@ def _find_batch(trainer: Any, module: Any) -> FittedBatch:
     module.train()
     try:
         fitted = fit_batch(
-            step,
+            backward,
+            optimizer,
             next(iter(data.train_dataloader())),
             effective=owner.batch_size * trainer.accumulate_grad_batches,
-            extra_state=(module, optimizer),
+            extra_state=(module,),
         )
     finally:
         module.train(was_training)

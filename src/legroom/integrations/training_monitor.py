@@ -15,6 +15,7 @@ from legroom.log import log
 from legroom.run.record import BlockRecording, record
 from legroom.show.common.formatting import format_count
 from legroom.show.watch.watch import Watched
+from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.precision import is_check_step, low_loss_scale, non_finite_gradients
 from legroom.train.precision_choice import chosen_precision
 from legroom.train.sizes.find_batch import FoundBatchSize, find_batch
@@ -155,19 +156,35 @@ class FittedBatch:
 
 
 def fit_batch(
-    step: Callable[[Any], object], batch: Any, *, effective: int, extra_state: tuple[Any, ...] = ()
+    backward: Callable[[Any], object],
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    *,
+    effective: int,
+    extra_state: tuple[Any, ...] = (),
 ) -> FittedBatch:
-    """Find the largest batch size that fits and divides the effective batch size. `step` runs a training step."""
+    """Find the largest batch size that fits and divides the effective batch size. `backward` runs the forward and backward
+    pass of a batch."""
 
-    def run(*parts: Any) -> object:
-        return step(list(parts) if len(parts) > 1 else parts[0])
+    def step(*parts: Any) -> None:
+        whole = list(parts) if len(parts) > 1 else parts[0]
+        backward(whole)
+        if BatchArguments(parts, {}).batch_size < effective:
+            # The training will accumulate gradients, so the next batch runs while the gradients of this one exist.
+            backward(whole)
+        optimizer.step()
+        optimizer.zero_grad()
 
     if not torch.cuda.is_available():
         raise UsageError(
             "The search for a batch size needs a GPU. Use `with legroom.VirtualGPU('8GiB'):` on a machine without one."
         )
     found = find_batch(
-        run, batch, start=min(4, effective), max_batch_size=effective, extra_state=(step, *extra_state)
+        step,
+        batch,
+        start=min(4, effective),
+        max_batch_size=effective,
+        extra_state=(backward, optimizer, *extra_state),
     )
     largest = smallest_over_ranks(found.batch_size)
     size = max(each for each in range(1, largest + 1) if effective % each == 0)

@@ -82,13 +82,11 @@ def find_batch(trainer: Any) -> FittedBatch:
     optimizer = trainer.create_optimizer() or trainer.optimizer
     trainer.current_gradient_accumulation_steps = 1
 
-    def step(batch: Any) -> None:
+    def backward(batch: Any) -> None:
         trainer.training_step(model, batch)
-        optimizer.step()
-        optimizer.zero_grad()
 
     try:
-        fitted = fit_batch(step, _batches(trainer), effective=effective, extra_state=(model, optimizer))
+        fitted = fit_batch(backward, optimizer, _batches(trainer), effective=effective, extra_state=(model,))
     finally:
         trainer.optimizer = before
     args.per_device_train_batch_size = fitted.batch_size
