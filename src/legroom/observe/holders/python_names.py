@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from legroom.observe.source.loaded_modules import module_namespaces
 from legroom.observe.source.user_files import is_user_file
 
 CONTAINERS = (list, dict, tuple, set, frozenset, deque)
@@ -43,13 +44,10 @@ class Variables:
         self.locals: dict[int, list[Root]] = {}
         """Maps the `id` of an object to the local variables that refer to it, innermost first."""
         self._globals: dict[int, Root] = {}
-        self.namespaces: dict[int, str] = {}
+        self.namespaces = module_namespaces()
         self.names: dict[int, str | None] = {}
         self.lines: list[tuple[str, int, str]] = []
         """The file, line and function of each user frame of the calling thread, innermost first."""
-        for name, module in list(sys.modules.items()):
-            if isinstance(module, ModuleType):
-                self.namespaces[id(module.__dict__)] = name
         self._read_stack(frame, self.lines)
         others = sys._current_frames()
         del others[

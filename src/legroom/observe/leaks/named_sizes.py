@@ -10,6 +10,7 @@ import torch
 
 from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders.python_names import attributes_of, locals_of
+from legroom.observe.source.loaded_modules import user_modules
 from legroom.observe.source.user_files import is_user_file
 
 
@@ -51,10 +52,7 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[NamedTensor, Any]]:
                 seen.add(id(frame.f_globals))
                 yield from _variables_in(frame.f_globals, code.co_filename)
         frame = frame.f_back
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(module, ModuleType) or not isinstance(file, str) or not is_user_file(file):
-            continue
+    for file, module in user_modules():
         if id(module.__dict__) not in seen:
             yield from _variables_in(module.__dict__, file)
 

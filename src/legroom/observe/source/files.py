@@ -2,12 +2,11 @@
 
 import ast
 import linecache
-import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from legroom.observe.source.user_files import is_user_file
+from legroom.observe.source.loaded_modules import user_modules
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
@@ -48,8 +47,7 @@ def _source(file: str) -> bytes:
 
 def user_files() -> list[str]:
     """Return the user's source files that are loaded now."""
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return [file for file in files if isinstance(file, str) and file.endswith(".py") and is_user_file(file)]
+    return [file for file, _ in user_modules() if file.endswith(".py")]
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:

@@ -1,0 +1,37 @@
+"""The modules that are loaded now. Thousands may be loaded, so they are read again only after a module was added or removed, or the script was
+replaced.
+"""
+
+import sys
+from functools import lru_cache
+from types import ModuleType
+
+from legroom.observe.source.user_files import is_user_file
+
+
+def user_modules() -> list[tuple[str, ModuleType]]:
+    """Return the user's modules, with their files."""
+    modules = ((file, sys.modules.get(name)) for name, file in _user_modules(*_state()))
+    return [(file, module) for file, module in modules if isinstance(module, ModuleType)]
+
+
+def module_namespaces() -> dict[int, str]:
+    """Return the name of each module, by the `id` of its dictionary."""
+    return dict(_namespaces(*_state()))
+
+
+def _state() -> tuple[int, str, int]:
+    """Return values that change when `sys.modules` changes."""
+    return len(sys.modules), next(reversed(sys.modules)), id(sys.modules.get("__main__"))
+
+
+@lru_cache(maxsize=1)
+def _user_modules(count: int, newest: str, script: int) -> list[tuple[str, str]]:
+    files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
+    return [(name, file) for name, file in files if isinstance(file, str) and is_user_file(file)]
+
+
+@lru_cache(maxsize=1)
+def _namespaces(count: int, newest: str, script: int) -> dict[int, str]:
+    modules = list(sys.modules.items())
+    return {id(module.__dict__): name for name, module in modules if isinstance(module, ModuleType)}
