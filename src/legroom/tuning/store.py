@@ -9,7 +9,7 @@ stored in user attributes.
 
 import contextlib
 import errno
-import fcntl
+import importlib
 import json
 import os
 import sqlite3
@@ -253,7 +253,7 @@ def _locked(folder: Path) -> IO[str]:
     with _disk_full_as_store_error(folder):
         file = open(folder / "lock", "w")  # noqa: SIM115  (used_by_others as long as the study is open)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file.fileno())
     except OSError:
         file.close()
         raise UsageError(
@@ -262,6 +262,17 @@ def _locked(folder: Path) -> IO[str]:
         ) from None
     os.set_inheritable(file.fileno(), False)
     return file
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file until it is closed. Raises `OSError` if another process has the lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        msvcrt: Any = importlib.import_module("msvcrt")
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager

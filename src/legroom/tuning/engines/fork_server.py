@@ -1,5 +1,7 @@
-"""A server process that forks the processes of a study (trials and the tracing process). The server has already
-imported the modules that these processes need, so a fork takes a fraction of a second.
+"""Starts the processes of a study (trials and the tracing process).
+
+Where processes can fork, a server process forks them. The server has already imported the modules that these processes
+need, so a fork takes a fraction of a second. On other systems, each process is a new one that imports its modules.
 
 Each process that runs a search has one server. The server starts first, so it imports modules while the study is
 prepared. The server is reused for further studies. The local engine and Ray's workers use the server. The server
@@ -13,7 +15,6 @@ import atexit
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from legroom.errors import LegroomError
+from legroom.processes import KILLED, SpawnedProcess, can_fork
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.trial.function import TrainFunction
 from legroom.tuning.trial.process import TrialExit, TrialTask
@@ -52,9 +54,12 @@ class ServerGone(LegroomError):  # noqa: N818
     """Raised if the fork server does not respond."""
 
 
-def fork_server(function: TrainFunction) -> str:
-    """Return the socket path of this process's server. The server is started if it is not running."""
+def fork_server(function: TrainFunction) -> str | None:
+    """Return the socket path of this process's server. The server is started if it is not running. Return None if
+    processes cannot fork."""
     global _server
+    if not can_fork():
+        return None
     if _server is None or not _server.is_usable:
         _server = _ForkServer(function)
         atexit.register(_server.close)
@@ -112,18 +117,22 @@ _server: _ForkServer | None = None
 
 
 @dataclass
-class ForkedProcess:
-    """A handle for a forked process in the process that requested it."""
+class StudyProcess:
+    """A handle for a process of a study in the process that requested it."""
 
-    server: str
-    """The socket path of the server that forked the process."""
+    server: str | None
+    """The socket path of the server that forked the process, or None if the process was not forked."""
     number: int
     """The process ID."""
     pipe: Connection
+    spawned: SpawnedProcess | None = None
+    """The process, if it was not forked."""
 
     @classmethod
-    def start(cls, server: str, task: Any) -> Self:
-        """Fork a process that runs the task. The function returns when the process exists, after the server's imports."""
+    def start(cls, server: str | None, task: Any) -> Self:
+        """Start a process that runs the task. A server returns after its imports, when the process exists."""
+        if server is None:
+            return cls._spawn(task)
         try:
             pipe = _connect(server)
         except OSError:
@@ -137,21 +146,44 @@ class ForkedProcess:
             number = pipe.recv()
         return cls(server, number, pipe)
 
+    @classmethod
+    def _spawn(cls, task: Any) -> Self:
+        process = SpawnedProcess("legroom.tuning.engines.study_process:run")
+        try:
+            pipe = process.pipe
+            pipe.send((list(sys.path), task))
+        except (EOFError, OSError):
+            process.close()
+            raise ServerGone(
+                "A process of the study could not be started. Check that enough host memory is free."
+            ) from None
+        return cls(None, process.pid, pipe, process)
+
+    def exit_code(self, *, kill: bool = False) -> int | None:
+        """Wait for the process and return its exit code, or None if the exit code is unknown. With `kill`, kill the
+        process first."""
+        if self.spawned is not None:
+            if kill:
+                self.spawned.kill()
+            return self.spawned.wait(SECONDS_TO_END)
+        assert self.server is not None
+        return wait_for_exit(self.server, self.number, kill=kill)
+
     def kill(self) -> None:
         """Kill the process. The memory of the process has been freed when this method returns."""
-        wait_for_exit(self.server, self.number, kill=True)
+        self.exit_code(kill=True)
         self.pipe.close()
 
 
 @dataclass
-class TrialProcess(ForkedProcess):
+class TrialProcess(StudyProcess):
     """The process that runs one rank of a trial."""
 
     name: str = "The process"
     """The name of the process in messages."""
 
     @classmethod
-    def start(cls, server: str, task: TrialTask) -> Self:
+    def start(cls, server: str | None, task: TrialTask) -> Self:
         process = super().start(server, task)
         if task.ranks > 1:
             process.name = f"The process of rank {task.rank}"
@@ -170,8 +202,8 @@ class TrialProcess(ForkedProcess):
             self.pipe.send(action)
 
     def _exit_of_dead_process(self) -> TrialExit:
-        code = wait_for_exit(self.server, self.number)
-        if code == -signal.SIGKILL:
+        code = self.exit_code()
+        if code == KILLED:
             reason = f"{self.name} was killed (signal 9), by a user or because the host ran out of memory"
         else:
             how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"

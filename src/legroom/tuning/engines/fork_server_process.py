@@ -19,8 +19,9 @@ from typing import NoReturn
 
 from legroom.processes import exit_with_parent
 from legroom.tuning.engines.fork_server import ExitQuery
+from legroom.tuning.engines.study_process import run_task
 from legroom.tuning.memory.tracer import TracerSetup
-from legroom.tuning.trial.process import TrialTask, run_trial_process
+from legroom.tuning.trial.process import TrialTask
 
 
 class _Server:
@@ -46,12 +47,8 @@ class _Server:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._listening.close()
             pipe.send(os.getpid())
-            if isinstance(task, TrialTask):
-                run_trial_process(task, pipe)
-            else:
-                from legroom.tuning.memory.tracing_process import run_tracing_process
-
-                run_tracing_process(task, pipe)
+            exit_with_parent()
+            run_task(task, pipe)
         self._codes[child] = None
 
     def _exit_code(self, query: ExitQuery) -> int | None:

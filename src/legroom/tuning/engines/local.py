@@ -1,7 +1,7 @@
 """Runs trials as processes on this machine, without Ray.
 
-Trials are forked from a server that has imported torch, so a trial starts in a fraction of a second. Each trial has its
-own process and its own share of a GPU. This loop receives the messages of the trials, passes them to the dispatcher,
+Trials are forked from a server that has imported torch, so a trial starts in a fraction of a second. On systems that
+cannot fork, a trial starts after it has imported torch. Each trial has its own process and its own share of a GPU. This loop receives the messages of the trials, passes them to the dispatcher,
 and sends the answers.
 """
 
@@ -9,12 +9,13 @@ import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
+from pathlib import Path
 
 from legroom.tuning.engines.engine import interrupt_on_sigterm
 from legroom.tuning.engines.fork_server import TrialProcess, fork_server
 from legroom.tuning.job import TuneJob
 from legroom.tuning.study_runner import StudyRunner
-from legroom.tuning.trial.process import TrialExit, TrialTask
+from legroom.tuning.trial.process import TrialExit, TrialTask, file_rendezvous
 from legroom.tuning.trial.ranks import RankGroup
 from legroom.tuning.trial.trial import ReportMessage
 from legroom.tuning.trial_dispatch import TrialDispatcher
@@ -84,7 +85,8 @@ class _LocalRun:
         rendezvous = None
         if len(tasks) > 1:
             rendezvous = tempfile.TemporaryDirectory(prefix="legroom-")
-            tasks = [replace(task, init_method=f"file://{rendezvous.name}/ranks") for task in tasks]
+            file = Path(rendezvous.name, "ranks")
+            tasks = [replace(task, init_method=file_rendezvous(file)) for task in tasks]
         number, processes = tasks[0].number, [TrialProcess.start(self._server, task) for task in tasks]
         self._running[number] = _Processes(number, processes, RankGroup(len(tasks)), rendezvous)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution.cudnn_process import check_setting
-from legroom.tuning.engines.fork_server import ForkedProcess, ServerGone, fork_server, wait_for_exit
+from legroom.tuning.engines.fork_server import ServerGone, StudyProcess, fork_server
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.space.domains import AnyDomain
 from legroom.tuning.space.space import Config
@@ -96,7 +96,9 @@ class Tracer:
             folder=self._folder.name,
         )
         self._server = fork_server(function)  # it starts importing now
-        self._process: ForkedProcess | None = None
+        self._process: StudyProcess | None = None
+        self._is_ready = False
+        """True if the process waits for a request."""
         self._is_killed = False
 
     def trace(
@@ -120,20 +122,33 @@ class Tracer:
         return {name.removeprefix(SUGGESTED): domain for name, domain in found.items()}
 
     def _traced(self, request: TraceRequest) -> dict[str, Any]:
-        pipe, reply = self._started_process().pipe, dict[str, Any]()
+        pipe, reply = self._ready_process().pipe, dict[str, Any]()
         try:
-            pipe.send(request)
-        except OSError:
-            raise self._process_ended() from None
-        while "done" not in reply:
-            reply.update(self._reply(pipe, request.timeout + 10))
+            try:
+                pipe.send(request)
+            except OSError:
+                raise self._process_ended() from None
+            while "done" not in reply:
+                reply.update(self._reply(pipe, request.timeout + 10))
+        finally:
+            if self._server is None:
+                self._replace_process()
         return reply
+
+    def _replace_process(self) -> None:
+        """Start the process of the next trace, because a process that was not forked traces only once. The new process
+        imports its modules while the study continues."""
+        if self._process is not None:
+            self._process.kill()
+            self._process, self._is_ready = None, False
+        if not self._is_killed:
+            self._start_process()
 
     def kill(self) -> None:
         """Kill the process and its children. If a trace is running, the trace fails."""
         self._is_killed = True
         if self._process is not None:
-            wait_for_exit(self._server, self._process.number, kill=True)
+            self._process.exit_code(kill=True)
 
     def close(self) -> None:
         self.kill()
@@ -141,15 +156,20 @@ class Tracer:
             self._process.pipe.close()
         self._folder.cleanup()
 
-    def _started_process(self) -> ForkedProcess:
-        if self._process is None:
-            try:
-                self._process = ForkedProcess.start(self._server, self._setup)
-            except ServerGone as gone:
-                raise CannotEstimate(str(gone)) from None
-            self._reply(self._process.pipe, TIMEOUT)
+    def _ready_process(self) -> StudyProcess:
+        process = self._process or self._start_process()
+        if not self._is_ready:
+            self._reply(process.pipe, TIMEOUT)
+            self._is_ready = True
         if self._is_killed:
             raise self._process_ended()
+        return process
+
+    def _start_process(self) -> StudyProcess:
+        try:
+            self._process = StudyProcess.start(self._server, self._setup)
+        except ServerGone as gone:
+            raise CannotEstimate(str(gone)) from None
         return self._process
 
     def _reply(self, pipe: Connection, timeout: float) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 The process enters an unbounded virtual GPU and imports the function once. The process then serves requests, each with a
 configuration and a micro-batch. Each request is traced in a fork, which runs the function, replays its memory requests
 with the capacity of every GPU, and sends the result. The fork exits at the second step, so later code does not run.
-Files that the function writes, renames or deletes are changed only in a sandbox, which is discarded.
+Files that the function writes, renames or deletes are changed only in a sandbox, which is discarded. On systems that
+cannot fork, the process itself traces a single request, and the study starts a new process for the next one.
 """
 
 import contextlib
@@ -32,12 +33,12 @@ from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
 from legroom.predict.sandbox.sandbox import Sandbox
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device
-from legroom.processes import exit_with_parent
+from legroom.processes import can_fork, exit_with_parent
 from legroom.train.guarding.guard import Guard
 from legroom.tuning.memory.tracer import OUTPUT, SUGGESTED, TraceRequest, TracerSetup
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.space.domains import Categorical
-from legroom.tuning.trial.process import call, print_to
+from legroom.tuning.trial.process import call, file_rendezvous, print_to
 from legroom.tuning.trial.trial import ReportMessage, Trial
 
 STEPS = 2
@@ -53,7 +54,6 @@ later micro-batches."""
 
 def run_tracing_process(setup: TracerSetup, pipe: Connection) -> NoReturn:
     """Serve trace requests from the pipe until it is closed."""
-    exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
     print_to(Path(setup.folder) / OUTPUT)
     try:
@@ -78,9 +78,10 @@ class _TracingServer:
         hide_real_gpus()
         # The sandbox starts before the function is imported, because the import may also write files.
         self._sandbox = Sandbox(Path(self._setup.folder))
-        with contextlib.ExitStack() as stack:
-            self._warm_up(self._device(stack))
-        self._trace = Trace(gpu=self._gpu, mode="fake")
+        if can_fork():
+            with contextlib.ExitStack() as stack:
+                self._warm_up(self._device(stack))
+            self._trace = Trace(gpu=self._gpu, mode="fake")
         with contextlib.ExitStack() as stack:
             device = self._device(stack)
             train = self._setup.function.load()
@@ -92,6 +93,8 @@ class _TracingServer:
                 except (EOFError, OSError):
                     os._exit(0)
                 with tempfile.TemporaryDirectory(prefix="legroom-") as folder:
+                    if not can_fork():
+                        self._serve(request, Path(folder), train, device)
                     child = os.fork()
                     if child == 0:
                         exit_with_parent()
@@ -139,9 +142,13 @@ class _TracingServer:
     def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
         """Trace one configuration in a fork. `folder` is the folder of the trial."""
         no_model_saved()
-        self._sandbox.continue_in_fork()
+        if can_fork():
+            self._sandbox.continue_in_fork()
         if not request.urgent:
-            os.nice(NICENESS)
+            if hasattr(os, "nice"):
+                os.nice(NICENESS)
+            else:
+                psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
         self._began = time.perf_counter()
         device.recorder.allocations.sink = (
             self._trace.events.append
@@ -178,7 +185,7 @@ class _TracingServer:
         except BaseException as error:
             last = traceback.format_exception_only(error)[-1].strip()[:200]
             self._send({"error": last})
-            _exit()
+            self._exit()
         self._answer(device)
 
     def _answer(self, device: VirtualGPU) -> NoReturn:
@@ -186,7 +193,7 @@ class _TracingServer:
         trace = finish(self._trace, device)
         if not trace.trains or not trace.events:
             self._send({"error": "the function took no training step on the GPU"})
-            _exit()
+            self._exit()
         peaks = replay(trace)
         # A virtual GPU has no kernels with unknown workspaces: its trials use exactly what was traced.
         extra = trace.uncertain_bytes if self._setup.virtual else safety_margin(trace, peaks)
@@ -209,6 +216,11 @@ class _TracingServer:
                 "seconds": time.perf_counter() - self._began,
             }
         )
+        self._exit()
+
+    def _exit(self) -> NoReturn:
+        if not can_fork():  # otherwise the parent of the fork sends this message
+            self._send({"done": True})
         _exit()
 
     def _send(self, reply: dict[str, Any]) -> None:
@@ -283,12 +295,17 @@ def _group(ranks: int) -> Iterator[None]:
     import torch.distributed as dist
 
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+        dist.init_process_group(
+            "gloo", init_method=file_rendezvous(Path(folder, "rendezvous")), rank=0, world_size=1
+        )
         yield
 
 
 def _exit() -> NoReturn:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise a loader reports its killed workers as an error
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # otherwise a loader reports its killed workers as an error
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()

@@ -20,7 +20,6 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.gpus.machine import named_gpus
-from legroom.processes import exit_with_parent
 from legroom.tuning.engines.cpu_share import TrialThreads
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.schedule.protocol import Action
@@ -124,7 +123,6 @@ def call(train: Train, config: Config, trial: Trial) -> Any:
 
 def run_trial_process(task: TrialTask, pipe: Connection) -> None:
     """Run one rank of a trial, then exit the process."""
-    exit_with_parent()
     threading.Thread(target=_exit_when_closed, args=(pipe,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C
     redirect_output(task)
@@ -138,7 +136,12 @@ def run_trial_process(task: TrialTask, pipe: Connection) -> None:
 
 
 def _exit_when_closed(pipe: Connection) -> None:
-    """Exit when the other end of the pipe is closed, because a trial without an engine must not keep its GPU."""
+    """Exit when the other end of the pipe is closed, because a trial without an engine must not keep its GPU.
+
+    On Windows, which has no `poll`, a process exits with the process that started it (see `legroom.processes`).
+    """
+    if not hasattr(select, "poll"):
+        return
     watched = select.poll()
     watched.register(pipe.fileno(), getattr(select, "POLLRDHUP", select.POLLHUP))
     watched.poll()
@@ -194,6 +197,11 @@ def _visible(index: int) -> str:
 def _cap(torch: Any, cap: int | None, memory: int) -> None:
     if cap is not None and cap < memory:
         torch.cuda.set_per_process_memory_fraction(cap / memory, 0)
+
+
+def file_rendezvous(file: Path) -> str:
+    """Return the `init_method` of a rendezvous in a file. On Windows, a slash precedes the drive."""
+    return f"file:///{file.as_posix().removeprefix('/')}"
 
 
 @contextlib.contextmanager

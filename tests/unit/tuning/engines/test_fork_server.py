@@ -115,3 +115,11 @@ def test_the_server_does_not_kill_processes_that_it_did_not_fork(server: str) ->
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+def test_a_process_that_was_not_forked_is_reported_when_it_dies(tmp_path: Path) -> None:
+    process = TrialProcess.start(None, task(tmp_path, "dies"))
+    exited = process.receive()
+    assert isinstance(exited, TrialExit)
+    assert exited.reason == "The process exited without a result (exit code 3)"
+    process.kill()

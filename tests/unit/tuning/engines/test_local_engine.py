@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -279,3 +280,22 @@ def test_a_study_runs_in_a_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join(120)
     assert found[0].best_config == {"x": 3}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no fork to compare with")
+def test_a_study_is_the_same_without_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = {"width": [64], "batch_size": [16], "lr": [0.01]}
+    studies = []
+    for setting in ("on", "off"):
+        monkeypatch.setenv("LEGROOM_FORK", setting)
+        study = search("network", space, tmp_path / setting, search="grid", gpu="64MiB", parallel=1)
+        studies.append(
+            [
+                (trial.state, trial.config, trial.memory, [report.metrics for report in trial.reports])
+                for trial in study.trials
+            ]
+        )
+    forked, spawned = studies
+    assert [state for state, *_ in spawned] == [TrialState.FINISHED]
+    assert all(memory.predicted for _, _, memory, _ in spawned)
+    assert forked == spawned

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.gpus.machine import processors
+from legroom.processes import can_fork
 from legroom.tuning.engines.engine import interrupt_on_sigterm
 from legroom.tuning.engines.fork_server import fork_server
 from legroom.tuning.engines.ray.cluster import connected
@@ -119,7 +120,7 @@ def _missing(error: ImportError) -> MissingExtra:
 
 def _can_fork(job: TuneJob) -> bool:
     """Return True if trials can be forked while Ray's workers run."""
-    return job.ranks == 1
+    return can_fork() and job.ranks == 1
 
 
 def _tuner(shared: "SharedState", folder: Path, request: Resources) -> Any:
