@@ -133,7 +133,8 @@ def installed(script: Script) -> Iterator[None]:
         with user_line_warnings():
             yield
     finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
+        if not sys.is_finalizing():  # the interpreter has already cleared `sys.path`
+            sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import multiprocessing
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules import RULES
 from legroom.diagnose.lint.settings import Settings, settings_for
 from legroom.gpus.machine import processors
+from legroom.processes import can_fork
 
 CONTEXT_LINES = 2
 _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat", re.IGNORECASE)
@@ -314,7 +316,9 @@ def _map_files(
     if processes < 2 or len(unknown) < 2 * processes or sum(map(_size, unknown)) < _MIN_PARALLEL_BYTES:
         yield from (known.get(file) or work(file) for file in files)
     else:
-        with ProcessPoolExecutor(processes) as pool:
+        with ProcessPoolExecutor(
+            processes, multiprocessing.get_context(None if can_fork() else "spawn")
+        ) as pool:
             reports = pool.map(work, unknown, chunksize=_CHUNK)
             yield from (known.get(file) or next(reports) for file in files)
     if unknown:

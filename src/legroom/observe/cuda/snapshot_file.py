@@ -39,9 +39,10 @@ MAX_ENTRIES = 20_000_000
 _MAX_FRAMES = 512
 _MAX_NUMBER = 1 << 60
 _TORCH_IN_FILE = re.compile(r"^.*/(?:site|dist)-packages/torch/")
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:\\")
 _STDLIB_IN_FILE = re.compile(r"^.*/lib/python3\.\d+/(?!site-packages/|dist-packages/)")
-_LOCAL_TORCH = str(Path(torch.__file__).parent) + "/"
-_LOCAL_STDLIB = str(Path(re.__file__).parents[1]) + "/"
+_LOCAL_TORCH = Path(torch.__file__).parent.as_posix() + "/"
+_LOCAL_STDLIB = Path(re.__file__).parents[1].as_posix() + "/"
 _WORKSPACES = workspace_sizes((8, 0), {}) | workspace_sizes((9, 0), {})
 _ACTIONS = frozenset(
     ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom")
@@ -354,6 +355,8 @@ def _python_frame(frame: Mapping[str, Any]) -> dict[str, Any] | None:
         raise _NotASnapshot("a frame has no file, line or name")
     if not (file.endswith(".py") or file.startswith("<")):
         return None
+    if _WINDOWS_PATH.match(file):
+        file = file.replace("\\", "/")
     file = _TORCH_IN_FILE.sub(lambda _: _LOCAL_TORCH, file[:4096])
     file = _STDLIB_IN_FILE.sub(lambda _: _LOCAL_STDLIB, file)
     return {"filename": file, "line": max(line, 0), "name": name[:1000]}

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from legroom.memory.events import Frame
-from legroom.observe.source.user_files import is_user_file
+from legroom.observe.source.user_files import is_user_file, slashes
 
-_TORCH = str(PurePath(torch.__file__).parent) + "/"
+_TORCH = slashes(str(PurePath(torch.__file__).parent)) + "/"
 _AUTOGRAD = _TORCH + "autograd/__init__.py"
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 
@@ -55,17 +55,17 @@ def _read(frames: Sequence[Mapping[str, Any]]) -> Stack:
     library: Frame | None = None
     in_backward = False
     for frame in frames:
-        file = frame["filename"]
-        if _is_user_line(file):
-            line = Frame(file, frame["line"], frame["name"])
+        if _is_user_line(frame["filename"]):
+            line = Frame(frame["filename"], frame["line"], frame["name"])
             break
+        file = slashes(frame["filename"])
         if file == _AUTOGRAD:
             in_backward = True
         elif library is None and not file.startswith(_TORCH) and any(part in file for part in _LIBRARIES):
-            library = Frame(file, frame["line"], frame["name"])
-    innermost = frames[0]["filename"]
+            library = Frame(frame["filename"], frame["line"], frame["name"])
+    innermost, outermost = slashes(frames[0]["filename"]), slashes(frames[-1]["filename"])
     op = f"{_stem(innermost)}.{frames[0]['name']}" if innermost.startswith(_TORCH) else ""
-    return Stack(line or library, op, frames[-1]["filename"].startswith(_TORCH), in_backward)
+    return Stack(line or library, op, outermost.startswith(_TORCH), in_backward)
 
 
 @lru_cache(maxsize=4096)
@@ -76,4 +76,4 @@ def _stem(file: str) -> str:
 @lru_cache(maxsize=65536)
 def _is_user_line(file: str) -> bool:
     """Return whether a line belongs to the user's code. Code that torch's compiler generated is not the user's code."""
-    return is_user_file(file) and "/torchinductor_" not in file
+    return is_user_file(file) and "/torchinductor_" not in slashes(file)

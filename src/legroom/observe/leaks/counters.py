@@ -77,11 +77,11 @@ class _MallInfo(ctypes.Structure):
 
 
 def _heap_counter() -> Callable[[], int] | None:
-    """Return a function that reads the size of the heap with glibc's `mallinfo2`. Without glibc (macOS, musl), growth
+    """Return a function that reads the size of the heap with glibc's `mallinfo2`. Without glibc (macOS, Windows, musl), growth
     on the host is found only by the scheduled scans."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows
         return None
     mallinfo.restype = _MallInfo
 

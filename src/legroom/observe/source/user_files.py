@@ -1,8 +1,10 @@
 """Determines which source files belong to the user. This module does not import torch."""
 
 import importlib.util
+import os
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 
 INTERNAL, LIBRARY, USER = 0, 1, 2
 
@@ -31,7 +33,7 @@ def is_user_file(file: str) -> bool:
 def _kind_of(file: str) -> int:
     if file.startswith("<"):
         return USER if file.startswith(_INTERACTIVE) else INTERNAL
-    path = file if file.startswith("/") else str(Path(file).absolute())
+    path = slashes(file if file.startswith("/") else os.path.abspath(file))
     if path.startswith(_TORCH_AND_LEGROOM):
         return INTERNAL
     if any(part in path for part in _THIRD_PARTY):
@@ -39,12 +41,18 @@ def _kind_of(file: str) -> int:
     return INTERNAL if path.startswith(_STDLIB) else USER
 
 
+def slashes(path: str, system: ModuleType = os.path) -> str:
+    """Return a path in a form that can be compared. On Windows, the parts of a path are separated by either slash, and
+    upper and lower case are equal."""
+    return path if system.sep == "/" else system.normcase(path).replace(system.sep, "/")
+
+
 def _folders(*paths: str | Path | None) -> tuple[str, ...]:
     """Return each folder as given, and with symbolic links resolved, because a code object contains the path that was
     used to import it.
     """
     given = [Path(path) for path in paths if path]
-    return tuple({f"{each}/" for path in given for each in (path.absolute(), path.resolve())})
+    return tuple({f"{slashes(str(each))}/" for path in given for each in (path.absolute(), path.resolve())})
 
 
 def _torch_folder() -> Path | None:

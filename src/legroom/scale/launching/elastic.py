@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -31,6 +30,7 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from legroom.errors import LegroomError
 from legroom.log import log
+from legroom.processes import kill_with_children
 from legroom.scale.launching.folder import LaunchFolder, read_exit
 from legroom.scale.launching.host_oom import host_oom_kills
 from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, OnEnd, OnStart, RankResult
@@ -220,8 +220,8 @@ class _Agent(LocalElasticAgent):
 
     def _kill_ranks(self) -> None:
         for worker in self.get_worker_group().workers:
-            with contextlib.suppress(OSError, TypeError):  # already exited, or never started
-                os.killpg(worker.id, signal.SIGKILL)
+            if worker.id is not None:  # it was started
+                kill_with_children(worker.id)
 
     def close_rendezvous(self) -> None:
         """Inform the other nodes that this launch has ended."""
@@ -333,23 +333,23 @@ def _signals_restored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    names = (
-        signal.SIGTERM,
-        signal.SIGINT,
-        *((signal.SIGHUP, signal.SIGQUIT) if sys.platform != "win32" else ()),
-    )
-    before = {name: signal.getsignal(name) for name in names}
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # Windows has only the first two
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler if handler is not None else signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def _has_exited(pid: Any) -> bool:
-    """Return True if a process is a zombie. A zombie has exited, but its parent has not read its exit code yet."""
+    """Return True if a process is a zombie. A zombie has exited, but its parent has not read its exit code yet. On
+    Windows, a process that has exited does not exist."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
     except (psutil.Error, TypeError, ValueError):
         return False
 

@@ -3,7 +3,8 @@
     prediction = predict_step(device_model_of(device), 2, make_step)       # prediction.peaks: one per device
 
 A trace needs a process without an active virtual GPU. If the run itself is on a virtual GPU, the trace runs in a forked
-process and counts only tensors, like a virtual GPU. For a real GPU, the trace includes the workspaces of CUDA kernels.
+process and counts only tensors, like a virtual GPU. On systems that cannot fork, the virtual GPU of the run is
+suspended during the trace. For a real GPU, the trace includes the workspaces of CUDA kernels.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.requests import ReplayPeaks, replay_requests
 from legroom.predict.tracing.copying import DeviceCopies
 from legroom.predict.tracing.trace import Trace
+from legroom.processes import can_fork
 
 T = TypeVar("T")
 MakeStep = Callable[[DeviceCopies], Callable[[], object]]
@@ -157,9 +159,13 @@ _SHARDED = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 def outside_virtual_gpu(function: Callable[[], T]) -> T:
     """Call `function()` without an active virtual GPU. If a virtual GPU is active, the call runs in a forked
-    process."""
-    if VirtualGPU._active is None:
+    process, or the virtual GPU is suspended during the call."""
+    active = VirtualGPU._active
+    if active is None:
         return function()
+    if not can_fork():
+        with active.suspended():
+            return function()
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:

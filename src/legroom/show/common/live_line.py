@@ -10,6 +10,7 @@ If stderr is a pipe or a log file, a plain line is printed from time to time.
 """
 
 import builtins
+import functools
 import os
 import sys
 import threading
@@ -173,11 +174,28 @@ class LiveLine:
 
 
 def can_repaint(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal that supports clearing a line."""
+    """Return whether a stream is a terminal that supports colors and clearing a line."""
     try:
-        return stream.isatty() and os.environ.get("TERM", "") != "dumb"
+        return stream.isatty() and os.environ.get("TERM", "") != "dumb" and _has_escape_sequences()
     except (AttributeError, ValueError):
         return False
+
+
+@functools.cache
+def _has_escape_sequences() -> bool:
+    """Return whether terminals interpret escape sequences. In a console of Windows, they must be enabled first."""
+    if sys.platform != "win32":
+        return True
+    import ctypes
+
+    kernel, enabled = ctypes.windll.kernel32, False
+    for number in (-11, -12):  # standard output, standard error
+        handle, mode = kernel.GetStdHandle(number), ctypes.c_ulong()
+        if kernel.GetConsoleMode(handle, ctypes.byref(mode)):
+            enabled |= bool(
+                kernel.SetConsoleMode(handle, mode.value | 4)
+            )  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
+    return enabled
 
 
 def format_status(status: LiveStatus) -> str:

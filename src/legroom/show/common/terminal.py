@@ -12,6 +12,7 @@ from rich.text import Text
 
 from legroom.errors import OutputError
 from legroom.show.common.formatting import clean
+from legroom.show.common.live_line import can_repaint
 
 PLAIN_WIDTH = 80
 MAX_WIDTH = 100
@@ -23,7 +24,7 @@ def print_to(stream: TextIO, *parts: RenderableType) -> None:
     Raises OutputError if standard output cannot be written. Errors of other streams are ignored.
     """
     text = render_to_string(
-        *parts, width=width_of(stream), color=_is_terminal(stream), ascii_only=not supports_unicode(stream)
+        *parts, width=width_of(stream), color=can_repaint(stream), ascii_only=not supports_unicode(stream)
     )
     try:
         stream.write(text)
@@ -75,13 +76,6 @@ def _to_ascii(text: str) -> str:
     return text.replace("…", "...").translate(_ASCII).encode("ascii", "replace").decode()
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return stream.isatty() and os.environ.get("TERM", "") != "dumb"
-    except (AttributeError, ValueError):
-        return False
-
-
 def supports_unicode(stream: TextIO) -> bool:
     """Return whether the stream can write any character."""
     return (
@@ -94,7 +88,7 @@ def supports_unicode(stream: TextIO) -> bool:
 
 def width_of(stream: TextIO) -> int:
     """Return the number of columns to use."""
-    if not _is_terminal(stream):
+    if not can_repaint(stream):
         return PLAIN_WIDTH
     try:
         # Some terminals report a width of 0.

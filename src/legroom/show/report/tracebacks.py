@@ -107,6 +107,7 @@ def _is_legroom(frame: FrameSummary) -> bool:
 
 def _package(file: str) -> str:
     """Return the package of a file, or `Python` for the standard library."""
+    file = file.replace(os.sep, "/")
     for folder in _PACKAGES:
         if folder in file:
             return file.split(folder, 1)[1].split("/", 1)[0].removesuffix(".py")

@@ -207,6 +207,8 @@ def check_setting() -> None:
     """Raise `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a cuDNN library that can be queried."""
     paths, setting = library_paths(), os.environ.get(SETTING, "")
     if paths and paths[0] == setting:
+        if sys.platform != "linux":
+            raise UsageError(f"cuDNN can be queried only on Linux. Unset {SETTING}, or set it to `off`.")
         process = CudnnProcess(paths)
         try:
             if process.version is None:
