@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.predict.sandbox.overlay import WRITING, Overlay
+from legroom.predict.sandbox.overlay import WRITING, Overlay, path_of
 
 _CHANGED_PATHS = {
     "os.remove": (0,), "os.rmdir": (0,), "os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
@@ -52,7 +52,9 @@ def refuse_changes(overlay: Overlay) -> None:
 
 
 def _physical(path: Any, *, follow: bool) -> str:
-    text = f"/proc/self/fd/{path}" if isinstance(path, int) else os.fsdecode(path)
+    if isinstance(path, int):
+        return os.path.join("/proc/self/fd", path_of(path))  # a pipe has no absolute path
+    text = os.fsdecode(path)
     if follow:
         return os.path.realpath(text)
     folder, name = os.path.split(os.path.abspath(text))

@@ -2,7 +2,7 @@
 
 The user's files are the lower layer and never change. All files that the script writes are placed in the upper layer.
 The upper layer is a folder that contains the same paths. For example, `/home/me/log.csv` becomes
-`UPPER/home/me/log.csv`. Files of the lower layer that the script deleted or renamed are recorded in memory.
+`UPPER/home/me/log.csv`, and `C:\\me\\log.csv` becomes `UPPER\\C\\me\\log.csv`. Files of the lower layer that the script deleted or renamed are recorded in memory.
 
 `resolve` returns the path that a script refers to, without links. `find` returns the real path that stores the content.
 The overlay resolves links itself, because a link of the script can point to a file that is only in the upper layer,
@@ -17,6 +17,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
@@ -94,12 +95,13 @@ class Overlay:
         the file descriptor of a directory. Relative paths start from this directory.
         """
         text = os.fsdecode(path)
-        if os.path.isabs(text):
-            start = "/"
-        else:
-            start = self.directory_of(folder) if folder is not None else self._directory or os.getcwd()
-        parts = text.split("/")[::-1]
-        current, links, may_be_upper = start, 0, True
+        current = self.directory_of(folder) if folder is not None else self._directory or os.getcwd()
+        if os.sep != "/":  # Windows removes `..` before it follows links
+            text = without_prefix(os.path.abspath(os.path.join(current, text)))
+        if _is_kernel(text):
+            return text
+        current, parts = _split(text, current)
+        links, may_be_upper = 0, True
         while parts:
             part = parts.pop()
             if part in ("", "."):
@@ -117,8 +119,9 @@ class Overlay:
                     links += 1
                     if links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                    parts.extend(target.split("/")[::-1])
-                    current, may_be_upper = ("/" if os.path.isabs(target) else current), True
+                    current, more = _split(without_prefix(target), current)
+                    parts.extend(more)
+                    may_be_upper = True
                     continue
             current = candidate
         return current
@@ -182,7 +185,7 @@ class Overlay:
         )
 
     def _upper(self, path: str) -> str:
-        return self.upper + path
+        return self.upper + path_in_layer(path)
 
     def _physical(self, path: str) -> str:
         """Return the path in the upper layer. A path in the scratch folder is in neither layer."""
@@ -241,7 +244,7 @@ class Overlay:
         elif os.path.lexists(upper):
             os.remove(upper)
         self._moved.pop(path, None)
-        self._deleted = {each for each in self._deleted if not each.startswith(path + "/")}
+        self._deleted = {each for each in self._deleted if not each.startswith(path + os.sep)}
         lower = self._lower(path)
         if lower is not None and os.path.lexists(lower):
             self._deleted.add(path)
@@ -264,8 +267,8 @@ class Overlay:
         if was_upper:
             os.rename(upper, holding)
         self._discard(target)
-        below = [(path, origin) for path, origin in self._moved.items() if path.startswith(source + "/")]
-        gone = [path for path in self._deleted if path.startswith(source + "/")]
+        below = [(path, origin) for path, origin in self._moved.items() if path.startswith(source + os.sep)]
+        gone = [path for path in self._deleted if path.startswith(source + os.sep)]
         if lower is not None and os.path.lexists(lower):
             self._moved[target] = lower
         if was_upper:
@@ -292,9 +295,9 @@ class Overlay:
         code = 0
         if target == source:
             return
-        if target.startswith(source + "/"):
+        if target.startswith(source + os.sep):
             code = errno.EINVAL if is_folder(old) else errno.ENOTDIR
-        elif source.startswith(target + "/"):
+        elif source.startswith(target + os.sep):
             code = errno.ENOTEMPTY
         elif new is not None:
             old_is_folder, new_is_folder = map(is_folder, (old, new))
@@ -330,7 +333,7 @@ class Overlay:
 
     def directory_of(self, descriptor: int) -> str:
         """Return the path of an open directory in the script's view."""
-        physical = _path_of(descriptor)
+        physical = path_of(descriptor)
         return physical[len(self.upper) :] if _is_below(physical, self.upper) else physical
 
 
@@ -339,11 +342,35 @@ def is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
 
 
+def path_in_layer(path: str, system: ModuleType = os.path) -> str:
+    """Return the part of a path that is appended to the folder of a layer. A drive (`C:`) or a network share becomes a
+    folder."""
+    drive, rest = system.splitdrive(path)
+    name = drive.replace(":", "").strip(system.sep)
+    return f"{system.sep}{name}{rest}" if name else rest
+
+
+def without_prefix(path: str) -> str:
+    """Remove the prefix of Windows for paths without a limit on their length."""
+    if path.startswith("\\\\?\\UNC\\"):
+        return "\\\\" + path[8:]
+    return path.removeprefix("\\\\?\\")
+
+
+def _split(path: str, folder: str) -> tuple[str, list[str]]:
+    """Return the folder from which a path starts, and the names in the path, last name first."""
+    drive, rest = os.path.splitdrive(path)
+    return (drive + os.sep if os.path.isabs(path) else folder), rest.split(os.sep)[::-1]
+
+
 def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
+    path, folder = os.path.normcase(path), os.path.normcase(folder)
+    return path == folder or path.startswith(folder + os.sep)
 
 
 def _is_kernel(path: str) -> bool:
+    if os.sep != "/":
+        return path.startswith("\\\\.\\")  # a device of Windows, such as `nul`
     return path.startswith(KERNEL_FOLDERS) and any(_is_below(path, folder) for folder in KERNEL_FOLDERS)
 
 
@@ -357,13 +384,14 @@ def _link_of_user(path: str) -> str | None:
         return None
 
 
-def _path_of(descriptor: int) -> str:
+def path_of(descriptor: int) -> str:
     """Return the path of an open file or directory."""
     if os.path.isdir("/proc/self/fd"):
         return os.readlink(f"/proc/self/fd/{descriptor}")
-    import fcntl
+    try:
+        import fcntl
 
-    command = getattr(fcntl, "F_GETPATH", None)
-    if command is None:
-        raise OSError(errno.ENOTSUP, "the path of an open directory cannot be determined on this system")
+        command = fcntl.F_GETPATH  # type: ignore[attr-defined]  # macOS
+    except (ImportError, AttributeError):
+        raise OSError(errno.ENOTSUP, "the path of an open file cannot be determined on this system") from None
     return os.fsdecode(fcntl.fcntl(descriptor, command, b"\0" * 1024).rstrip(b"\0"))

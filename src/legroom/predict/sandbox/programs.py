@@ -4,6 +4,7 @@ With Landlock, other programs cannot change the user's files, so all of them may
 that are known to change no files may run.
 """
 
+import ntpath
 import os
 import shlex
 import sys
@@ -33,6 +34,7 @@ _READ_ONLY = frozenset(
         "ls",
     ]
 )
+_SHELLS = frozenset(["sh", "bash", "cmd"])
 _READ_ONLY_GIT = frozenset(
     ["rev-parse", "describe", "log", "show", "status", "diff", "branch", "config", "symbolic-ref", "remote"]
 )
@@ -52,6 +54,8 @@ def refuse_programs() -> None:
             command = (
                 shlex.join(map(str, arguments[1])) if not isinstance(arguments[1], str) else arguments[1]
             )
+        elif event == "os.startfile":
+            command = os.fsdecode(arguments[0])
         elif event in ("os.exec", "os.posix_spawn", "os.spawn"):
             command = shlex.join(map(os.fsdecode, arguments[1] if event != "os.spawn" else arguments[2]))
         else:
@@ -68,13 +72,15 @@ def refuse_programs() -> None:
 def _changes_nothing(command: str) -> bool:
     if any(sign in command for sign in ">|;&`$"):
         return False
-    try:
-        words = shlex.split(command)
+    try:  # a backslash separates folders on Windows
+        words = [word.strip('"') for word in shlex.split(command, posix=os.sep == "/")]
     except ValueError:
         return False
     if not words:
         return True
-    name = os.path.basename(words[0])
+    name = ntpath.basename(words[0]).lower().removesuffix(".exe")
+    if name in _SHELLS and len(words) > 2 and words[1] in ("-c", "/c"):
+        return _changes_nothing(" ".join(words[2:]))
     if name == "git":
         return len(words) > 1 and words[1] in _READ_ONLY_GIT
     return name in _READ_ONLY or (words[0] == sys.executable and "multiprocessing" in command)

@@ -6,13 +6,16 @@ Modules of the standard library that use these functions (pathlib, shutil, tempf
 import builtins
 import errno
 import functools
+import genericpath
 import io
 import os
 import shutil
 import sqlite3
 import tempfile
 import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 from legroom.predict.sandbox.overlay import WRITING, Overlay, is_folder
@@ -32,6 +35,10 @@ def redirect_files(overlay: Overlay) -> None:
         supported.update(
             getattr(os, name) for name, function in before.items() if _is_in(function, supported)
         )
+    if os.name == "nt":  # written in C, without the functions of `os`
+        for name in ("exists", "lexists", "isfile", "isdir", "islink"):
+            if hasattr(genericpath, name):
+                setattr(os.path, name, getattr(genericpath, name))
     _redirect_open(overlay)
     _redirect_sqlite(overlay)
 
@@ -163,7 +170,7 @@ def _redirected(overlay: Overlay, function: Any, how: Callable[..., Any], follow
         if overlay.is_plain or not isinstance(path, str | bytes | os.PathLike):
             return function(path, *args, **options, **({} if dir_fd is None else {"dir_fd": dir_fd}))
         follows = follow and options.get("follow_symlinks", True)
-        if function is _PLAIN_OPEN and args and args[0] & (os.O_NOFOLLOW | os.O_EXCL):
+        if function is _PLAIN_OPEN and args and args[0] & (getattr(os, "O_NOFOLLOW", 0) | os.O_EXCL):
             follows = False
         with overlay.plain(), _as_given(path):
             resolved = overlay.resolve(path, follow=follows, folder=dir_fd)
@@ -248,7 +255,8 @@ def _redirect_directories(overlay: Overlay) -> None:
 
     os.listdir, os.scandir = list_directory, scan_directory
     os.chdir, os.getcwd = change_directory, current_directory
-    os.fchdir = lambda fd: change_directory(fd if isinstance(fd, int) else fd.fileno())
+    if hasattr(os, "fchdir"):
+        os.fchdir = lambda fd: change_directory(fd if isinstance(fd, int) else fd.fileno())
     os.getcwdb = lambda: os.fsencode(current_directory())
 
 
@@ -305,12 +313,13 @@ def _redirect_sqlite(overlay: Overlay) -> None:
     def prepare_uri(text: str) -> str:
         path, _, query = text.removeprefix("file:").partition("?")
         mode = urllib.parse.parse_qs(query).get("mode", [""])[0]
-        path = urllib.parse.unquote(path.partition("#")[0])
+        path = path.partition("#")[0]
         if path.startswith("//"):  # an authority, which is empty or `localhost`
             path = "/" + path[2:].partition("/")[2]
+        path = urllib.request.url2pathname(path)
         if mode == "memory" or path in ("", ":memory:"):
             return text
-        return f"file:{urllib.parse.quote(prepare(path, read_only=mode == 'ro'))}?{query}"
+        return f"{Path(prepare(path, read_only=mode == 'ro')).as_uri()}?{query}"
 
     sqlite3.connect = sqlite3.dbapi2.connect = connect
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from legroom.observe.children.spawned_processes import CallWhenUnpickled, in_spawned_processes
 from legroom.predict.sandbox.changes import refuse_changes
 from legroom.predict.sandbox.landlock import forbid_writes_outside
 from legroom.predict.sandbox.overlay import Overlay
@@ -22,11 +23,14 @@ _TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE
 class Sandbox:
     """Redirects writes of this process, and of all processes that it starts, to `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, own: Path | None = None) -> None:
+        """Redirect writes for the rest of the process. `own` is the part of `folder` that the process uses together
+        with the process that started it. By default, a new part is created, because other processes of the same estimate
+        use the same folder."""
         self._folder = folder
-        own = Path(tempfile.mkdtemp(dir=folder))  # other processes of the same estimate use the same folder
+        own = own or Path(tempfile.mkdtemp(dir=folder))
         temporary = own / "tmp"
-        temporary.mkdir()
+        temporary.mkdir(exist_ok=True)
         for name in ("TMPDIR", "TEMP", "TMP"):
             os.environ[name] = str(temporary)
         tempfile.tempdir = None
@@ -39,6 +43,9 @@ class Sandbox:
         """True if the kernel denies writes that Python cannot redirect."""
         if not self.is_enforced:
             refuse_programs()
+        # A process that `multiprocessing` spawns inherits no redirections, unlike a fork.
+        self._in_spawned_processes = in_spawned_processes(CallWhenUnpickled(Sandbox, folder, own))
+        self._in_spawned_processes.__enter__()
 
     def continue_in_fork(self) -> None:
         """Give a fork its own copy of the written files, because other forks write to the same paths."""

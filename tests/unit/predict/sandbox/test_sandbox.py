@@ -136,6 +136,7 @@ ESCAPES = {
     "real path": ("os.symlink('runs', 'latest'); print(os.path.relpath(os.path.realpath('latest/old'), os.path.realpath('.')), sorted(e.path for e in os.scandir('latest')))", "runs/old ['latest/old']"),
     "not following": ("os.utime('link', (1, 1), follow_symlinks=False); os.remove('link'); print(os.path.exists('log.csv'), os.path.lexists('link'))", "True False"),
     "sqlite with a journal": ("import sqlite3; c = sqlite3.connect('s.db'); c.execute('pragma journal_mode=wal'); c.execute('create table t (a)'); c.commit(); d = sqlite3.connect('file:s.db?mode=ro', uri=True); print(d.execute('select count(*) from t').fetchone())", "(0,)"),
+    "spawned process": ("import multiprocessing; p = multiprocessing.get_context('spawn').Process(target=pathlib.Path('log.csv').write_text, args=('child',)); p.start(); p.join(); print(open('log.csv').read())", "child"),
     "link over an existing file": ("try: os.symlink('log.csv', 'best.pt')\nexcept FileExistsError as e: print(e.filename, e.filename2)", "log.csv best.pt"),
 }  # fmt: skip
 
