@@ -30,7 +30,13 @@ def batch(batch_size: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(batch_size, 64), torch.zeros(batch_size, dtype=torch.long)
 
 
-def test_the_prediction_equals_a_step_on_a_virtual_gpu() -> None:
+@pytest.fixture(params=["on", "off"])
+def fork(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predicts in a forked process, and in this process."""
+    monkeypatch.setenv("LEGROOM_FORK", request.param)
+
+
+def test_the_prediction_equals_a_step_on_a_virtual_gpu(fork: None) -> None:
     network = model()
     peak = predict_step(
         DEVICE, 1, single_device_step(network, torch.optim.AdamW(network.parameters()), batch())
@@ -46,7 +52,7 @@ def test_the_prediction_equals_a_step_on_a_virtual_gpu() -> None:
         assert torch.cuda.max_memory_allocated() == peak.allocated
 
 
-def test_an_active_virtual_gpu_is_not_affected() -> None:
+def test_an_active_virtual_gpu_is_not_affected(fork: None) -> None:
     with legroom.VirtualGPU("1GiB") as gpu:
         tensor = torch.ones(1000, device="cuda")
         before = torch.cuda.memory_allocated(), gpu.allocations
@@ -56,7 +62,7 @@ def test_an_active_virtual_gpu_is_not_affected() -> None:
         assert tensor.device.type == "cuda"
 
 
-def test_an_error_in_the_forked_process_is_raised() -> None:
+def test_an_error_outside_the_virtual_gpu_is_raised(fork: None) -> None:
     def fail() -> None:
         raise UsageError("custom error")
 
