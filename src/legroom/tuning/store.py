@@ -9,10 +9,10 @@ stored in user attributes.
 
 import contextlib
 import errno
-import importlib
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -268,9 +268,11 @@ def _lock(descriptor: int) -> None:
     """Lock a file until it is closed. Raises `OSError` if another process has the lock."""
     try:
         import fcntl
-    except ImportError:  # Windows
-        msvcrt: Any = importlib.import_module("msvcrt")
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except ImportError:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
     else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
