@@ -34,7 +34,7 @@ from legroom.gpus.machine import processors
 from legroom.processes import can_fork
 
 CONTEXT_LINES = 2
-_RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat", re.IGNORECASE)
+_RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat|compute_metrics", re.IGNORECASE)
 """A file that contains none of these words cannot violate a rule."""
 _MAX_PASSES = 12
 _MIN_PARALLEL_BYTES = 400_000

@@ -15,7 +15,7 @@ from legroom.diagnose.lint.flow.values import LOADER_NAMES, MODEL_NAMES, SAMPLIN
 
 _WORDS = split_words(
     "Callback DataLoader DataParallel DistributedSampler Function GradScaler Queue TrainerCallback add_param_group "
-    "all_gather_object autocast autograd backward cache checkpoint_sequential clip_grad_norm_ clip_grad_value_ create_graph create_model cycle "
+    "all_gather_object autocast autograd backward cache checkpoint_sequential clip_grad_norm_ clip_grad_value_ compute_metrics create_graph create_model cycle "
     "deepcopy empty_cache eval exc_info from_pretrained gather_object lru_cache manual_backward optim "
     "register_backward_hook register_forward_hook register_forward_pre_hook register_full_backward_hook register_hook "
     "register_module_forward_hook retain_graph size_average zero_grad"

@@ -1,5 +1,5 @@
-"""Finds containers that collect one tensor per batch on the GPU: the outputs of a model (LG101) or the batches themselves
-(LG117). These tensors have no graph, but together they are as large as the outputs or inputs of the whole data set."""
+"""Finds containers that collect one tensor per batch on the GPU: the batches themselves (LG117), or the states of a sampler
+(LG101). These tensors have no graph, but together they are as large as the whole data set."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.collected.additions import additions_by_calls, is_visible
 from legroom.diagnose.lint.flow.backward_uses import derived_names
-from legroom.diagnose.lint.flow.facts import Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import is_length_limited, survives
 from legroom.diagnose.lint.flow.syntax import (
@@ -26,7 +26,7 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import SAMPLING_NAMES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
-_SIZE_PRESERVING = frozenset(
+SIZE_PRESERVING = frozenset(
     [
         "bfloat16",
         "clone",
@@ -61,33 +61,6 @@ _ON_GPU = frozenset(
 """Functions that use a collection of embeddings on the GPU."""
 
 
-def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find stores such as `outputs.append(model(x.cuda()))` with gradients disabled, for each batch of a loader."""
-    if store.value.has_graph or store.value.host:
-        return
-    made: cst.BaseExpression = store.expression
-    within: cst.CSTNode
-    if isinstance(made, cst.ListComp):  # outputs = [model(x.cuda()) for x in loader]
-        batch, within = names_in(made.for_in.target), made
-        if made.for_in.ifs or program.value(made.for_in.iter).kind is not ValueKind.LOADER:
-            return
-        made = made.elt
-    else:
-        loop = _loop_over_batches(store)
-        if loop is None or not _is_collected(program, store, loop):
-            return
-        batch, within = loop.bound, loop.node
-    if not _contains_output(program, made, store) or not _moves_input(program, within, batch):
-        return
-    if _is_used_on_gpu(program, store.target):
-        return
-    yield Problem(
-        node=made,
-        message=f"`{store.target}` collects the outputs of all batches on the GPU",
-        help="Copy each output to host memory: add `.cpu()`",
-    )
-
-
 def collected_states(program: Program, store: StoreFact) -> Iterator[Problem]:
     """Find `frames.append(x)` in a loop such as `for t in timesteps: x = denoise(x, t)`, which samples without gradients.
     A sampler has hundreds of states, each as large as its result."""
@@ -102,7 +75,7 @@ def collected_states(program: Program, store: StoreFact) -> Iterator[Problem]:
     made = [each for each in program.stores if each.target == path and loop in each.loops]
     if len(made) != 1 or not made[0].uses_old_value or not _samples(program, made[0]):
         return
-    if not _is_collected(program, store, loop) or _is_stacked(program, store.target):
+    if not is_collected(program, store, loop) or _is_stacked(program, store.target):
         return
     if not any(
         _is_on_gpu(each) for each in program.stores if each.target == path and each.order < loop.first
@@ -133,7 +106,7 @@ def _is_on_gpu(made: StoreFact) -> bool:
     """Return True for `torch.randn(n, device=device)`, `x.to(device)` and `x.cuda()`."""
     return any(
         isinstance(node, cst.Call)
-        and not _moves_to_host(node)
+        and not moves_to_host(node)
         and (keyword(node, "device") is not None or method_name(node) in {"cuda", "to"})
         for node in walk(made.expression)
     )
@@ -160,11 +133,6 @@ def _is_stacked(program: Program, target: str) -> bool:
     )
 
 
-def _moves_input(program: Program, loop: cst.CSTNode, batch: set[str]) -> bool:
-    """Return True if a loop moves its batch to the GPU."""
-    return any(isinstance(node, cst.Call) and _moves(program, node, batch) for node in walk(loop))
-
-
 def collected_batches(program: Program) -> Iterator[Problem]:
     """Find `[(x.cuda(), y.cuda()) for x, y in loader]`, and loops over a loader that only move and store its batches."""
     for node in program.nodes:
@@ -172,15 +140,15 @@ def collected_batches(program: Program) -> Iterator[Problem]:
             isinstance(node, cst.ListComp)
             and program.value(node.for_in.iter).kind is ValueKind.LOADER
             and not node.for_in.ifs
-            and _moves(program, node.elt, names_in(node.for_in.target))
+            and moves(program, node.elt, names_in(node.for_in.target))
             and not _is_consumed(program, node)
         ):
             yield _batches(node)
     for store in (*program.stores, *(addition for _, addition, _ in additions_by_calls(program))):
-        loop = _loop_over_batches(store)
-        if loop is None or not _is_collected(program, store, loop):
+        loop = loop_over_batches(store)
+        if loop is None or not is_collected(program, store, loop):
             continue
-        if is_moved_batch(program, store, loop) and not _is_used_on_gpu(program, store.target):
+        if is_moved_batch(program, store, loop) and not is_used_on_gpu(program, store.target):
             yield _batches(store.expression)
 
 
@@ -192,11 +160,11 @@ def _batches(node: cst.BaseExpression) -> Problem:
     )
 
 
-def _loop_over_batches(store: StoreFact) -> LoopFact | None:
+def loop_over_batches(store: StoreFact) -> LoopFact | None:
     return next((each for each in reversed(store.loops) if each.iterable.kind is ValueKind.LOADER), None)
 
 
-def _is_collected(program: Program, store: StoreFact, loop: LoopFact) -> bool:
+def is_collected(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     """Return True if a container grows with each batch."""
     if store.how == "item":
         if not (store.varying_key and store.mapping):
@@ -224,72 +192,12 @@ def _is_conditional(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     return True
 
 
-def _contains_output(program: Program, node: cst.BaseExpression, store: StoreFact, depth: int = 0) -> bool:
-    """Return True if an expression is the output of a model, or a tensor of the same size computed from it."""
-    if depth > 5:
-        return False
-    parts = contained_parts(node)
-    if parts:
-        return any(_contains_output(program, each, store, depth + 1) for each in parts)
-    if isinstance(node, cst.Attribute) and node.attr.value in {"logits", "last_hidden_state"}:
-        return _contains_output(program, node.value, store, depth + 1)
-    if isinstance(node, cst.Call):
-        if not program.value(node).is_tensor or program.value(node).host:
-            return False
-        called = next((each for each in program.calls if each.node is node), None)
-        if called is not None and called.receiver.kind is ValueKind.MODEL:
-            return called.local is None or _returns_tensor(called.local)
-        name = last_name(dotted(node.func) or method_name(node) or "")
-        if name not in _SIZE_PRESERVING or _moves_to_host(node):
-            return False
-        owner = receiver(node)
-        is_function = owner is not None and (program.imports.qualified(node.func) or "").startswith("torch.")
-        inner = node.args[0].value if is_function and node.args else owner
-        return inner is not None and _contains_output(program, inner, store, depth + 1)
-    path = dotted(node)
-    if path is None:
-        return False
-    if any(path in loop.bound for loop in store.loops):
-        return any(
-            path in loop.bound
-            and isinstance(loop.node, cst.For)
-            and loop.iterable.kind is not ValueKind.LOADER
-            and any(
-                _contains_output(program, each, store, depth + 1)
-                for each in _iterated(loop.node.iter, path, loop)
-            )
-            for loop in store.loops
-        )
-    made = [
-        each
-        for each in program.stores
-        if each.target == path and each.function is store.function and each.order < store.order
-    ]
-    return bool(made) and _contains_output(program, made[-1].expression, made[-1], depth + 1)
-
-
-def _iterated(node: cst.BaseExpression, path: str, loop: LoopFact) -> list[cst.BaseExpression]:
-    """Return the iterable whose elements a loop assigns to a name, as in `for i, output in zip(ids, outputs)`."""
-    if not isinstance(node, cst.Call) or dotted(node.func) not in {"zip", "enumerate"}:
-        return [node]
-    target = loop.node.target if isinstance(loop.node, cst.For) else None
-    names = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else []
-    arguments = [each.value for each in node.args]
-    if dotted(node.func) == "enumerate":
-        names = names[1:]
-    return [each for name, each in zip(names, arguments, strict=False) if dotted(name) == path]
-
-
-def _returns_tensor(function: Function) -> bool:
-    return function.returns.kind is not ValueKind.PLAIN
-
-
-def _moves_to_host(node: cst.Call) -> bool:
+def moves_to_host(node: cst.Call) -> bool:
     given = keyword(node, "device") or (node.args[0] if node.args else None)
     return given is not None and "cpu" in (string_value(given.value) or "")
 
 
-def _is_used_on_gpu(program: Program, target: str) -> bool:
+def is_used_on_gpu(program: Program, target: str) -> bool:
     """Return True if the program computes with the collection on the GPU, as with the bank of a nearest-neighbor
     search."""
     names = derived_names(program, target)
@@ -303,6 +211,19 @@ def _is_used_on_gpu(program: Program, target: str) -> bool:
             if (called in _ON_GPU or is_model) and names & {last_name(path) for path in names_in(node)}:
                 return True
     return False
+
+
+def is_read_by_key(program: Program, store: StoreFact) -> bool:
+    """Return True if a training loop reads single entries of a dict, such as the features of the samples in the batch."""
+    if store.how != "item" and not store.mapping:
+        return False
+    name = last_name(store.target)
+    return any(
+        isinstance(node, cst.Subscript)
+        and last_name(dotted(node.value) or "") == name
+        and not isinstance(program.parent.get(node), (cst.AssignTarget, cst.Attribute))
+        for node in program.nodes
+    )
 
 
 def is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
@@ -324,20 +245,20 @@ def is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
         for each in call.node.args
     ):
         return False  # labels, which are small
-    if _moves(program, store.expression, loop.bound):
+    if moves(program, store.expression, loop.bound):
         return True
     return any(
         each.target in names
         and each.how == "assign"
         and loop.first <= each.order < store.order
-        and _moves(program, each.expression, loop.bound)
+        and moves(program, each.expression, loop.bound)
         for each in program.stores
     )
 
 
 def _same_tensor(node: cst.BaseExpression) -> str | None:
     """Return `x` for `x` and `x.detach().clone()`."""
-    while isinstance(node, cst.Call) and method_name(node) in _SIZE_PRESERVING and not _moves_to_host(node):
+    while isinstance(node, cst.Call) and method_name(node) in SIZE_PRESERVING and not moves_to_host(node):
         owner = receiver(node)
         if owner is None:
             break
@@ -345,15 +266,15 @@ def _same_tensor(node: cst.BaseExpression) -> str | None:
     return dotted(node)
 
 
-def _moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
+def moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
     """Return True if an expression contains a batch, or all its parts, moved to the GPU."""
     if isinstance(node, (cst.DictComp, cst.ListComp, cst.GeneratorExp)):
         part = node.value if isinstance(node, cst.DictComp) else node.elt
         inner = names_in(node.for_in.target)
-        return not names.isdisjoint(names_in(node.for_in.iter)) and _moves(program, part, inner)
+        return not names.isdisjoint(names_in(node.for_in.iter)) and moves(program, part, inner)
     parts = contained_parts(node)
     if parts:
-        return any(_moves(program, each, names) for each in parts)
+        return any(moves(program, each, names) for each in parts)
     if not isinstance(node, cst.Call) or names.isdisjoint(names_in(node)):
         return False
     if is_call_of(node, "cuda"):

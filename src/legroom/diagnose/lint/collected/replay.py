@@ -40,9 +40,12 @@ def replayed_on_gpu(program: Program) -> Iterator[Problem]:
             if value.host or made is None or not _moves_samples(program, last_name(target)):
                 continue
             reported.add(target)
+            in_function = store.function.node is not program.top.node and program.inside(
+                made, store.function.node
+            )
             yield Problem(
-                node=made,
-                message=f"`{target}` keeps this tensor on the GPU for many steps, although each sample is moved to the GPU again",
+                node=part if in_function else made,
+                message=f"`{target}` keeps this tensor on the GPU for many steps, so the whole replay memory is on the GPU",
                 help="Create and store the tensor in host memory",
             )
             break
@@ -89,9 +92,19 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
 
 
 def _moves_samples(program: Program, name: str) -> bool:
-    """Return True if a function that draws from the memory moves tensors to the GPU."""
+    """Return True if a function that draws from the memory, also through a method, moves tensors to the GPU. Images in
+    the memory fill the GPU also if their samples are not moved."""
+    if program.mentions("Conv2d"):
+        return True
+    drawing = {
+        function
+        for function in program.functions.values()
+        if function.name
+        and any(isinstance(each, cst.Call) and _draws(each, name) for each in walk(function.body))
+    }
+    drawing |= {call.function for call in program.calls if call.local in drawing}
     return any(
-        any(isinstance(each, cst.Call) and _draws(each, name) for each in walk(function.body))
+        function in drawing
         and any(
             isinstance(each, cst.Call)
             and method_name(each) in {"to", "cuda"}

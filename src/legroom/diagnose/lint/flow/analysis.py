@@ -174,11 +174,14 @@ class _Walker(Assignments):
     def _guess_parameter(self, name: str) -> Value:
         """Return the usual value of a parameter: `agent` is an instance of the class `Agent` of this file."""
         guess = self.program.guess(name)
+        found = self.program.annotated(self.function, name)
+        found = found or self.program.object_used_as(name, self.function)
+        if found is not None and guess.kind in (ValueKind.UNKNOWN, found.kind):
+            return found
         if guess.kind is ValueKind.UNKNOWN:
             for known in self.program.classes.values():
                 if known.name.lower() == name.replace("_", "").lower():
-                    is_module = self.program.is_module_class(known.name)
-                    return Value(ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=known.name)
+                    return self.program.instance(known.name)
         return guess
 
     # Statements ----------------------------------------------------------------------------------------------------
@@ -398,6 +401,8 @@ def _propagate_through_calls(program: Program) -> None:
         trains |= {call.function for call in program.calls if call.local in trains}
         backward |= {call.function for call in program.calls if call.local in backward}
     computing = {call.function for call in program.calls if _runs_a_model(call)}
+    for _ in range(3):
+        computing |= {call.function for call in program.calls if call.local in computing and not call.no_grad}
     for loop in program.loops:  # a loop over a generator that trains
         source = innermost_iterable(loop.node.iter) if isinstance(loop.node, cst.For) else None
         for call in program.calls:

@@ -77,6 +77,11 @@ class Assignments(FactRecorder):
         if value.kind is ValueKind.UNKNOWN and not value.class_name and not value.function:
             guess = self.program.guess(path)
             value = guess if guess.kind in (ValueKind.MODEL, ValueKind.LOADER, ValueKind.OPTIMIZER) else value
+        if path.startswith("self.") and value in (UNKNOWN, MODEL):
+            used_as = self.program.object_used_as(path, self.function)
+            value = (
+                used_as if used_as is not None and value.kind in (ValueKind.UNKNOWN, used_as.kind) else value
+            )
         read = names_with_graph(expression)
         through = {each for name in read for each in self.depends_on.get(name, ())}
         uses_old_value = path in names_in(expression) or path in through

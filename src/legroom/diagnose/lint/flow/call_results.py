@@ -1,5 +1,6 @@
 """Determines the result of each call to a PyTorch function, builtin or method, for the flow analysis."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -55,6 +56,12 @@ _LAYERS_WITH_PARAMETERS = (
     "Linear", "Bilinear", "Conv", "LazyLinear", "LazyConv", "LSTM", "GRU", "RNN", "Embedding", "Transformer",
     "MultiheadAttention",
 )  # fmt: skip
+_INFERER = re.compile(r"(?:^|[._])(?:sliding_window_inference|sliding_window_inferer|inferer)$")
+_COMPUTING_METHODS = split_words(
+    "log_prob encode decode embed encode_image encode_text get_image_features get_text_features forward_features "
+    "extract_features forward_head"
+)
+"""Methods of models of libraries that do not disable gradients."""
 _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 
 
@@ -165,6 +172,13 @@ def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Va
     return GRAPH
 
 
+def inferred_model(name: str | None, arguments: Sequence[Value]) -> Value | None:
+    """Return the model that a function such as `sliding_window_inference(image, size, 4, model)` receives and runs."""
+    if not _INFERER.search(name or ""):
+        return None
+    return next((each for each in arguments if each.kind is ValueKind.MODEL), None)
+
+
 def loss_call(arguments: Sequence[Value], *, no_grad: bool) -> Value:
     """Return the result of a loss function. The result has a graph if an input has a graph or is unknown."""
     known = [each for each in arguments if each.kind is not ValueKind.PLAIN]
@@ -272,7 +286,7 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
         return UNKNOWN
     if method == "generate":
         return TENSOR
-    if method == "forward" or names_a_loss(method) or method in {"log_prob", "encode", "decode", "embed"}:
+    if method == "forward" or names_a_loss(method) or method in _COMPUTING_METHODS:
         return model_call(receiver, arguments, no_grad=no_grad)
     return None
 

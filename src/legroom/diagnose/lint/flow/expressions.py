@@ -9,6 +9,7 @@ import libcst as cst
 from legroom.diagnose.lint.flow.call_results import (
     builtin_result,
     computed_from,
+    inferred_model,
     loss_call,
     method_result,
     model_call,
@@ -318,6 +319,8 @@ class Expressions:
         is_model = called.kind in (ValueKind.MODEL, ValueKind.CRITERION)
         if is_model and owner.kind in (ValueKind.UNKNOWN, ValueKind.PLAIN):
             owner = called
+        elif local is None and owner.kind is ValueKind.UNKNOWN:
+            owner = inferred_model(name, arguments) or owner
         self.record_call(
             CallFact(
                 node=node,
@@ -409,6 +412,8 @@ class Expressions:
             return split_result(model_call(called, arguments, no_grad=no_grad), local)
         if called.kind is ValueKind.CRITERION:
             return loss_call(arguments, no_grad=no_grad)
+        if local is None and (run := inferred_model(name, arguments)) is not None:
+            return model_call(run, arguments, no_grad=no_grad)
         if local is not None and local is not self.function:
             returned = local.returns
             if returned.kind is ValueKind.UNKNOWN and not returned.function and names_a_loss(local.name):

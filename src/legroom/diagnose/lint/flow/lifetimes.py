@@ -7,7 +7,13 @@ from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopF
 from legroom.diagnose.lint.flow.limits import is_unlimited
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import encloses, is_length_limited, is_released_elsewhere, survives
-from legroom.diagnose.lint.flow.steps import is_forward, is_step_loop, iterates_data, runs_every_step
+from legroom.diagnose.lint.flow.steps import (
+    is_forward,
+    is_step_loop,
+    iterates_data,
+    iterates_data_set,
+    runs_every_step,
+)
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     method_name,
@@ -202,7 +208,7 @@ def _survives_call(
         return False
     for loop in reversed(site.loops):
         if survives(program, path, loop):
-            is_step = is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER
+            is_step = is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER or iterates_data_set(loop)
             if is_step and not feeds_backward(program, path, site.caller, loop):
                 return True
         else:

@@ -30,6 +30,7 @@ from legroom.diagnose.lint.flow.syntax import (
     positional,
     receiver,
     root,
+    string_value,
 )
 from legroom.diagnose.lint.flow.values import (
     GRAPH,
@@ -183,7 +184,7 @@ class FactRecorder(Expressions):
                     self.argument_values(local, node, arguments),
                 )
             )
-        for other in self._overriding(node, method, owner, local):
+        for other in (*self._overriding(node, method, owner, local), *self._named_methods(node)):
             other.is_dispatched = True
             values = self.argument_values(other, node, arguments)
             other.call_sites.append(CallSite(self.function, self.loops, self.no_grad, node, values))
@@ -260,6 +261,24 @@ class FactRecorder(Expressions):
             for each in known
             if each is not local and self.program.are_related(each.class_name or "", owner.class_name)
         ]
+
+    def _named_methods(self, node: cst.Call) -> list[Function]:
+        """Return the methods that `getattr(callback, name)(state)` may run. The name is a literal, or a parameter that
+        receives literals."""
+        got = node.func
+        if not isinstance(got, cst.Call) or dotted(got.func) != "getattr" or len(got.args) < 2:
+            return []
+        name = got.args[1].value
+        names = {string_value(name)}
+        if (path := dotted(name)) in self.function.parameters:
+            names = {
+                string_value(argument.value)
+                for each in self.program.nodes
+                if isinstance(each, cst.Call) and last_name(dotted(each.func) or "") == self.function.name
+                for parameter, argument in self.function.receives(each)
+                if parameter == path
+            }
+        return [method for each in names if each for method in self.program.methods.get(each, [])]
 
     def _record_named_item(
         self, node: cst.Call, target: str, name: int, arguments: tuple[Value, ...]

@@ -13,6 +13,11 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from legroom.diagnose.lint.flow.evidence.called_models import called_models
+from legroom.diagnose.lint.flow.evidence.object_classes import (
+    annotated_names,
+    called_methods,
+    identifies_class,
+)
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, ReleaseFact, StoreFact
 from legroom.diagnose.lint.flow.syntax import Imports, children, dotted, forget_file, walk
 from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name
@@ -191,6 +196,39 @@ class Program:
     def _called_models(self) -> frozenset[str]:
         defined = {function.name for function in self.functions.values()} | self.classes.keys()
         return called_models(self.nodes) - defined
+
+    def instance(self, class_name: str) -> Value:
+        """Return an object of a class of this file."""
+        is_module = self.is_module_class(class_name)
+        return Value(ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=class_name)
+
+    def object_used_as(self, path: str, function: Function) -> Value | None:
+        """Return the object to which a path refers if only one class of the file has the methods that are called on it."""
+        scope = function.class_name if path.startswith("self.") else function.name
+        methods = self._called_methods.get((scope or "", path))
+        if methods is None or not identifies_class(methods):
+            return None
+        found = [
+            name
+            for name, known in self.classes.items()
+            if not methods.isdisjoint(known.methods) and all(self.method(name, each) for each in methods)
+        ]
+        return self.instance(found[0]) if len(found) == 1 else None
+
+    @cached_property
+    def _called_methods(self) -> dict[tuple[str, str], set[str]]:
+        return called_methods(self.nodes, self.parent, set(self.methods))
+
+    def annotated(self, function: Function, name: str) -> Value | None:
+        """Return the object that a parameter receives according to its annotation, if this file defines the class."""
+        if not isinstance(function.node, cst.FunctionDef):
+            return None
+        given = function.node.params
+        for each in (*given.posonly_params, *given.params, *given.kwonly_params):
+            if each.name.value == name and each.annotation is not None:
+                found = [path for path in annotated_names(each.annotation.annotation) if path in self.classes]
+                return self.instance(found[0]) if found else None
+        return None
 
     @cached_property
     def objects(self) -> frozenset[str]:

@@ -164,7 +164,13 @@ _COUNTER = re.compile(
 
 
 def is_released_elsewhere(program: Program, store: StoreFact) -> bool:
-    return is_released(program, store.target, store.function, unlimited=is_unlimited(program, store))
+    return is_released(
+        program,
+        store.target,
+        store.function,
+        unlimited=is_unlimited(program, store),
+        summed=store.how == "augment",
+    )
 
 
 def is_released(
@@ -174,8 +180,10 @@ def is_released(
     within: LoopFact | None = None,
     *,
     unlimited: bool = False,
+    summed: bool = False,
 ) -> bool:
-    """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its initialization."""
+    """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its
+    initialization. A sum that is only set to zero in each epoch keeps the graphs of the epoch alive."""
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
@@ -183,7 +191,7 @@ def is_released(
             continue
         if unlimited and release.how == "shrink":
             continue
-        if not _may_run_between_steps(program, release, function, within):
+        if not _may_run_between_steps(program, release, function, within, summed=summed):
             continue
         if _may_be_same(program, release.function, release.target, function, target):
             return True
@@ -198,7 +206,7 @@ def is_released(
             continue
         if store.uses_old_value and (unlimited or not is_shrunk(store)):
             continue
-        if not _may_run_between_steps(program, store, function, within):
+        if not _may_run_between_steps(program, store, function, within, summed=summed):
             continue
         first_made = not store.loops and (
             isinstance(store.function.node, cst.Module) or (plain and encloses(store.function, function))
@@ -213,7 +221,7 @@ def is_released(
 
 
 def _may_run_between_steps(
-    program: Program, release: Fact, function: Function, within: LoopFact | None
+    program: Program, release: Fact, function: Function, within: LoopFact | None, *, summed: bool
 ) -> bool:
     """Return True if a release may run between two steps of a function or loop. A queue that is emptied after the last step
     is not released between steps."""
@@ -222,8 +230,8 @@ def _may_run_between_steps(
     once_per_epoch = _EPOCH_METHOD.search(release.function.name) and not release.function.backward
     if function.name in _BATCH_METHODS and once_per_epoch:
         return False
-    around = _loops_around(program, function, frozenset())
-    around_release = _loops_around(program, release.function, frozenset())
+    around = _loops_around(program, function, frozenset(), only_known=summed)
+    around_release = _loops_around(program, release.function, frozenset(), only_known=summed)
     if around is None or around_release is None:
         return True
     while within is not None:
@@ -231,7 +239,20 @@ def _may_run_between_steps(
         within = within.outer
     if not around:  # for example a lambda that a hook calls
         return True
-    return not around.isdisjoint(around_release | frozenset(release.loops))
+    steps = {loop for loop in around if summed and loop.backward and not _contains_step(loop, around)}
+    return not (steps or around).isdisjoint(around_release | frozenset(release.loops))
+
+
+def _contains_step(loop: LoopFact, around: frozenset[LoopFact]) -> bool:
+    """Return True if another loop with a backward pass is inside a loop, as the loop over batches is in the loop over
+    epochs."""
+    for each in around:
+        outer = each.outer
+        while each.backward and outer is not None:
+            if outer is loop:
+                return True
+            outer = outer.outer
+    return False
 
 
 _BATCH_METHODS = frozenset(
@@ -245,17 +266,19 @@ _EPOCH_METHOD = re.compile(
 
 
 def _loops_around(
-    program: Program, function: Function, seen: frozenset[Function]
+    program: Program, function: Function, seen: frozenset[Function], *, only_known: bool
 ) -> frozenset[LoopFact] | None:
     """Return all loops in which a function is called, directly or through its callers. Return None if other code may
-    call the function."""
+    call the function, unless only the loops of this file are asked for."""
     if isinstance(function.node, cst.Module) or function in seen:
+        return frozenset()
+    if only_known and not function.call_sites:
         return frozenset()
     if not function.call_sites or function.name in program.passed_names:
         return None
     found: frozenset[LoopFact] = frozenset()
     for site in function.call_sites:
-        outer = _loops_around(program, site.caller, seen | {function})
+        outer = _loops_around(program, site.caller, seen | {function}, only_known=only_known)
         if outer is None:
             return None
         found = found.union(outer, site.loops)

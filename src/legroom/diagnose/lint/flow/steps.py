@@ -1,10 +1,13 @@
 """Determines which loops and functions run in every step."""
 
+import re
+
 import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallSite, Fact, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
+from legroom.diagnose.lint.flow.syntax import dotted, innermost_iterable, last_name, method_name, walk
+from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind, split_words
 
 STEP_FUNCTIONS = frozenset(
     {
@@ -28,6 +31,29 @@ EVALUATION_HOOKS = frozenset(
     ["validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"]
 )
 """Methods that frameworks may call with gradients disabled."""
+
+
+_DATA = re.compile(
+    r"(?:^|_)(?:texts|sentences|documents|docs|corpus|queries|passages|images|paths|files|videos|clips|frames|samples"
+    r"|dataset|records|rows|prompts|recordings|segments|windows|pages|utterances|tiles|patches|molecules)$",
+    re.IGNORECASE,
+)
+"""Names of data sets over which a program iterates without a loader."""
+_DATA_CALLS = split_words("glob rglob iterdir listdir iterrows itertuples batched scandir")
+
+
+def iterates_data_set(loop: LoopFact) -> bool:
+    """Return True for a loop over `range(0, len(texts), size)`, over `folder.glob("*.png")`, or over a name of a data set."""
+    if not isinstance(loop.node, cst.For):
+        return False
+    iterable = loop.node.iter
+    for node in walk(iterable):
+        if isinstance(node, cst.Call):
+            if dotted(node.func) in {"range", "trange"} and len(node.args) == 3:
+                return any(isinstance(each, cst.Call) and dotted(each.func) == "len" for each in walk(node))
+            if last_name(dotted(node.func) or method_name(node) or "") in _DATA_CALLS:
+                return True
+    return _DATA.search(last_name(dotted(innermost_iterable(iterable)) or "")) is not None
 
 
 def is_step_loop(loop: LoopFact) -> bool:

@@ -8,14 +8,12 @@ from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, receiver, walk
 from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.gradients.trained_names import is_trained, model_aliases, optimized_names
 from legroom.diagnose.lint.gradients.untrained_models import (
     builds_unused_graph,
     is_detached,
-    is_trained,
     may_be_frozen,
-    model_aliases,
     model_path,
-    optimized_names,
 )
 
 

@@ -48,6 +48,11 @@ _READING = split_words(
     "add_scalars set_postfix set_postfix_str set_description info debug warning write"
 )
 """Functions and methods that read a result and do not keep its graph."""
+_READING_LIBRARIES = (
+    "math.", "numpy.", "sklearn.", "scipy.", "matplotlib.", "pandas.", "PIL.", "cv2.", "imageio.", "json.", "pickle.", "wandb.",
+    "torchvision.utils.",
+)  # fmt: skip
+"""Libraries that do not compute gradients."""
 _PASSING = split_words(
     "sum max min abs list tuple zip enumerate sorted dict reversed map filter next iter set"
 )
@@ -101,6 +106,11 @@ class ResultUses:
                 node = found
             elif isinstance(parent, cst.Subscript):
                 node = parent
+                outer = self.program.parent.get(node)
+                if isinstance(outer, cst.AssignTarget) or (
+                    isinstance(outer, cst.AugAssign) and outer.target is node
+                ):
+                    return Use.UNUSED  # logits[mask] = 0
             elif isinstance(parent, _READERS):
                 self.is_evaluated |= isinstance(parent, (cst.Comparison, cst.ComparisonTarget))
                 return Use.READ
@@ -164,12 +174,12 @@ class ResultUses:
         if last in _DIFFERENTIATING or ".autograd" in name or ".checkpoint" in name:
             return Use.ESCAPES
         self.is_evaluated |= last in _IMAGES or names_a_loss(last)
-        if last in _READING or last in _IMAGES or name.startswith(("math.", "numpy.")):
+        if last in _READING or last in _IMAGES or name.startswith(_READING_LIBRARIES):
             return Use.READ
         owner = receiver(call)
         if last in _ADDING and owner is not None:
             return self._name_reads(dotted(owner), call, function, seen, depth)
-        if name.startswith("torch."):
+        if name.startswith(("torch.", "torchvision.ops.", "einops.")):
             return Use.READ if last in GRAPHLESS_FUNCTIONS else call
         if name in _PASSING or names_a_loss(last):
             return call
@@ -294,7 +304,7 @@ class ResultUses:
     def _is_target(self, node: cst.CSTNode) -> bool:
         parent = self.program.parent.get(node)
         while isinstance(parent, (cst.Tuple, cst.List, cst.Element)):
-            parent = self.program.parent.get(parent)
+            node, parent = parent, self.program.parent.get(parent)
         return isinstance(parent, (cst.AssignTarget, cst.Param, cst.NameItem)) or (
             isinstance(parent, (cst.AugAssign, cst.For, cst.CompFor)) and parent.target is node
         )

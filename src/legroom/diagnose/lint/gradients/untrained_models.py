@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import CallFact, Function
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
@@ -23,10 +23,15 @@ from legroom.diagnose.lint.flow.values import (
     GRAPHLESS_ATTRIBUTES,
     GRAPHLESS_METHODS,
     NUMBER_METHODS,
-    SELF_METHODS,
     UNKNOWN,
     Value,
     ValueKind,
+)
+from legroom.diagnose.lint.gradients.trained_names import (
+    is_trained,
+    model_aliases,
+    optimized_names,
+    optimizers_of,
 )
 
 _FIXED = re.compile(
@@ -41,9 +46,11 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
     """Yield the first call to each such model, with the name of the model. The model is created in this file, its
     parameters require gradients, and its inputs have no graph."""
     reported: set[str] = set()
-    for call in program.calls:
-        path = model_path(program, call)
-        if path is None or path in reported or not builds_unused_graph(program, call):
+    for call, path, argument in _model_calls(program):
+        if path in reported or call.no_grad or not call.result.has_graph:
+            continue
+        is_copy = argument is None and _is_copied(program, path)
+        if not builds_unused_graph(program, call, argument=argument, trained=is_copy):
             continue
         trained = _optimized_names(program, call.function)
         names = model_aliases(program, path)
@@ -57,10 +64,62 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
             continue
         if not _is_fixed(program, names) or may_be_frozen(program, names):
             continue
-        if _ends_without_graph(program, call.node):
+        if _ends_without_graph(program, call.node) or _is_returned_detached(program, call):
             continue
         reported.add(path)
         yield call, path
+
+
+def _model_calls(program: Program) -> Iterator[tuple[CallFact, str, cst.Arg | None]]:
+    """Yield the calls that run a model, with the path of the model. The last item is the argument that is the model, as in
+    `log_probabilities(reference, tokens)`."""
+    for call in program.calls:
+        path = model_path(program, call)
+        if path is not None:
+            yield call, path, None
+    run = _run_parameters(program)
+    for call in program.calls:
+        for name, argument in call.local.receives(call.node) if call.local is not None else ():
+            path = dotted(argument.value)
+            is_model = program.value(argument.value).kind is ValueKind.MODEL
+            if path is not None and is_model and (call.local, name) in run:
+                yield call, path, argument
+
+
+def _is_copied(program: Program, path: str) -> bool:
+    """Return True for `teacher = copy.deepcopy(student)`. The parameters of the copy also require gradients."""
+    made = program.assigned(path)
+    return len(made) == 1 and any(
+        isinstance(node, cst.Call) and last_name(dotted(node.func) or "") == "deepcopy"
+        for node in walk(made[0])
+    )
+
+
+def _run_parameters(program: Program) -> set[tuple[Function | None, str]]:
+    """Return the parameters that functions of this file call as models with gradients enabled."""
+    found = {
+        (call.function, name)
+        for call in program.calls
+        if not call.no_grad and call.result.has_graph and not call.function.grad_mode_varies
+        if (name := dotted(call.node.func)) in call.function.parameters
+        and call.receiver.kind is ValueKind.MODEL
+    }
+    run: set[tuple[Function | None, str]] = set(found)
+    for _ in range(2):
+        run |= {
+            (call.function, path)
+            for call in program.calls
+            if call.local is not None and not call.no_grad
+            for name, argument in call.local.receives(call.node)
+            if (call.local, name) in run and (path := dotted(argument.value)) in call.function.parameters
+        }
+    return run
+
+
+def _is_returned_detached(program: Program, call: CallFact) -> bool:
+    """Return True if a function returns the output of a model, and its callers detach it at once."""
+    returned = any(program.inside(call.node, each) for each in call.function.returned_nodes)
+    return returned and any(_ends_without_graph(program, site.call) for site in call.function.call_sites)
 
 
 def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
@@ -71,7 +130,7 @@ def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
         path = model_path(program, call)
         if path is None or path in reported or not builds_unused_graph(program, call, trained=True):
             continue
-        sources = _optimizers_of(program, call.function)
+        sources = optimizers_of(program, call.function)
         names = model_aliases(program, path)
         if not sources or not call.function.backward or not _is_trained_elsewhere(program, names, call):
             continue
@@ -88,7 +147,7 @@ def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
 def _is_trained_elsewhere(program: Program, names: set[str], call: CallFact) -> bool:
     """Return True if another function sets the gradients of the model to zero before its own backward pass."""
     for function in program.functions.values():
-        sources = _optimizers_of(program, function) if function is not call.function else []
+        sources = optimizers_of(program, function) if function is not call.function else []
         if not sources or not is_trained(program, names, optimized_names(program, sources)):
             continue
         order = [
@@ -121,10 +180,13 @@ def model_path(program: Program, call: CallFact) -> str | None:
     return dotted(owner if is_method else call.node.func)
 
 
-def builds_unused_graph(program: Program, call: CallFact, *, trained: bool = False) -> bool:
+def builds_unused_graph(
+    program: Program, call: CallFact, *, trained: bool = False, argument: cst.Arg | None = None
+) -> bool:
     """Return True if a training step runs a model with gradients on inputs that have no graph. The parameters of a model
-    that an optimizer trains require gradients, also if another file creates the model."""
-    model = _called_model(program, call)
+    that an optimizer trains require gradients, also if another file creates the model. The model may be an argument of a
+    function that runs it."""
+    model = _called_model(program, call) if argument is None else program.value(argument.value)
     return (
         model.kind is ValueKind.MODEL
         and (model.trainable or trained)
@@ -137,8 +199,9 @@ def builds_unused_graph(program: Program, call: CallFact, *, trained: bool = Fal
         and all(
             value.kind in (ValueKind.TENSOR, ValueKind.PLAIN)
             or (value.kind is ValueKind.CONTAINER and value.contents and _has_only_data(value))
-            or (value.kind is ValueKind.UNKNOWN and _is_data(program, call, argument.value))
-            for value, argument in zip(call.arguments, call.node.args, strict=True)
+            or (value.kind is ValueKind.UNKNOWN and _is_data(program, call, given.value))
+            for value, given in zip(call.arguments, call.node.args, strict=True)
+            if given is not argument
         )
     )
 
@@ -162,7 +225,7 @@ def _is_in_training_step(program: Program, call: CallFact) -> bool:
     training steps of this file call with data. Models of other modules may be frozen or trained from outside."""
     function = call.function
     if not program.is_module_class(function.class_name):
-        return function.backward or any(loop.trains for loop in call.loops)
+        return _trains(function, call.loops)
     if (
         function.name != "forward"
         or not function.call_sites
@@ -176,6 +239,14 @@ def _is_in_training_step(program: Program, call: CallFact) -> bool:
         and all(name in site.values and site.values[name].kind in known for name in read)
         for site in function.call_sites
     )
+
+
+def _trains(function: Function, loops: tuple[LoopFact, ...], depth: int = 0) -> bool:
+    """Return True if a function contains the backward pass, or if training steps call it."""
+    if function.backward or any(loop.trains for loop in loops):
+        return True
+    sites = [site for site in function.call_sites if not site.no_grad]
+    return depth < 3 and bool(sites) and all(_trains(site.caller, site.loops, depth + 1) for site in sites)
 
 
 def _is_part_of_trained(program: Program, function: Function, trained: set[str]) -> bool:
@@ -225,139 +296,12 @@ def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) 
 def _optimized_names(program: Program, function: Function) -> set[str]:
     """Return all names from which the optimizers are created that take a step in a function. If these are unknown,
     return the names of all optimizers of the file."""
-    sources = _optimizers_of(program, function) or [
+    sources = optimizers_of(program, function) or [
         *(each.expression for each in program.stores if each.value.kind is ValueKind.OPTIMIZER),
         *(call.node for call in program.calls if call.result.kind is ValueKind.OPTIMIZER),
     ]
     sources += [call.node for call in program.calls if call.method == "add_param_group"]
     return optimized_names(program, sources)
-
-
-def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
-    """Return all names from which optimizers are created. `sources` are the expressions that create them."""
-    sources = list(sources)
-    for call in program.calls:  # Adam(self.trained_parameters())
-        if call.local is not None and any(program.inside(call.node, each) for each in sources):
-            sources.append(call.local.body)
-    names = {name for each in sources for name in names_in(each)}
-    names -= {name for each in sources for name in _owners_of_parts(each)} - {
-        path for each in sources for path in _optimized_models(each)
-    }
-    for _ in range(4):
-        found = {
-            name for each in program.stores if each.target in names for name in names_in(each.expression)
-        }
-        for loop in program.loops:
-            if isinstance(loop.node, cst.For) and not names.isdisjoint(loop.bound):
-                found |= names_in(loop.node.iter)
-        if found <= names:
-            break
-        names |= found
-    return names - {"self", "torch", "optim"} | ({"self"} if _optimizes_itself(sources) else set())
-
-
-def _optimized_models(source: cst.CSTNode) -> set[str]:
-    """Return `model.student` for `Adam(model.student.parameters())`."""
-    return {
-        path
-        for node in walk(source)
-        if isinstance(node, cst.Call) and method_name(node) in {"parameters", "named_parameters"}
-        if (path := dotted(receiver(node))) is not None
-    }
-
-
-def _owners_of_parts(source: cst.CSTNode) -> set[str]:
-    """Return `model` for `Adam(model.student.parameters())`, unless the source also uses `model` in another way."""
-    parts = {path.rpartition(".")[0] for path in _optimized_models(source) if path.count(".") == 1}
-    reads = [node.value for node in walk(source) if isinstance(node, cst.Name)]
-    parameters = sorted(_optimized_models(source))
-    return {
-        each
-        for each in parts
-        if each != "self" and reads.count(each) == sum(path.startswith(f"{each}.") for path in parameters)
-    }
-
-
-def _optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
-    """Return the expressions that create the optimizers whose `step` a function calls, or nothing if one of them is
-    unknown."""
-    found: list[cst.CSTNode] = []
-    for call in program.calls:
-        if (
-            call.function is not function
-            or call.method != "step"
-            or call.receiver.kind is not ValueKind.OPTIMIZER
-        ):
-            continue
-        path = dotted(receiver(call.node))
-        made: list[cst.CSTNode] = [
-            each.expression
-            for each in program.stores
-            if each.target == path and (each.function is function or "." in each.target)
-        ]
-        made += [
-            argument.value
-            for site in function.call_sites
-            for name, argument in function.receives(site.call)
-            if name == path
-        ]
-        if not made:
-            return []
-        found += made
-    return found
-
-
-def _optimizes_itself(sources: list[cst.CSTNode]) -> bool:
-    """Return True for `Adam(self.parameters())`."""
-    return any(dotted(node) == "self.parameters" for each in sources for node in walk(each))
-
-
-def is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
-    """Return True if an optimizer receives a model, an object that contains the model, or a part of the model."""
-    if any(
-        name == each or name.startswith(f"{each}.") or each.startswith(f"{name}.")
-        for name in names
-        for each in trained
-    ):
-        return True
-    for store in program.stores:
-        read = names_in(store.expression)
-        if store.target in names and isinstance(store.expression, (cst.Subscript, cst.Attribute)):
-            if not read.isdisjoint(trained):  # teacher = models[0]
-                return True
-        elif root(store.target) in names and "." in store.target and not read.isdisjoint(trained):
-            return True  # backbone.head = head
-    return False
-
-
-def model_aliases(program: Program, path: str) -> set[str]:
-    """Return the names under which the file passes on a model: arguments, parameters, attributes and variables."""
-    names = {path}
-    for _ in range(4):
-        before = len(names)
-        for store in program.stores:
-            source = dotted(_without_self_methods(program, store.expression))
-            if store.how == "assign" and source is not None and (source in names or store.target in names):
-                names |= {source, store.target}
-        for function in program.functions.values():
-            for site in function.call_sites:
-                for parameter, argument in function.receives(site.call):
-                    given = dotted(argument.value)
-                    if given is not None and (given in names or parameter in names):
-                        names |= {given, parameter}
-        if len(names) == before:
-            break
-    return names - {"self", "None", "True", "False"}
-
-
-def _without_self_methods(program: Program, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return `teacher` for `teacher.to(device).eval()`."""
-    while isinstance(node, cst.Call) and method_name(node) in SELF_METHODS:
-        owner = receiver(node)
-        if owner is None or program.value(owner).kind is not ValueKind.MODEL:
-            break
-        node = owner
-    return node
 
 
 def _is_fixed(program: Program, names: set[str]) -> bool:

@@ -10,6 +10,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
 from legroom.diagnose.lint.flow.syntax import dotted, is_false, last_name, names_in, receiver, root
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
+from legroom.diagnose.lint.gradients.reached_models import acts, call_in_loop, is_test, runs_model_itself
 from legroom.diagnose.lint.gradients.result_uses import ResultUses, Use
 
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
@@ -22,7 +23,6 @@ _TRAINING = (
     "set_grad_enabled", "enable_grad",
 )  # fmt: skip
 """Names in files that compute gradients."""
-_ENVIRONMENT = re.compile(r"^(?:\w*_)?envs?$|environment", re.IGNORECASE)
 
 
 def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iterator[CallFact]:
@@ -38,42 +38,50 @@ def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iter
             program, call
         ):
             continue
+        outer, is_fixed = None, False
         if not call.loops and not _is_in_comprehension(program, call.node):
             evaluated = _evaluated_models(program) if evaluated is None else evaluated
-            if not _is_evaluation(program, call, evaluated):
-                continue
-            if _only_infers(program, call, evaluated):
+            is_evaluation = _is_evaluation(program, call, evaluated)
+            if is_evaluation and _only_infers(program, call, evaluated):
                 reported.add(scope)
                 yield call
                 continue
+            outer = call_in_loop(program, call.function)
+            is_fixed = outer is None and not is_evaluation and _is_called_with_fixed_data(program, call)
+            if outer is None and not is_evaluation and not is_fixed:
+                continue
+            if outer is not None and not reported.isdisjoint({outer.function, *outer.loops}):
+                continue
         uses = uses or ResultUses(program)
-        enough = Use.EVALUATED if any(loop.trains for loop in call.loops) else Use.DETACHED
+        enough = Use.EVALUATED if is_fixed or any(loop.trains for loop in call.loops) else Use.DETACHED
         if enough <= uses.use_of(call.node, call.function) < Use.ESCAPES:
-            reported.add(scope)
-            yield call
+            reported |= {scope, *(outer.loops if outer is not None else ())}
+            yield outer or call
 
 
 def _runs_with_gradients(program: Program, call: CallFact) -> bool:
-    """Return True if a call runs a model on data with gradients enabled, outside a module."""
+    """Return True if a call runs a model on data with gradients enabled. A method of a module counts only if this file
+    contains its callers."""
     function = call.function
-    if call.receiver.kind is not ValueKind.MODEL or call.receiver.frozen or call.no_grad:
-        return False
-    if not call.result.has_graph or function.grad_mode_varies:
+    if not runs_model_itself(call):
         return False
     if function.name in EVALUATION_HOOKS or is_test(function):
         return False
     if isinstance(function.node, cst.FunctionDef) and program.is_module_class(function.class_name):
-        return False
-    if not any(each.kind is not ValueKind.PARAMETER for each in call.arguments):
-        return False
+        return _is_evaluated_in_module(program, call)
     if not any(loop.trains for loop in call.loops):
         return True
-    return not _acts(program, function) and _is_on_other_data(program, call)
+    return not acts(program, function) and _is_on_other_data(program, call)
 
 
-def is_test(function: Function) -> bool:
-    """Return True for a test function of pytest, which returns nothing."""
-    return function.name.startswith("test_") and not function.returned_nodes
+def _is_evaluated_in_module(program: Program, call: CallFact) -> bool:
+    """Return True if a method of a module is called with gradients enabled, and not only by a framework."""
+    sites = [
+        each
+        for each in call.function.call_sites
+        if not each.no_grad and each.caller.name not in EVALUATION_HOOKS and not acts(program, each.caller)
+    ]
+    return bool(sites) and not any(loop.trains for loop in call.loops)
 
 
 def _is_on_other_data(program: Program, call: CallFact) -> bool:
@@ -83,13 +91,39 @@ def _is_on_other_data(program: Program, call: CallFact) -> bool:
     read = {path for each in call.node.args for path in names_in(each.value)}
     if any(EVALUATION_NAMES.search(last_name(path)) for path in read):
         return True
+    return bool(read) and read.isdisjoint(_changed_names(program, loop))
+
+
+def _changed_names(program: Program, loop: LoopFact) -> set[str]:
+    """Return the names that a loop assigns."""
     changed = loop.bound | {
         each.target
         for each in program.stores
-        if each.function is call.function and loop.first <= each.order <= loop.last
+        if each.function is loop.function and loop.first <= each.order <= loop.last
     }
-    inner = (each.bound for each in program.loops if loop.first <= each.first <= loop.last)
-    return bool(read) and read.isdisjoint(changed.union(*inner))
+    return changed.union(*(each.bound for each in program.loops if loop.first <= each.first <= loop.last))
+
+
+def _is_called_with_fixed_data(program: Program, call: CallFact) -> bool:
+    """Return True if training loops call a function only with data that do not change, such as images to plot."""
+    function = call.function
+    inputs = {root(path) for each in call.node.args for path in names_in(each.value)} & set(
+        function.parameters
+    )
+    sites = [site for site in function.call_sites if not site.no_grad]
+    if not inputs or not sites or acts(program, function):
+        return False
+    for site in sites:
+        loop = next((each for each in site.loops if each.trains), None)
+        read = {
+            path
+            for name, argument in function.receives(site.call)
+            if name in inputs
+            for path in names_in(argument.value)
+        }
+        if loop is None or not read or not read.isdisjoint(_changed_names(program, loop)):
+            return False
+    return True
 
 
 def _is_in_training_mode(program: Program, call: CallFact) -> bool:
@@ -103,16 +137,6 @@ def _is_in_training_mode(program: Program, call: CallFact) -> bool:
         and each.receiver.kind is ValueKind.MODEL
     ]
     return bool(modes) and modes[-1] and not any(loop.trains for loop in call.loops)
-
-
-def _acts(program: Program, function: Function) -> bool:
-    """Return True if a function steps through an environment. Choosing one action at a time needs little memory."""
-    return any(
-        call.function is function
-        and call.method in {"step", "reset"}
-        and any(_ENVIRONMENT.search(part) for part in (dotted(receiver(call.node)) or "").split("."))
-        for call in program.calls
-    )
 
 
 def _is_in_comprehension(program: Program, node: cst.CSTNode) -> bool:

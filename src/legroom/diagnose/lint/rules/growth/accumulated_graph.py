@@ -9,13 +9,20 @@ the report also shows that variable.
 graph. The rule applies if nothing in the loop clears the container. The rule also covers calls to objects that store
 their arguments.
 
-The rule also covers containers that collect tensors without a graph: gradients or copies of the model in every step,
-trained models that are not used again, the outputs of all batches or the states of all sampling steps on the GPU, and
-metrics of torchmetrics that store every prediction and are never reset, states on the GPU in a replay memory, models of
-objects of which each round uses only some, and caches under random keys. The container may be local, global, or in an object whose methods store their arguments.
+The rule also covers containers that collect tensors without a graph:
 
-The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
-backward pass.
+- gradients or copies of the model in every step, and trained models that are not used again
+- the outputs of all batches or the states of all sampling steps on the GPU, also if functions of the file compute them
+- the logits of a language model or a segmentation model that a `Trainer` of Transformers collects on the GPU for
+  `compute_metrics`
+- metrics of torchmetrics that store every prediction and are never reset
+- states on the GPU in a replay memory, if the program moves each sample to the GPU again, or if the states are images
+- models of objects of which each round uses only some, and caches under random keys
+
+The container may be local, global, or in an object whose methods store their arguments.
+
+The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, containers that are cleared in each
+epoch, or summing several losses for one backward pass. A sum of losses that is set to zero in each epoch is flagged.
 
 ## Why this is a problem
 A loss tensor uses only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with
@@ -45,7 +52,6 @@ the value, and that the value is not printed. Otherwise, the fix is unsafe. The 
 sum of Python numbers is rounded differently from a sum of tensors.
 """
 
-import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -56,24 +62,25 @@ from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients
 from legroom.diagnose.lint.collected.idle_models import idle_models
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models
-from legroom.diagnose.lint.collected.on_gpu import collected_outputs, collected_states
+from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new, key_of, key_repeats
+from legroom.diagnose.lint.collected.on_gpu import collected_states
+from legroom.diagnose.lint.collected.outputs import collected_outputs
 from legroom.diagnose.lint.collected.replay import replayed_on_gpu
+from legroom.diagnose.lint.collected.trainer_predictions import collected_by_trainer
 from legroom.diagnose.lint.collected.unreachable import unreachable_entries
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.added_parts import added_parts
 from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
-from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import outlives_call, outlives_its_step
 from legroom.diagnose.lint.flow.limits import is_replayed
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import survives
-from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop, iterates_data
+from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
-    has_modulo,
-    last_name,
     method_name,
     names_in,
     names_with_graph,
@@ -89,18 +96,19 @@ from legroom.diagnose.lint.rules.growth.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growth.growing_tensor import is_concatenated_to_itself
 
 CODE = "LG101"
+_FINDERS = (metrics_without_reset, replayed_on_gpu, idle_models, unreachable_entries, collected_by_trainer)
 
 
 def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
         if _collects_graph(program, store):
             scope = outlives_its_step(program, store)
-            if scope is not None and _key_is_new(program, store, scope):
+            if scope is not None and key_is_new(program, store, scope):
                 yield _stored(program, store)
         else:
             yield from collected_at_once(program, store)
             for each in (store, *additions_by_assignment(program, store)):
-                yield from _collected(program, each, _key_is_new)
+                yield from _collected(program, each, key_is_new)
             yield from collected_states(program, store)
             yield from kept_models(program, store)
     for call, addition, store in additions_by_calls(program):
@@ -109,7 +117,7 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
         yield from _passed_to_append(program, call)
-    for find in (metrics_without_reset, replayed_on_gpu, idle_models, unreachable_entries):
+    for find in _FINDERS:
         yield from find(program)
 
 
@@ -132,31 +140,10 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
             given = root(store.target) in store.function.parameters and root(store.target) != "self"
             return store.previous.kind is not ValueKind.PARAMETER and not given
         growing = (ValueKind.CONTAINER, ValueKind.UNKNOWN)
-        return _averages_itself(store) or (
+        return averages_itself(store) or (
             store.varying_key and (store.mapping or store.previous.kind in growing)
         )
     return adds_to_itself(program, store)
-
-
-def _averages_itself(store: StoreFact) -> bool:
-    """Return True for a moving average such as `shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`. The graph of
-    every step includes the graph of the previous step."""
-    made = store.expression
-    sides = (made.body, made.orelse) if isinstance(made, cst.IfExp) else (made,)
-    return store.uses_old_value and any(
-        isinstance(side, cst.BinaryOperation)
-        and isinstance(each, (cst.Subscript, cst.Call))
-        and path_of(each) == store.target
-        and _is_operand(side, each)
-        for side in sides
-        for each in walk(side)
-    )
-
-
-def _is_operand(expression: cst.CSTNode, wanted: cst.CSTNode) -> bool:
-    if isinstance(expression, cst.BinaryOperation):
-        return _is_operand(expression.left, wanted) or _is_operand(expression.right, wanted)
-    return expression is wanted
 
 
 def adds_to_itself(program: Program, store: StoreFact) -> bool:
@@ -223,132 +210,6 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
             program, receiver(expression) or expression.func, target
         )
     return dotted(expression) == target
-
-
-def _key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -> bool:
-    """Return True if each step uses a new key. A key that repeats replaces the old value."""
-    if store.how != "item" or _averages_itself(store):
-        return True
-    if store.previous.is_tensor:  # a tensor that a function fills and returns is its result
-        return not isinstance(scope, LoopFact) or iterates_data(scope)
-    key = _key_of(store)
-    if not key or any(_key_repeats(program, each) for each in key):
-        return False
-    names = {name for each in key for name in names_in(each)}
-    if names and all(_is_part_of_model(program, store, each) for each in names):
-        return False  # for name, parameter in model.named_parameters()
-    if not isinstance(scope, LoopFact):
-        return store.mapping and bool(names) and not isinstance(store.node, cst.Call)
-    if not store.mapping:  # an index of a list or tensor is new only if it depends on the loop
-        return bool(names & scope.bound)
-    index = store.loops.index(scope)
-    inner, outer = store.loops[index + 1 :], store.loops[:index]
-    if any(names & loop.bound and _goes_through_names(program, loop) for loop in outer):
-        return False  # for name, loader in loaders.items()
-    if names.difference(*(loop.bound for loop in inner)):
-        return True
-    return any(_counts_data(loop, names, scope) for loop in inner)
-
-
-def _is_part_of_model(program: Program, store: StoreFact, name: str, depth: int = 0) -> bool:
-    """Return True if a name in a key is the name or index of a parameter or layer, or is computed from it. Each step
-    goes through the same parts of the model."""
-    first = root(name)
-    if first in _TEXT_FUNCTIONS:
-        return True
-    if any(
-        first in loop.bound and isinstance(loop.node, cst.For) and _goes_through_model(loop.node.iter)
-        for loop in store.loops
-    ):
-        return True
-    made = [
-        each.expression
-        for each in program.stores
-        if each.target == first and each.function is store.function and each.order < store.order
-    ]
-    return (
-        bool(made)
-        and depth < 3
-        and all(
-            bool(read := names_in(each))
-            and all(_is_part_of_model(program, store, inner, depth + 1) for inner in read)
-            for each in made
-        )
-    )
-
-
-_TEXT_FUNCTIONS = frozenset(["str", "repr", "int", "id", "hash", "type", "len"])
-_MODEL_PARTS = frozenset(
-    [
-        "named_parameters",
-        "named_modules",
-        "named_buffers",
-        "named_children",
-        "parameters",
-        "modules",
-        "children",
-    ]
-)
-
-
-def _goes_through_model(iterable: cst.BaseExpression) -> bool:
-    """Return True for the parameters or layers of a model, as in `enumerate(model.parameters())`."""
-    if not isinstance(iterable, cst.Call):
-        return False
-    if dotted(iterable.func) in {"enumerate", "zip", "list", "sorted", "reversed", "filter", "tuple"}:
-        return any(_goes_through_model(each.value) for each in iterable.args)
-    inner = receiver(iterable)
-    if method_name(iterable) in {"items", "keys"} and isinstance(inner, cst.Call):
-        return method_name(inner) == "state_dict"
-    return method_name(iterable) in _MODEL_PARTS
-
-
-def _goes_through_names(program: Program, loop: LoopFact) -> bool:
-    """Return True if a loop iterates over a literal list or over the keys of a dict."""
-    iterable = loop.node.iter if isinstance(loop.node, cst.For) else None
-    if isinstance(iterable, cst.Call):
-        return method_name(iterable) in {"items", "keys"}
-    return isinstance(iterable, (cst.List, cst.Tuple, cst.Dict)) or (
-        iterable is not None and program.value(iterable).mapping
-    )
-
-
-def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
-    """Return True if the keys are sample indices of the step, as in `for i, value in zip(indices.tolist(),
-    values)`."""
-    if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
-        return False
-    source = loop.node.iter
-    if not isinstance(source, cst.Call) or dotted(source.func) != "zip":
-        return False
-    for element, argument in zip(loop.node.target.elements, source.args, strict=False):
-        if names_in(element.value) & names:
-            given = argument.value
-            listed = isinstance(given, cst.Call) and method_name(given) == "tolist"
-            return listed or bool(names_in(given) & scope.bound)
-    return False
-
-
-def _key_of(store: StoreFact) -> list[cst.CSTNode]:
-    """Return the key under which a value is stored. The key is a subscript or the name argument of `setattr`."""
-    if isinstance(store.node, cst.Call):  # setattr(recorder, name, value), model.register_buffer(name, value)
-        return [store.node.args[0 if method_name(store.node) else 1].value]
-    target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
-    return [each.slice for each in target.slice] if isinstance(target, cst.Subscript) else []
-
-
-def _key_repeats(program: Program, key: cst.CSTNode) -> bool:
-    """Return True if a key repeats, as in `ring[step % 8]`. The remainder may be assigned to a name first."""
-    if has_modulo(key):
-        return True
-    names = names_in(key)
-    if names and all(_FEW_VALUES.search(last_name(each)) for each in names - {"str", "repr", "int"}):
-        return True  # cache[str(device)]
-    return any(each.target in names and has_modulo(each.expression) for each in program.stores)
-
-
-_FEW_VALUES = re.compile(r"device|dtype|rank|mode$|phase$|split$", re.IGNORECASE)
-"""Names of values that repeat in each step."""
 
 
 def _stored(program: Program, store: StoreFact) -> Problem:
@@ -467,17 +328,17 @@ def _is_passed_on(program: Program, function: Function, store: StoreFact) -> boo
 def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
     """Return True if the call passes a constant key, as in `recorder.record("loss", loss)`, so the old value is
     replaced."""
-    if store.how != "item" or _averages_itself(store) or call.local is None:
+    if store.how != "item" or averages_itself(store) or call.local is None:
         return False
     if is_replayed(program, store.target):
         return False
-    key = _key_of(store)
-    if any(_key_repeats(program, each) for each in key):
+    key = key_of(store)
+    if any(key_repeats(program, each) for each in key):
         return True
     names = {name for each in key for name in names_in(each)} - {"str", "int", "repr"}
     given = [argument.value for name, argument in call.local.receives(call.node) if name in names]
     return names <= set(call.local.parameters) and all(
-        isinstance(each, (cst.SimpleString, cst.Integer)) or _key_repeats(program, each) for each in given
+        isinstance(each, (cst.SimpleString, cst.Integer)) or key_repeats(program, each) for each in given
     )
 
 

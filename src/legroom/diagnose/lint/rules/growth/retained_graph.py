@@ -56,7 +56,7 @@ from legroom.diagnose.lint.flow.syntax import (
     walk,
 )
 from legroom.diagnose.lint.flow.values import ValueKind
-from legroom.diagnose.lint.gradients.untrained_models import optimized_names
+from legroom.diagnose.lint.gradients.trained_names import optimized_names
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth import carried_state
 

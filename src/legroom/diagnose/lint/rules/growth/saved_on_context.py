@@ -2,7 +2,7 @@
 
 ## What it detects
 The rule checks for tensors that the `forward` or `setup_context` method of a `torch.autograd.Function` assigns to an
-attribute of `ctx`.
+attribute of `ctx`. The rule does not flag settings, such as a process group, a device or a number.
 
 ## Why this is a problem
 The backward pass frees tensors saved with `ctx.save_for_backward`. A tensor stored as an attribute of `ctx` stays alive
@@ -23,6 +23,7 @@ ctx.save_for_backward(input)             # in backward: input, = ctx.saved_tenso
 No automatic fix is available, because `backward` must read the tensor from `ctx.saved_tensors`.
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -58,6 +59,11 @@ _TENSOR_METHODS = {
     "sign",
     "abs",
 }
+_SETTING_NAMES = re.compile(
+    r"(?:^|_)(?:devices?|gpus?|group|rank|dims?|axis|num|size|shape|weakref|fn|func|function|module|name|mode|config)(?:_|$)"
+    r"|^(?:n|k|dim\d|p|eps|alpha|beta|scale|stride|padding|dilation|reduction)$"
+)
+"""Names of inputs that are not tensors."""
 _SETTINGS = {"needs_input_grad", "materialize_grads", "set_materialize_grads"}
 
 
@@ -85,6 +91,8 @@ def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpressio
     """Return True if a stored expression is a tensor, or contains one."""
     if isinstance(expression, (cst.Tuple, cst.List, cst.Dict)):
         return any(_is_tensor(program, store, each) for each in contained_parts(expression))
+    if _is_setting(program, store.function, dotted(expression)):
+        return False
     value = program.value(expression)
     if value.is_tensor or value.kind is ValueKind.PLAIN:
         return value.is_tensor
@@ -100,6 +108,26 @@ def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpressio
         _uses_as_tensor(program, node, name)
         for part, name in ((store.function.body, path), (known.node, store.target))
         for node in walk(part)
+    )
+
+
+def _is_setting(program: Program, function: Function, path: str | None) -> bool:
+    """Return True if an input of `forward` is not a tensor: by its name or annotation, because the function calls it, or
+    because it precedes `*inputs`, which are the tensors."""
+    node = function.node
+    if function.name != "forward" or path not in function.parameters or not isinstance(node, cst.FunctionDef):
+        return False
+    parameter = next((each for each in node.params.params if each.name.value == path), None)
+    if parameter is None:
+        return False
+    if parameter.annotation is not None:
+        return "Tensor" not in program.source(parameter.annotation.annotation)
+    if _SETTING_NAMES.search(path):
+        return True
+    if any(isinstance(each, cst.Call) and dotted(each.func) == path for each in walk(function.body)):
+        return True
+    return isinstance(node.params.star_arg, cst.Param) and not any(
+        _uses_as_tensor(program, each, path) for each in walk(function.body)
     )
 
 

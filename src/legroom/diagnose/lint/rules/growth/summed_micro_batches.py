@@ -2,7 +2,8 @@
 
 ## What it detects
 The rule checks for losses of different batches that are summed, or collected in a list, for one backward pass. The
-backward pass follows after a fixed number of batches, or after a loop over micro-batches.
+backward pass follows after a fixed number of batches, or after a loop over micro-batches. A function of the file may run
+the backward pass.
 
 The rule does not flag losses that share a graph: several losses of one batch, the time steps of a recurrent model, and
 losses computed from features outside the loop.
@@ -61,9 +62,9 @@ _MICRO_BATCHES = re.compile(r"micro|accum|chunk|sub_?batch|mini_?batch|grad_acc|
 
 def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
-        if call.method not in {"backward", "manual_backward"}:
-            continue
         totals = _totals(program, call)
+        if not totals:
+            continue
         for store in program.stores:
             if (
                 store.target in totals
@@ -82,10 +83,18 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _totals(program: Program, call: CallFact) -> set[str]:
-    """Return the name from which `backward` starts, and the sum or list from which it was computed."""
+    """Return the name from which `backward` starts, and the sum or list from which it was computed. The call may also pass
+    the sum to a function of this file that calls `backward`."""
     given = positional(call.node)
-    is_passed = given and not call.receiver.is_tensor and program.value(given[0].value).has_graph
-    total = _summed(program, given[0].value if is_passed else receiver(call.node))
+    if call.method in {"backward", "manual_backward"}:
+        is_passed = given and not call.receiver.is_tensor and program.value(given[0].value).has_graph
+        start = given[0].value if is_passed else receiver(call.node)
+    elif call.local is not None and call.local.backward:
+        used = call.local.names_in_backward or frozenset()
+        start = next((each.value for name, each in call.local.receives(call.node) if name in used), None)
+    else:
+        return set()
+    total = _summed(program, start)
     made = [
         each.expression
         for each in program.stores

@@ -14,12 +14,14 @@ its activations.
   names, containers and functions of the file. In a training loop, the rule flags such a call only if the model runs on
   data that do not change, such as a validation set.
 - A function of a file that only evaluates a model computes embeddings or predictions.
-- The call is in a training step, but no optimizer of the file trains the model, such as the teacher in a distillation.
+- The call is in a training step, or in a function that only training steps call, but no optimizer of the file trains the
+  model, such as the teacher in a distillation. The call may also pass the model to a function that runs it.
   The rule flags the call only if the parameters of the model require gradients and its inputs have no graph.
 - The call is in the training step of another model, such as a generator in the step of the discriminator. Another
   function, or a later part of the loop, trains the model, and sets its gradients to zero first.
 
-The rule does not flag functions that are called only under `no_grad` in the same file. The rule also does not flag
+The rule follows calls through functions, methods and modules of the file, as in `model.sample()`, which calls
+`self.next_token()`, which runs the model. The rule does not flag functions that are called only under `no_grad` in the same file. The rule also does not flag
 methods that frameworks call with gradients disabled, such as `validation_step`.
 
 ## Why this is a problem
@@ -78,8 +80,10 @@ from legroom.diagnose.lint.flow.syntax import (
 )
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.gradients.other_losses import models_of_other_losses
+from legroom.diagnose.lint.gradients.reached_models import acts, is_test, reached_functions, running_functions
+from legroom.diagnose.lint.gradients.result_uses import ResultUses, Use
 from legroom.diagnose.lint.gradients.untrained_models import models_of_other_steps, untrained_models
-from legroom.diagnose.lint.gradients.unused_results import is_test, unused_results
+from legroom.diagnose.lint.gradients.unused_results import unused_results
 from legroom.diagnose.lint.proofs import escapes, is_proven_module, may_be_printed
 from legroom.diagnose.lint.rule import Problem
 
@@ -104,13 +108,7 @@ _NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hoo
 
 
 def check(program: Program) -> Iterator[Problem]:
-    evaluations = [*evaluations_with_gradients(program)]
-    reported = {loop or call.function for call, loop in evaluations}
-    reported |= {
-        found.function for call, _ in evaluations if (found := _model_call(program, call)) is not call
-    }
-    evaluations += [(call, _outermost_without_training(call)) for call in unused_results(program, reported)]
-    for call, loop in evaluations:
+    for call, loop in evaluations_with_gradients(program):
         edits, safe = _fix(program, call, loop)
         statement = _statement_without_effect(program, call.function)
         yield Problem(
@@ -151,8 +149,8 @@ def _statement_without_effect(program: Program, function: Function) -> cst.BaseE
 def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFact | None], ...]:
     """Return the first model call in each evaluation, and the evaluation loop if there is one."""
     found = [*_evaluations(program)]
-    reported = {loop or call.function for call, loop in found}
-    reported |= {made.function for call, _ in found if (made := _model_call(program, call)) is not call}
+    reported: set[LoopFact | Function] = {loop or call.function for call, loop in found}
+    reported = reported.union(*(reached_functions(program, call) for call, _ in found))
     found += [(call, _outermost_without_training(call)) for call in unused_results(program, reported)]
     return tuple(found)
 
@@ -178,18 +176,27 @@ def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]
 
 def _runs_a_model(program: Program, call: CallFact) -> bool:
     """Return True if a call runs a model with gradients enabled, directly or in a function of this file."""
-    if not call.result.has_graph or call.function.name in EVALUATION_HOOKS:
+    if call.function.name in EVALUATION_HOOKS:
         return False
-    if call.receiver.kind is ValueKind.MODEL:
+    if call.receiver.kind is ValueKind.MODEL and call.result.has_graph and not _runs_in_function(call):
         if _only_has_model_name(program, call):
             return False
         return any(each.kind is not ValueKind.PARAMETER for each in call.arguments)  # on data
-    if call.local is None or call.local.grad_mode_varies:
+    if call.local not in running_functions(program) or call.local.grad_mode_varies:
         return False
-    return bool(call.loops) and any(
-        each.function is call.local and each.receiver.kind is ValueKind.MODEL and each.result.has_graph
-        for each in program.calls
-    )
+    if not call.loops:
+        return _is_in_eval_mode(program, call) is True and _is_only_read(program, call)
+    return call.result.has_graph or not acts(program, call.function)
+
+
+def _runs_in_function(call: CallFact) -> bool:
+    """Return True if a call runs a function of this file that is not the model itself, such as `model.generate(x)`."""
+    return call.local is not None and call.local.name not in {"forward", "__call__"}
+
+
+def _is_only_read(program: Program, call: CallFact) -> bool:
+    """Return True if the program only reads the result of a function that runs a model."""
+    return Use.UNUSED < ResultUses(program).use_of(call.node, call.function) < Use.ESCAPES
 
 
 def _model_call(program: Program, call: CallFact) -> CallFact:
@@ -229,6 +236,8 @@ def _outermost_without_training(call: CallFact) -> LoopFact | None:
 
 
 def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
+    if not call.loops and _runs_in_function(call):
+        return True  # after `model.eval()`, and the program only reads the result
     if any(each.trains for each in call.loops) and loop is None:
         return _is_in_eval_mode(program, call, within=call.loops[-1]) is True
     if loop is None and (call.function.backward or call.function.optimizer_step):
@@ -257,7 +266,12 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
         and program.value(_root_expression(loop.node.iter)).kind is ValueKind.MODEL
     ):
         return False  # iterates over the parts of a model
-    return loop.runs_model and switched is None and not _results_escape(program, call, loop)
+    return (
+        loop.runs_model
+        and switched is None
+        and call.result.has_graph
+        and not _results_escape(program, call, loop)
+    )
 
 
 def _is_repeated_in_evaluation(program: Program, call: CallFact) -> bool:

@@ -1,0 +1,268 @@
+"""Finds containers that collect the outputs of a model for all batches on the GPU, for LG101. The outputs have no graph, but
+together they are as large as the outputs for the whole data set."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import libcst as cst
+
+from legroom.diagnose.lint.collected.on_gpu import (
+    SIZE_PRESERVING,
+    is_collected,
+    is_read_by_key,
+    is_used_on_gpu,
+    moves,
+    moves_to_host,
+)
+from legroom.diagnose.lint.collected.replay import is_put_on_gpu
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import iterates_data_set
+from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
+    dotted,
+    last_name,
+    method_name,
+    names_in,
+    receiver,
+    root,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import ValueKind, split_words
+from legroom.diagnose.lint.rule import Problem
+
+_MAX_DEPTH = 16
+_OUTPUT_ATTRIBUTES = split_words(
+    "logits last_hidden_state pooler_output hidden_states image_embeds text_embeds embeddings sentence_embedding"
+)
+"""Attributes of the output of a model that are tensors."""
+_SEQUENCES = split_words("last_hidden_state hidden_states")
+"""Attributes of an output with one vector per token."""
+_FEATURES = re.compile(r"(?:^|_)(?:feat|features?|embed|embedding|encode|represent|extract)", re.IGNORECASE)
+"""Names of the methods of a model that return features."""
+_GATHERING = split_words("gather gather_for_metrics all_gather pad_across_processes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an expression is evaluated."""
+
+    function: Function
+    loops: tuple[LoopFact, ...]
+    order: int
+    arguments: dict[str, cst.BaseExpression] = field(default_factory=dict)
+    """The arguments of the call that runs the function, by parameter."""
+    caller: "_Place | None" = None
+
+
+def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
+    """Find stores such as `outputs.append(model(x.cuda()))` with gradients disabled, for each batch of the data."""
+    if store.value.has_graph or store.value.host:
+        return
+    made: cst.BaseExpression = store.expression
+    within: cst.CSTNode
+    if isinstance(made, cst.ListComp):  # outputs = [model(x.cuda()) for x in loader]
+        batch, within = names_in(made.for_in.target), made
+        if made.for_in.ifs or program.value(made.for_in.iter).kind is not ValueKind.LOADER:
+            return
+        made = made.elt
+    else:
+        loop = _loop_over_data(program, store)
+        if loop is None or not is_collected(program, store, loop):
+            return
+        if loop.trains and is_read_by_key(program, store):
+            return
+        batch, within = loop.bound, loop.node
+    models: list[CallFact] = []
+    if not _contains_output(program, made, _Place(store.function, store.loops, store.order), models):
+        return
+    if not _moves_input(program, within, batch) and not any(
+        _receives_gpu_data(program, each) for each in models
+    ):
+        return
+    if is_used_on_gpu(program, store.target):
+        return
+    yield Problem(
+        node=made,
+        message=f"`{store.target}` collects the outputs of all batches on the GPU",
+        help="Copy each output to host memory: add `.cpu()`",
+    )
+
+
+def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
+    """Return the innermost loop over the batches or samples of a data set. Only an evaluation without gradients goes
+    through a data set without a loader."""
+    for loop in reversed(store.loops):
+        if loop.iterable.kind is ValueKind.LOADER:
+            return loop
+        if not loop.trains and iterates_data_set(loop):
+            return loop
+    return None
+
+
+def _moves_input(program: Program, loop: cst.CSTNode, batch: set[str]) -> bool:
+    """Return True if a loop moves its batch to the GPU."""
+    return any(isinstance(node, cst.Call) and moves(program, node, batch) for node in walk(loop))
+
+
+def _receives_gpu_data(program: Program, call: CallFact) -> bool:
+    """Return True if the function that runs a model moves data to the GPU, or if a library prepares its data."""
+    if program.mentions("Accelerator", "Fabric") and program.mentions("prepare", "setup_dataloaders"):
+        return True
+    return any(
+        isinstance(node, cst.Call)
+        and method_name(node) in {"to", "cuda"}
+        and is_put_on_gpu(program, node)
+        and (owner := receiver(node)) is not None
+        and program.value(owner).kind is not ValueKind.MODEL
+        for node in walk(call.function.body, into_functions=False)
+    )
+
+
+def _contains_output(
+    program: Program, node: cst.BaseExpression, place: _Place, models: list[CallFact], depth: int = 0
+) -> bool:
+    """Return True if an expression is the output of a model, or a tensor of similar size computed from it. `models` receives
+    the calls to the models."""
+    if depth > _MAX_DEPTH:
+        return False
+    if isinstance(node, cst.Yield):
+        return isinstance(node.value, cst.BaseExpression) and _contains_output(
+            program, node.value, place, models, depth + 1
+        )
+    if isinstance(node, cst.Call):
+        return _is_output_call(program, node, place, models, depth)
+    parts = contained_parts(node)
+    if isinstance(node, cst.BinaryOperation):
+        parts = [node.left, node.right]
+    elif isinstance(node, cst.Attribute) and node.attr.value in _OUTPUT_ATTRIBUTES:
+        parts = [node.value]
+    elif isinstance(node, cst.Subscript) and all(_is_view(program, each.slice) for each in node.slice):
+        parts = [node.value]  # a view keeps the whole output alive
+    if parts:
+        return any(_contains_output(program, each, place, models, depth + 1) for each in parts)
+    path = dotted(node)
+    if path is None:
+        return False
+    if any(path in loop.bound for loop in place.loops):
+        return any(
+            path in loop.bound
+            and isinstance(loop.node, cst.For)
+            and loop.iterable.kind is not ValueKind.LOADER
+            and any(
+                _contains_output(program, each, place, models, depth + 1)
+                for each in _iterated(loop.node.iter, path, loop)
+            )
+            for loop in place.loops
+        )
+    made = [
+        each
+        for each in program.stores
+        if each.target == path
+        and each.how == "assign"
+        and each.function is place.function
+        and each.order < place.order
+    ]
+    if not made and path in place.arguments and place.caller is not None:
+        return _contains_output(program, place.arguments[path], place.caller, models, depth + 1)
+    if not made or made[-1].value.host or made[-1].value.kind is ValueKind.PLAIN:
+        return False
+    before = replace(place, loops=made[-1].loops, order=made[-1].order)
+    return _contains_output(program, made[-1].expression, before, models, depth + 1)
+
+
+def _is_output_call(
+    program: Program, node: cst.Call, place: _Place, models: list[CallFact], depth: int
+) -> bool:
+    """Return True if a call returns the output of a model."""
+    value = program.value(node)
+    if value.host or value.kind is ValueKind.PLAIN:
+        return False
+    called = next((each for each in program.calls if each.node is node), None)
+    if called is not None and called.receiver.kind is ValueKind.MODEL and _runs(called):
+        models.append(called)
+        return True
+    if called is not None and called.local is not None:
+        return _returns_output(program, called.local, node, place, models, depth)
+    parts = contained_parts(node)
+    if parts:
+        return any(_contains_output(program, each, place, models, depth + 1) for each in parts)
+    name = last_name(dotted(node.func) or method_name(node) or "")
+    if name in _GATHERING and node.args:
+        return _contains_output(program, node.args[0].value, place, models, depth + 1)
+    if not value.is_tensor or moves_to_host(node):
+        return False
+    is_function = (program.imports.qualified(node.func) or "").startswith("torch.")
+    inner = node.args[0].value if is_function and node.args else receiver(node)
+    if inner is None or not (name in SIZE_PRESERVING or _is_pooled(program, node, inner, place)):
+        return False
+    return _contains_output(program, inner, place, models, depth + 1)
+
+
+def _is_pooled(program: Program, node: cst.Call, inner: cst.BaseExpression, place: _Place) -> bool:
+    """Return True for `output.last_hidden_state.mean(1)`: the vectors of all tokens are reduced to one vector."""
+    dims = [each.value for each in node.args if isinstance(each.value, cst.Integer)]
+    if last_name(dotted(node.func) or method_name(node) or "") not in {"mean", "sum", "amax"}:
+        return False
+    if [each.value for each in dims] != ["1"]:
+        return False
+    given = [place.arguments[name] for name in names_in(inner) & place.arguments.keys()]
+    return any(
+        isinstance(node, cst.Attribute) and node.attr.value in _SEQUENCES
+        for each in (inner, *given)
+        for node in walk(each)
+    )
+
+
+def _runs(call: CallFact) -> bool:
+    """Return True if a call runs a model, and not another method of the model such as `model.eval()`."""
+    if call.local is None:
+        return call.result.is_tensor or call.result.kind is ValueKind.CONTAINER
+    is_output = call.local.name in {"forward", "__call__"} or _FEATURES.search(call.local.name) is not None
+    return is_output and call.local.returns.kind is not ValueKind.PLAIN
+
+
+def _returns_output(
+    program: Program, function: Function, call: cst.Call, caller: _Place, models: list[CallFact], depth: int
+) -> bool:
+    """Return True if a function returns or yields the output of a model without copying it to host memory."""
+    returned: list[cst.BaseExpression] = list(function.returned_nodes)
+    returned += [each for each in walk(function.body, into_functions=False) if isinstance(each, cst.Yield)]
+    if function.returns.host or function.name == "__init__":
+        return False
+    arguments = {name: argument.value for name, argument in function.receives(call)}
+    for each in returned:
+        order = program.order[each]
+        loops = tuple(
+            loop for loop in program.loops if loop.function is function and loop.first <= order <= loop.last
+        )
+        place = _Place(function, loops, order, arguments, caller)
+        if _contains_output(program, each, place, models, depth + 1):
+            return True
+    return False
+
+
+def _iterated(node: cst.BaseExpression, path: str, loop: LoopFact) -> list[cst.BaseExpression]:
+    """Return the iterable whose elements a loop assigns to a name, as in `for i, output in zip(ids, outputs)`."""
+    if not isinstance(node, cst.Call) or dotted(node.func) not in {"zip", "enumerate"}:
+        return [node]
+    target = loop.node.target if isinstance(loop.node, cst.For) else None
+    names = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else []
+    arguments = [each.value for each in node.args]
+    if dotted(node.func) == "enumerate":
+        names = names[1:]
+    return [each for name, each in zip(names, arguments, strict=False) if dotted(name) == path]
+
+
+def _is_view(program: Program, index: cst.BaseSlice) -> bool:
+    """Return True for an index whose result shares the memory of the tensor. A mask or a tensor of indices copies."""
+    if isinstance(index, cst.Slice):
+        return True
+    if not isinstance(index, cst.Index):
+        return False
+    value = program.value(index.value)
+    is_number = isinstance(index.value, (cst.Integer, cst.UnaryOperation, cst.Ellipsis, cst.SimpleString))
+    return (
+        is_number or value.kind is ValueKind.PLAIN or root(dotted(index.value) or "") in {"i", "j", "k", "b"}
+    )

@@ -1,0 +1,63 @@
+"""Finds the classes of objects by their annotations and by the methods that a file calls on them, for objects that another
+file creates."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, root, string_value
+from legroom.diagnose.lint.flow.values import split_words
+
+_COMMON_METHODS = split_words(
+    "add append apply backward build call clear close compute copy cpu cuda detach encode decode embed eval evaluate "
+    "extend fit float forward freeze generate get half insert item items join keys load load_state_dict log log_dict mean "
+    "parameters pop predict prepare push put read record register render reset run sample save send set setup shape size "
+    "start state_dict step stop sum test to tolist train transform unfreeze update validate values view write zero_grad"
+)
+"""Methods of many classes, which do not identify a class."""
+
+
+def called_methods(
+    nodes: list[cst.CSTNode], parent: dict[cst.CSTNode, cst.CSTNode], defined: set[str]
+) -> dict[tuple[str, str], set[str]]:
+    """Return the methods that a file calls on each object, by the scope and the path of the object. The scope of
+    `self.agent` is the class, and the scope of any other path is the function. `defined` are the methods of the classes of
+    the file."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for node in nodes:
+        if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
+            continue
+        name = node.func.attr.value
+        path = dotted(node.func.value) if name in defined else None
+        if path is None or path in {"self", "cls"}:
+            continue
+        found.setdefault((_scope(node, parent, path), path), set()).add(name)
+    return found
+
+
+def _scope(node: cst.CSTNode, parent: dict[cst.CSTNode, cst.CSTNode], path: str) -> str:
+    wanted = cst.ClassDef if root(path) == "self" else cst.FunctionDef
+    current = parent.get(node)
+    while current is not None:
+        if isinstance(current, wanted):
+            return current.name.value
+        current = parent.get(current)
+    return ""
+
+
+def identifies_class(methods: set[str]) -> bool:
+    return not methods <= _COMMON_METHODS
+
+
+def annotated_names(annotation: cst.BaseExpression) -> Iterator[str]:
+    """Yield the names of the classes in an annotation such as `Agent`, `"Agent"`, `Agent | None` and `Optional[Agent]`."""
+    if isinstance(annotation, cst.BinaryOperation):
+        yield from annotated_names(annotation.left)
+        yield from annotated_names(annotation.right)
+    elif isinstance(annotation, cst.Subscript):
+        if last_name(dotted(annotation.value) or "") == "Optional":
+            inner = annotation.slice[0].slice
+            if isinstance(inner, cst.Index):
+                yield from annotated_names(inner.value)
+    else:
+        yield string_value(annotation) or dotted(annotation) or ""

@@ -1,0 +1,145 @@
+"""Determines which models the optimizers of a file train, and under which names the file passes on a model, for LG201."""
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import Function
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, receiver, root, walk
+from legroom.diagnose.lint.flow.values import SELF_METHODS, ValueKind
+
+
+def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
+    """Return all names from which optimizers are created. `sources` are the expressions that create them."""
+    sources = list(sources)
+    for call in program.calls:  # Adam(self.trained_parameters())
+        if call.local is not None and any(program.inside(call.node, each) for each in sources):
+            sources.append(call.local.body)
+    names = {name for each in sources for name in names_in(each)}
+    names -= {name for each in sources for name in _owners_of_parts(each)} - {
+        path for each in sources for path in _optimized_models(each)
+    }
+    for _ in range(4):
+        found = {
+            name for each in program.stores if each.target in names for name in names_in(each.expression)
+        }
+        for loop in program.loops:
+            if isinstance(loop.node, cst.For) and not names.isdisjoint(loop.bound):
+                found |= names_in(loop.node.iter)
+        if found <= names:
+            break
+        names |= found
+    return names - {"self", "torch", "optim"} | ({"self"} if _optimizes_itself(sources) else set())
+
+
+def _optimized_models(source: cst.CSTNode) -> set[str]:
+    """Return `model.student` for `Adam(model.student.parameters())`."""
+    return {
+        path
+        for node in walk(source)
+        if isinstance(node, cst.Call) and method_name(node) in {"parameters", "named_parameters"}
+        if (path := dotted(receiver(node))) is not None
+    }
+
+
+def _owners_of_parts(source: cst.CSTNode) -> set[str]:
+    """Return `model` for `Adam(model.student.parameters())`, unless the source also uses `model` in another way."""
+    parts = {path.rpartition(".")[0] for path in _optimized_models(source) if path.count(".") == 1}
+    reads = [node.value for node in walk(source) if isinstance(node, cst.Name)]
+    parameters = sorted(_optimized_models(source))
+    return {
+        each
+        for each in parts
+        if each != "self" and reads.count(each) == sum(path.startswith(f"{each}.") for path in parameters)
+    }
+
+
+def optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
+    """Return the expressions that create the optimizers whose `step` a function calls, or nothing if one of them is
+    unknown."""
+    found: list[cst.CSTNode] = []
+    for call in program.calls:
+        if (
+            call.function is not function
+            or call.method != "step"
+            or call.receiver.kind is not ValueKind.OPTIMIZER
+        ):
+            continue
+        path = dotted(receiver(call.node))
+        made: list[cst.CSTNode] = [
+            each.expression
+            for each in program.stores
+            if each.target == path and (each.function is function or "." in each.target)
+        ]
+        made += [
+            argument.value
+            for site in function.call_sites
+            for name, argument in function.receives(site.call)
+            if name == path
+        ]
+        if not made:
+            return []
+        found += made
+    return found
+
+
+def _optimizes_itself(sources: list[cst.CSTNode]) -> bool:
+    """Return True for `Adam(self.parameters())`."""
+    return any(dotted(node) == "self.parameters" for each in sources for node in walk(each))
+
+
+def is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
+    """Return True if an optimizer receives a model, an object that contains the model, or a part of the model."""
+    if any(
+        name == each or name.startswith(f"{each}.") or each.startswith(f"{name}.")
+        for name in names
+        for each in trained
+    ):
+        return True
+    for store in program.stores:
+        read = names_in(store.expression)
+        if store.target in names and isinstance(store.expression, (cst.Subscript, cst.Attribute)):
+            if not read.isdisjoint(trained):  # teacher = models[0]
+                return True
+        elif root(store.target) in names and "." in store.target and not read.isdisjoint(trained):
+            return True  # backbone.head = head
+    return False
+
+
+def model_aliases(program: Program, path: str) -> set[str]:
+    """Return the names under which the file passes on a model: arguments, parameters, attributes and variables. A parameter
+    that receives several models is not a name of one of them."""
+    names = {path}
+    passed = [
+        (function, parameter, given)
+        for function in program.functions.values()
+        for site in function.call_sites
+        for parameter, argument in function.receives(site.call)
+        if (given := dotted(argument.value)) is not None
+    ]
+    models: dict[tuple[Function, str], set[str]] = {}
+    for function, parameter, given in passed:
+        models.setdefault((function, parameter), set()).add(given)
+    for _ in range(4):
+        before = len(names)
+        for store in program.stores:
+            source = dotted(_without_self_methods(program, store.expression))
+            if store.how == "assign" and source is not None and (source in names or store.target in names):
+                names |= {source, store.target}
+        for function, parameter, given in passed:
+            if parameter != path and len(models[function, parameter]) > 1 and function.name != "__init__":
+                continue
+            if given in names or parameter in names:
+                names |= {given, parameter}
+        if len(names) == before:
+            break
+    return names - {"self", "None", "True", "False"}
+
+
+def _without_self_methods(program: Program, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return `teacher` for `teacher.to(device).eval()`."""
+    while isinstance(node, cst.Call) and method_name(node) in SELF_METHODS:
+        owner = receiver(node)
+        if owner is None or program.value(owner).kind is not ValueKind.MODEL:
+            break
+        node = owner
+    return node
