@@ -18,12 +18,13 @@ so handlers written for a real GPU also catch the errors of a virtual GPU.
 import difflib
 import errno
 import json
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
+
+from legroom import shell
 
 
 class LegroomError(Exception):
@@ -99,15 +100,15 @@ def install_command(extra: str) -> str:
             return f"pip install {_quoted(folder, extra)}"
     elif "vcs_info" in origin:
         system, commit = origin["vcs_info"]["vcs"], origin["vcs_info"]["commit_id"]
-        return f"pip install {shlex.quote(f'legroom[{extra}] @ {system}+{url}@{commit}')}"
+        return f"pip install {shell.quote(f'legroom[{extra}] @ {system}+{url}@{commit}')}"
     elif url:
-        return f"pip install {shlex.quote(f'legroom[{extra}] @ {url}')}"
+        return f"pip install {shell.quote(f'legroom[{extra}] @ {url}')}"
     return f"pip install 'legroom[{extra}]'"
 
 
 def _quoted(folder: Path, extra: str) -> str:
     here = "." if folder == Path.cwd() else str(folder)
-    return shlex.quote(f"{here}[{extra}]")
+    return shell.quote(f"{here}[{extra}]")
 
 
 def _origin() -> dict[str, Any]:

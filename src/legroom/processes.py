@@ -80,7 +80,8 @@ class SpawnedProcess:
             self._process = subprocess.Popen(
                 # -u: output and errors appear in the order in which they were printed.
                 [sys.executable, "-u", "-m", __name__, function, str(port), str(os.getpid())],
-                env={**os.environ, _TOKEN: self._token.hex()},
+                # On Windows, a file would get the characters of one language only.
+                env={"PYTHONIOENCODING": "utf-8", **os.environ, _TOKEN: self._token.hex()},
                 stdin=stdin,
                 stdout=printed,
                 stderr=subprocess.STDOUT,

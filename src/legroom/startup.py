@@ -9,6 +9,7 @@ such a command starts check the variable themselves.
 """
 
 import os
+import subprocess
 import sys
 
 VARIABLE = "LEGROOM"
@@ -26,6 +27,8 @@ def begin() -> None:
         return
     del os.environ[VARIABLE]
     sys.stdout.flush()
+    if os.name == "nt":  # there, `execv` starts another process and does not wait for it
+        os._exit(subprocess.call(command))
     os.execv(sys.executable, command)
 
 

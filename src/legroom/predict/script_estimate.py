@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import shlex
 import socket
 import tempfile
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from legroom import shell
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.script import Script
 from legroom.observe.source.batch_setting import BatchSetting
@@ -205,7 +205,7 @@ class _ScriptJob:
 
     @property
     def _command(self) -> str:
-        return shlex.join(self.script.command_line)
+        return shell.join(self.script.command_line)
 
     def _search_and_plan(
         self,

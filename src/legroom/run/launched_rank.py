@@ -7,7 +7,6 @@ because tracking every tensor is slow. The rank prints no report, because the la
 
 import atexit
 import os
-import shlex
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legroom import shell
 from legroom.diagnose.report.command import RunCommand
 from legroom.errors import LegroomError
 from legroom.log import say
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         threading.Thread(target=_report_waits, name="legroom-process-group", daemon=True).start()
     try:
-        with nested_ranks_rejected(shlex.join(script.command_line)):
+        with nested_ranks_rejected(shell.join(script.command_line)):
             return (
                 _run_recorded(script, settings, outcomes)
                 if settings.watch

@@ -1,10 +1,10 @@
 """The command that started a run. The capture stores this command, so a report can print the exact next command."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from legroom import shell
 from legroom.units import GiB
 
 
@@ -24,14 +24,14 @@ class RunCommand:
     def text(self) -> str:
         if self.is_record:
             return "legroom.record()"
-        return shlex.join(["legroom", self.verb, *self.options, *self.target, *self.arguments])
+        return shell.join(["legroom", self.verb, *self.options, *self.target, *self.arguments])
 
     def with_arguments(self, arguments: Sequence[str]) -> "RunCommand":
         return replace(self, arguments=tuple(arguments))
 
     def with_environment(self, variables: Mapping[str, str]) -> str:
         """Return the text of the command with environment variables."""
-        return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), self.text])
+        return shell.with_variables(variables, self.text)
 
     def with_spilling(self) -> "RunCommand":
         return replace(self, options=(*self.options, "--spill"))
@@ -56,7 +56,7 @@ class RunCommand:
         """Return the `legroom estimate` command for the same run, with the same `--gpu`, or with a GPU of `capacity` bytes."""
         gpus = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")
         gpu = gpus.partition(",")[0]
-        return shlex.join(["legroom", "estimate", "--gpu", gpu, *self.target, *self.arguments])
+        return shell.join(["legroom", "estimate", "--gpu", gpu, *self.target, *self.arguments])
 
     def as_header(self) -> dict[str, Any]:
         """Return the command as fields of a capture's header."""

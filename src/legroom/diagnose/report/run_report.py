@@ -4,14 +4,13 @@ This module prints nothing and does not import torch. `RunReport.as_json()` is t
 of this output are stable.
 """
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from legroom import schemas
+from legroom import schemas, shell
 from legroom.diagnose.oom.advice import advise
 from legroom.diagnose.oom.evidence import Evidence, block_of
 from legroom.diagnose.oom.recognize import is_oom
@@ -187,8 +186,8 @@ class RunReport:
             return []
         command, page = ["legroom", "report", self.capture], PurePath(self.capture).with_suffix(".html").name
         return [
-            (shlex.join([*command, *options]), comment),
-            (shlex.join([*command, "--html", page]), "a web page with charts"),
+            (shell.join([*command, *options]), comment),
+            (shell.join([*command, "--html", page]), "a web page with charts"),
         ]
 
     @property

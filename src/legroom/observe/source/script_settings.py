@@ -227,7 +227,7 @@ class ScriptSettings:
                 continue
             try:
                 if os.path.getsize(path) <= MAX_CONFIG_BYTES:
-                    yield os.path.abspath(path), Path(path).read_text()
+                    yield os.path.abspath(path), Path(path).read_text("utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
 

@@ -541,7 +541,7 @@ def _apply_edits(edits: Mapping[str, str]) -> None:
     """Replace the contents of files in this process. The replacement applies to files that the script opens in the
     sandbox and to modules that it imports."""
     for path, text in edits.items():
-        with open(path, "w") as file:
+        with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     if not edits:
         return

@@ -4,11 +4,11 @@ This module rejects invalid combinations of options before any process starts.
 """
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from legroom import shell
 from legroom.errors import UsageError
 from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import processors
@@ -72,12 +72,11 @@ class LaunchPlan:
     def torchrun(self) -> str:
         """The equivalent torchrun command, as one shell line."""
         settings = {"LEGROOM": _names(self.gpus), **self.settings} if self.gpus else self.settings
-        arguments = [
-            f"{name}={shlex.quote(value)}"
-            for name, value in settings.items()
-            if (name, value) != ("OMP_NUM_THREADS", "1")  # torchrun's own default
-        ]
-        arguments.append("torchrun")
+        # OMP_NUM_THREADS=1 is torchrun's own default.
+        variables = {
+            name: value for name, value in settings.items() if (name, value) != ("OMP_NUM_THREADS", "1")
+        }
+        arguments = ["torchrun"]
         if self.rendezvous is None:
             arguments.append("--standalone")
         else:
@@ -86,12 +85,12 @@ class LaunchPlan:
                 f"--nnodes={maximum if minimum == maximum else f'{minimum}:{maximum}'}",
                 "--rdzv-backend=c10d",
                 f"--rdzv-endpoint={self.rendezvous}",
-                f"--rdzv-id={shlex.quote(self.run_id)}",
+                f"--rdzv-id={shell.quote(self.run_id)}",
             ]
         arguments.append(f"--nproc-per-node={self.nproc}")
         if self.max_restarts:
             arguments.append(f"--max-restarts={self.max_restarts}")
-        return " ".join([*arguments, shlex.join(self.script.command_line)])
+        return shell.with_variables(variables, " ".join([*arguments, shell.join(self.script.command_line)]))
 
     @property
     def run_id(self) -> str:

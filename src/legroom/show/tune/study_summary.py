@@ -1,6 +1,5 @@
 """The summary at the end of a search: the best trial, the number of trials in each state, failures, and the next command."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from legroom import shell
 from legroom.show.common import notebook_html as html
 from legroom.show.common.formatting import clean, format_count, format_duration
 from legroom.show.common.sections import section
@@ -45,7 +45,7 @@ def summary(
         )
     if study.interrupted and command:
         yield Text("Interrupted. To continue:")
-        yield verbatim(f"  {shlex.join([*command, '--resume'])}")
+        yield verbatim(f"  {shell.join([*command, '--resume'])}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -5,13 +5,13 @@ All loops of a process share one live file, which contains the loop that publish
 
 import atexit
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
 
 import torch
 
+from legroom import shell
 from legroom.memory.live.folder import LiveFile, other_writer
 from legroom.memory.live.status import DeviceStatus, RunStatus
 from legroom.observe.virtual import active_virtual_gpu
@@ -48,7 +48,7 @@ class LoopStatus:
                 pid=os.getpid(),
                 verb="watch",
                 script=sys.argv[0] if sys.argv and sys.argv[0] else "python",
-                command=shlex.join(sys.orig_argv),
+                command=shell.join(sys.orig_argv),
                 folder=os.getcwd(),
                 started=self._started,
                 updated=time.time(),
