@@ -35,6 +35,7 @@ for step in range(4):
 
 PROGRAM = """
 import importlib, os, pkgutil, sys
+import torch
 
 assert not hasattr(os, "fork")
 
@@ -56,6 +57,8 @@ for command in ("lint train.py", "explain LG700", "monitor --once", "launch --he
 with TracedScript(process, find_gpu("1GiB")) as traced:
     assert traced.trace().steps == 2
 assert not os.path.exists("results"), "a trace changes no files"
+model = torch.nn.Linear(64, 64)
+assert legroom.max_batch(model, torch.zeros(4, 64), gpu="1GiB") > 4
 assert main("run --gpu 1GiB --output run.legroom train.py".split()) == 0
 assert main("report run.legroom".split()) == 0
 assert main("diff run.legroom run.legroom".split()) == 0
