@@ -28,12 +28,12 @@ class DigitsCNN(nn.Module):
         return self.head(x.flatten(1))
 
 
-def load_data(size: int) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
+def load_data(size: int, samples: int) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
     digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = torch.tensor(digits.images[:samples], dtype=torch.float32).unsqueeze(1) / 16
     images = F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
-    data = TensorDataset(images, torch.tensor(digits.target))
-    return random_split(data, [1437, 360], generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(images, torch.tensor(digits.target[:samples]))
+    return random_split(data, [0.8, 0.2], generator=torch.Generator().manual_seed(0))
 
 
 def train_epoch(
@@ -66,11 +66,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--samples", type=int, default=1797, help="fewer samples for a quick try")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train_set, test_set = load_data(size=64)
+    train_set, test_set = load_data(64, arguments.samples)
     train_loader = DataLoader(train_set, batch_size=arguments.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=arguments.batch_size)
     model = DigitsCNN().to(device)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import legroom
+from legroom.cli import main
 from legroom.gpus.catalog import find_gpu
 from legroom.units import GiB, MiB
 
@@ -65,8 +66,19 @@ def gpu(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-commands = pytest.mark.parametrize("gpu", ["8GiB:sm90", "t4"])
-"""For tests that start processes: fewer values."""
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs `legroom VERB --gpu GPU OPTIONS train.py` in this process, and returns the exit code and standard output."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def command(verb: str, gpu: str, *options: str) -> tuple[int, str]:
+        code = main([verb, "--gpu", gpu, *options, "train.py", *ANSWERS[gpu].words])
+        return code, capfd.readouterr().out
+
+    return command
 
 
 class Seen:
@@ -103,17 +115,14 @@ def test_in_virtual_gpu(gpu: str) -> None:
         assert torch.cuda.get_device_capability(1) == ANSWERS[gpu].capability
 
 
-@commands
-def test_in_run(gpu: str, write, legroom) -> None:
-    done = legroom("run", "--gpu", gpu, write(SCRIPT), *ANSWERS[gpu].words)
-    assert done.returncode == 0, done.stderr
+def test_in_run(gpu: str, command) -> None:
+    assert command("run", gpu)[0] == 0
 
 
-@commands
-def test_in_estimate(gpu: str, write, legroom) -> None:
-    done = legroom("estimate", "--gpu", gpu, "--format", "json", write(SCRIPT), *ANSWERS[gpu].words)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+def test_in_estimate(gpu: str, command) -> None:
+    code, output = command("estimate", gpu, "--format", "json")
+    assert code == 0
+    answer = json.loads(output)
     assert (answer["gpu"], answer["capacity_bytes"]) == (gpu, ANSWERS[gpu].total)
     context = answer["peak_device_bytes"] - answer["peak_reserved_bytes"]
     assert answer["capacity_bytes"] - context == ANSWERS[gpu].usable
@@ -121,9 +130,8 @@ def test_in_estimate(gpu: str, write, legroom) -> None:
 
 @pytest.mark.parametrize("gpu", ["t4"])
 @pytest.mark.parametrize("option", ["--watch", "--dry-run"])
-def test_in_launch(option: str, gpu: str, write, legroom) -> None:
-    done = legroom("launch", "--gpu", gpu, option, "--format", "json", write(SCRIPT), *ANSWERS[gpu].words)
-    assert done.returncode == 0, done.stderr
+def test_in_launch(option: str, gpu: str, command) -> None:
+    assert command("launch", gpu, option, "--format", "json")[0] == 0
 
 
 @pytest.mark.parametrize("gpu", ["t4"])
