@@ -62,6 +62,8 @@ def additions_by_assignment(program: Program, store: StoreFact) -> Iterator[Stor
     if store.how != "assign" or not store.uses_old_value:
         return
     made = store.expression
+    if isinstance(made, cst.IfExp):  # outputs = x if outputs is None else torch.cat([outputs, x])
+        made = made.orelse if isinstance(made.orelse, cst.Call) else made.body
     if (
         isinstance(made, cst.Call) and is_call_of(made, "cat") and made.args
     ):  # outputs = torch.cat([outputs, x])

@@ -187,9 +187,18 @@ def _is_conditional(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     for each in program.ancestors(store.node):
         if each is loop.node:
             return False
-        if isinstance(each, cst.If):
+        if isinstance(each, cst.If) and not _is_missing_once(each.test):
             return True
     return True
+
+
+def _is_missing_once(test: cst.BaseExpression) -> bool:
+    """Return True for `previous is not None`, which is False only in the first iteration."""
+    return (
+        isinstance(test, cst.Comparison)
+        and isinstance(test.comparisons[0].operator, cst.IsNot)
+        and dotted(test.comparisons[0].comparator) == "None"
+    )
 
 
 def moves_to_host(node: cst.Call) -> bool:

@@ -175,7 +175,9 @@ class _Walker(Assignments):
         """Return the usual value of a parameter: `agent` is an instance of the class `Agent` of this file."""
         guess = self.program.guess(name)
         found = self.program.annotated(self.function, name)
-        found = found or self.program.object_used_as(name, self.function)
+        found = found or self.program.object_used_as(
+            name, self.function, is_model=guess.kind is ValueKind.MODEL
+        )
         if found is not None and guess.kind in (ValueKind.UNKNOWN, found.kind):
             return found
         if guess.kind is ValueKind.UNKNOWN:

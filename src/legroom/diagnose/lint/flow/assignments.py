@@ -78,7 +78,7 @@ class Assignments(FactRecorder):
             guess = self.program.guess(path)
             value = guess if guess.kind in (ValueKind.MODEL, ValueKind.LOADER, ValueKind.OPTIMIZER) else value
         if path.startswith("self.") and value in (UNKNOWN, MODEL):
-            used_as = self.program.object_used_as(path, self.function)
+            used_as = self.program.object_used_as(path, self.function, is_model=value == MODEL)
             value = (
                 used_as if used_as is not None and value.kind in (ValueKind.UNKNOWN, used_as.kind) else value
             )

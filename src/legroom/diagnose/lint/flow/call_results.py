@@ -62,6 +62,8 @@ _COMPUTING_METHODS = split_words(
     "extract_features forward_head"
 )
 """Methods of models of libraries that do not disable gradients."""
+_OPERATIONS = ("einops.", "torchvision.ops.", "torchvision.utils.make_grid")
+"""Functions of libraries whose results have the graph of their arguments."""
 _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 
 
@@ -92,6 +94,8 @@ def torch_result(
         return TRAINABLE_MODEL if "Model" in name or "For" in name else UNKNOWN
     if name.startswith("torch.distributions."):
         return computed_from(arguments, no_grad=no_grad)
+    if name.startswith(_OPERATIONS) and last[:1].islower():
+        return TENSOR if last.endswith("nms") else computed_from(arguments, no_grad=no_grad)
     if name.startswith("torch.autograd.") and last == "grad":
         return container(TENSOR)
     if name.startswith("torch.") and last[:1].islower():

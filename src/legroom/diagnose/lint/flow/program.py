@@ -202,16 +202,19 @@ class Program:
         is_module = self.is_module_class(class_name)
         return Value(ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=class_name)
 
-    def object_used_as(self, path: str, function: Function) -> Value | None:
-        """Return the object to which a path refers if only one class of the file has the methods that are called on it."""
+    def object_used_as(self, path: str, function: Function, *, is_model: bool) -> Value | None:
+        """Return the object to which a path refers if only one class of the file has the methods that are called on it. The
+        path may be known to be a model by its name."""
         scope = function.class_name if path.startswith("self.") else function.name
         methods = self._called_methods.get((scope or "", path))
-        if methods is None or not identifies_class(methods):
+        if methods is None or not identifies_class(methods, of_model=is_model):
             return None
         found = [
             name
             for name, known in self.classes.items()
-            if not methods.isdisjoint(known.methods) and all(self.method(name, each) for each in methods)
+            if not methods.isdisjoint(known.methods)
+            and all(self.method(name, each) for each in methods)
+            and (not is_model or self.is_module_class(name))
         ]
         return self.instance(found[0]) if len(found) == 1 else None
 

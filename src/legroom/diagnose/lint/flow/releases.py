@@ -164,12 +164,14 @@ _COUNTER = re.compile(
 
 
 def is_released_elsewhere(program: Program, store: StoreFact) -> bool:
+    """Return True if a value that a function stores is released by other code. A sum or a state that is only set to zero in
+    each epoch keeps the graphs of the epoch alive."""
     return is_released(
         program,
         store.target,
         store.function,
         unlimited=is_unlimited(program, store),
-        summed=store.how == "augment",
+        every_step=store.how == "augment" or (store.how == "assign" and store.uses_old_value),
     )
 
 
@@ -180,10 +182,10 @@ def is_released(
     within: LoopFact | None = None,
     *,
     unlimited: bool = False,
-    summed: bool = False,
+    every_step: bool = False,
 ) -> bool:
     """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its
-    initialization. A sum that is only set to zero in each epoch keeps the graphs of the epoch alive."""
+    initialization. With `every_step`, a release only counts if it runs in the loop with the backward pass."""
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
@@ -191,7 +193,7 @@ def is_released(
             continue
         if unlimited and release.how == "shrink":
             continue
-        if not _may_run_between_steps(program, release, function, within, summed=summed):
+        if not _may_run_between_steps(program, release, function, within, every_step=every_step):
             continue
         if _may_be_same(program, release.function, release.target, function, target):
             return True
@@ -206,7 +208,7 @@ def is_released(
             continue
         if store.uses_old_value and (unlimited or not is_shrunk(store)):
             continue
-        if not _may_run_between_steps(program, store, function, within, summed=summed):
+        if not _may_run_between_steps(program, store, function, within, every_step=every_step):
             continue
         first_made = not store.loops and (
             isinstance(store.function.node, cst.Module) or (plain and encloses(store.function, function))
@@ -221,7 +223,7 @@ def is_released(
 
 
 def _may_run_between_steps(
-    program: Program, release: Fact, function: Function, within: LoopFact | None, *, summed: bool
+    program: Program, release: Fact, function: Function, within: LoopFact | None, *, every_step: bool
 ) -> bool:
     """Return True if a release may run between two steps of a function or loop. A queue that is emptied after the last step
     is not released between steps."""
@@ -230,8 +232,8 @@ def _may_run_between_steps(
     once_per_epoch = _EPOCH_METHOD.search(release.function.name) and not release.function.backward
     if function.name in _BATCH_METHODS and once_per_epoch:
         return False
-    around = _loops_around(program, function, frozenset(), only_known=summed)
-    around_release = _loops_around(program, release.function, frozenset(), only_known=summed)
+    around = _loops_around(program, function, frozenset(), only_known=every_step)
+    around_release = _loops_around(program, release.function, frozenset(), only_known=every_step)
     if around is None or around_release is None:
         return True
     while within is not None:
@@ -239,7 +241,7 @@ def _may_run_between_steps(
         within = within.outer
     if not around:  # for example a lambda that a hook calls
         return True
-    steps = {loop for loop in around if summed and loop.backward and not _contains_step(loop, around)}
+    steps = {loop for loop in around if every_step and loop.backward and not _contains_step(loop, around)}
     return not (steps or around).isdisjoint(around_release | frozenset(release.loops))
 
 

@@ -51,7 +51,8 @@ def iterates_data_set(loop: LoopFact) -> bool:
         if isinstance(node, cst.Call):
             if dotted(node.func) in {"range", "trange"} and len(node.args) == 3:
                 return any(isinstance(each, cst.Call) and dotted(each.func) == "len" for each in walk(node))
-            if last_name(dotted(node.func) or method_name(node) or "") in _DATA_CALLS:
+            called = last_name(dotted(node.func) or method_name(node) or "")
+            if called in _DATA_CALLS or _DATA.search(called):
                 return True
     return _DATA.search(last_name(dotted(innermost_iterable(iterable)) or "")) is not None
 

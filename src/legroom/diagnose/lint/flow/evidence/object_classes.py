@@ -16,6 +16,11 @@ _COMMON_METHODS = split_words(
 )
 """Methods of many classes, which do not identify a class."""
 
+_MODULE_METHODS = split_words(
+    "apply buffers children cpu cuda double eval extra_repr float forward half load_state_dict modules named_buffers "
+    "named_children named_modules named_parameters parameters register_buffer requires_grad_ state_dict to train zero_grad"
+)
+
 
 def called_methods(
     nodes: list[cst.CSTNode], parent: dict[cst.CSTNode, cst.CSTNode], defined: set[str]
@@ -45,8 +50,9 @@ def _scope(node: cst.CSTNode, parent: dict[cst.CSTNode, cst.CSTNode], path: str)
     return ""
 
 
-def identifies_class(methods: set[str]) -> bool:
-    return not methods <= _COMMON_METHODS
+def identifies_class(methods: set[str], *, of_model: bool) -> bool:
+    """Return True if one of the methods is specific to a class. For a model, all methods that `nn.Module` lacks are specific."""
+    return not methods <= (_MODULE_METHODS if of_model else _COMMON_METHODS)
 
 
 def annotated_names(annotation: cst.BaseExpression) -> Iterator[str]:

@@ -346,7 +346,8 @@ def _is_reported_at_store(store: StoreFact) -> bool:
     """Return True if the store itself is reported. The caller of a callback does not know what the callback stores, and a
     method such as `update_center`, which only its own object calls, updates its own state."""
     function = store.function
-    callers = {dotted(receiver(site.call)) for site in function.call_sites}
+    is_called = function.name == "__call__"  # self.average(loss)
+    callers = {dotted(site.call.func if is_called else receiver(site.call)) for site in function.call_sites}
     is_own = store.how == "assign" and callers <= {"self"}
     return store.value.has_graph and (function.name == "forward" or function.is_dispatched or is_own)
 
