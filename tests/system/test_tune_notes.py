@@ -1,4 +1,4 @@
-"""The tuning recipes of the notes run as they are written."""
+"""Searchers and schedulers of Ray that are passed to `legroom.tune`, as in the notes."""
 
 from functools import partial
 from pathlib import Path
@@ -11,28 +11,7 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.bayesopt import BayesOptSearch
 from ray.tune.search.hyperopt import HyperOptSearch
 
-from legroom.cli import main
 from legroom.tuning.api import tune
-from legroom.tuning.study import Study
-
-SCRIPT = Path(__file__).with_name("notes_tuning.py")
-
-
-def test_the_script_of_the_notes_runs_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`tune.run` with a partial function, `sample_from`, an ASHA scheduler with the metric, and a `CLIReporter`."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["tune", str(SCRIPT), "--engine", "local", "--gpu", "64MiB"]) == 0
-    output = capsys.readouterr().out
-    assert "4 rows" in output
-    study = Study.load("train_cifar-study")
-    assert f"Best trial config: {study.best_config}" in output
-    assert {trial.config["l1"] for trial in study.trials} <= {2**exponent for exponent in range(2, 9)}
-    assert all(trial.memory.predicted for trial in study.trials), (
-        "the memory of a plain Ray function is estimated"
-    )
-    assert (study.scheduler, max(trial.step for trial in study.trials)) == ("asha", 3)
 
 
 def plain(config: dict[str, Any], data: Any = None) -> None:

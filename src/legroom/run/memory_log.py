@@ -7,6 +7,7 @@ warning is printed, and the script continues.
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -64,22 +65,32 @@ class MemoryLog(FailSafeLog):
         self._several_gpus = several_gpus
         self._started = time.time()
         self._pending: deque[Step] = deque()
+        self._lock = threading.Lock()
 
     def add(self, events: Iterable[Event]) -> None:
         """Collect the steps among `events`. `write` writes them."""
         self._pending.extend(event for event in events if isinstance(event, Step))
 
     def write(self) -> None:
-        """Write the steps that were added."""
+        """Write the steps that were added. If another thread writes, for example because it starts a run of wandb, leave the
+        steps to the next call."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._write_pending()
+            finally:
+                self._lock.release()
+
+    def _write_pending(self) -> None:
         while self._pending:
             self._try(partial(self.write_step, self._pending.popleft()))
 
     def close(self, report: RunReport | None, capture: Path | None) -> None:
         """Write the remaining steps, attach the report, and close the log. `capture` is the complete capture."""
-        self.write()
-        if report is not None:
-            self._try(partial(self.attach, report, capture))
-        self._try(self.close_log)
+        with self._lock:
+            self._write_pending()
+            if report is not None:
+                self._try(partial(self.attach, report, capture))
+            self._try(self.close_log)
 
     def write_step(self, step: Step) -> None:
         raise NotImplementedError
@@ -178,7 +189,6 @@ class WandbMemoryLog(MemoryLog):
             return self._run
         active, last = _run_of_script(), self._run
         if active is None:
-            self._is_own, self._is_new = True, last is None
             same = (
                 {}
                 if last is None
@@ -186,6 +196,7 @@ class WandbMemoryLog(MemoryLog):
             )
             name = self._capture.stem if last is None else None
             active = start_wandb_run(self._capture.parent, name=name, **same)
+            self._is_own, self._is_new = True, last is None
         self._run = active
         return active
 

@@ -54,6 +54,7 @@ def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
 
     with (
         replaced([Replacement(ray_tune, "run", run), Replacement(ray_tune.Tuner, "fit", fit)]),
+        _old_module_names(ray_tune),
         _as_main(path),
     ):
         runpy.run_path(str(path), run_name="__main__")
@@ -62,6 +63,21 @@ def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
             f"{path} did not call `tune.run` or `Tuner.fit`. To search with a function, pass `{path}:FUNCTION` and a space."
         )
     return studies
+
+
+@contextlib.contextmanager
+def _old_module_names(ray_tune: Any) -> Iterator[None]:
+    """Make `ray.tune.suggest` the module `ray.tune.search`, as before Ray 2.0. Its submodules are found in the same folder."""
+    old = f"{ray_tune.__name__}.suggest"
+    if old in sys.modules:
+        yield
+        return
+    sys.modules[old] = ray_tune.search
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name == old or name.startswith(f"{old}.")]:
+            del sys.modules[name]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader, Dataset
 
 from legroom.errors import UsageError
@@ -97,7 +98,8 @@ class Builder:
 
     def build(self, strategy: str) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
         strategy = self._applicable(strategy)
-        if strategy in ("auto", "pipeline") and has_no_peers():
+        is_traced = any(isinstance(parameter, FakeTensor) for parameter in self.model.parameters())
+        if strategy in ("auto", "pipeline") and is_traced and has_no_peers():
             raise UsageError(
                 f"A dry run cannot trace strategy='{strategy}', which predicts the memory itself. Use --strategy ddp or fsdp, or "
                 "launch the script on virtual GPUs."
@@ -228,7 +230,7 @@ class Builder:
         if (
             has_no_peers()
         ):  # a trace in a trace is not possible; the search for unused parameters costs little memory
-            has_unused = may_change = not is_given
+            has_unused = may_change = self.options.batch is not None and not is_given
         elif self.options.batch is not None and not is_given:
             setup = self._setup()
             has_unused, may_change = self._planning().broadcast(

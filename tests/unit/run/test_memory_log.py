@@ -131,6 +131,23 @@ def test_wandb_without_a_run_of_the_script_starts_one_offline(run: Any, wandb: A
     assert started.is_finished
 
 
+def test_steps_that_end_while_wandb_starts_a_run_are_logged_later(wandb: Any, tmp_path: Path) -> None:
+    log = open_log("wandb", capture=tmp_path / "train.legroom", several_gpus=False)
+    start = wandb.init
+
+    def slow_init(**options: Any) -> FakeRun:
+        log.add([step(1)])
+        log.write()  # by another thread
+        return start(**options)
+
+    wandb.init = slow_init
+    log.add([step(0)])
+    log.write()
+    log.close(None, None)
+    (started,) = wandb.started
+    assert [options["step"] for _, options in started.rows] == [0, 1]
+
+
 def test_the_run_of_the_script_gets_the_values_with_its_own_rows(wandb: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     wandb.run = FakeRun()

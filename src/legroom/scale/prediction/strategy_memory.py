@@ -153,7 +153,8 @@ def coordinator_shares(
 ) -> tuple[list[float], list[int]]:
     """Return the number of samples and the predicted peak of each DataParallel device, coordinator first.
 
-    The coordinator gets as many samples as possible without using more memory than the average of the other devices.
+    The coordinator gets as many samples as possible without using more memory than the average of the other devices. If it
+    always uses more, it gets the samples with the lowest peak.
     Memory grows linearly with the samples, so the search interpolates between the smallest and the largest share.
     """
     batch_size = BatchArguments((batch,), {}).batch_size
@@ -179,7 +180,7 @@ def coordinator_shares(
                 break
             low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
     suitable = [samples for samples, (_, more) in tried.items() if more <= 0]
-    chosen = max(suitable) if suitable else min(tried, key=lambda samples: tried[samples][1])
+    chosen = max(suitable) if suitable else min(tried, key=lambda samples: (max(tried[samples][0]), -samples))
     return _dp_shares(batch_size, chosen, devices), tried[chosen][0]
 
 

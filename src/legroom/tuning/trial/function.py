@@ -117,8 +117,8 @@ class TrainFunction:
 
     @property
     def imports(self) -> list[str]:
-        """The packages outside the folder of the file that the file imports. These packages can be imported before the
-        file is imported."""
+        """The modules outside the folder of the file that the file imports, and names in them that may be modules. These
+        modules can be imported before the file is imported."""
         try:
             tree = ast.parse(Path(self.file).read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -128,7 +128,8 @@ class TrainFunction:
             if isinstance(node, ast.Import):
                 names += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.append(node.module)
+                # An imported name may be a module, such as `tune` in `from ray import tune`.
+                names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         folder = Path(self.file).parent
         local = {path.stem for path in folder.iterdir()}
         return [name for name in names if name.partition(".")[0] not in local]

@@ -1,13 +1,16 @@
 """Makes `ray.tune.report` and `ray.tune.get_checkpoint` use the trial of this process.
 
 A function that was written for Ray Tune therefore runs unchanged with every engine, and its memory can be estimated.
+This includes `tune.report(loss=0.5)` and `with tune.checkpoint_dir(step)` of old versions of Ray.
 Ray's functions look up a session in a private module. If a version of Ray has no such module, `ray.tune.report` warns
 that it was called outside of a trial.
 """
 
 import contextlib
 import importlib
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -31,7 +34,15 @@ def ray_session(trial: "Trial", *, needed: bool) -> Iterator[None]:
     if not hasattr(module, "_session"):
         yield
         return
-    with replaced([Replacement(module, "_session", _Session(trial, getattr(module, "_session", None)))]):
+    session = _Session(trial, getattr(module, "_session", None))
+    replacements = [Replacement(module, "_session", session)]
+    ray_tune = sys.modules.get("ray.tune")
+    if ray_tune is not None:
+        replacements += [
+            Replacement(ray_tune, "report", session.report),
+            Replacement(ray_tune, "checkpoint_dir", session.checkpoint_dir, add=True),
+        ]
+    with replaced(replacements):
         yield
 
 
@@ -58,14 +69,28 @@ class _Session:
         self.trial_dir = str(trial.folder)
         self.experiment_name = trial.folder.parent.parent.name
         self.trial_resources = None
+        self._saved: str | None = None
+        """The folder of `checkpoint_dir`, until the next report."""
 
-    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
+    def report(self, metrics: Mapping[str, Any] | None = None, checkpoint: Any = None, **named: Any) -> None:
         """Report all metrics that are numbers. Ray also accepts other values, for its own logs."""
         numbers = {}
-        for name, value in metrics.items():
+        for name, value in {**(metrics or {}), **named}.items():
             with contextlib.suppress(TypeError, ValueError):
                 numbers[name] = float(value)
-        self._trial.report(numbers, checkpoint=None if checkpoint is None else checkpoint.path)
+        folder, self._saved = self._saved, None
+        try:
+            self._trial.report(numbers, checkpoint=folder if checkpoint is None else checkpoint.path)
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def checkpoint_dir(self, step: int | None = None) -> Iterator[str]:
+        """Return a folder, as in old versions of Ray. The next report has the files in this folder as its checkpoint."""
+        folder = tempfile.mkdtemp(prefix="legroom-")
+        yield folder
+        self._saved = folder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

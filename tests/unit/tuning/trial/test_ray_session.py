@@ -63,6 +63,26 @@ def test_a_checkpoint_of_ray_is_kept_and_found_on_resuming(tmp_path: Path) -> No
     assert call(train, {}, resumed) == 7
 
 
+def test_reports_and_checkpoints_of_old_versions_of_ray_reach_the_trial(tmp_path: Path) -> None:
+    def train(config: Any, checkpoint_dir: str | None = None) -> int:
+        if checkpoint_dir:
+            return int((Path(checkpoint_dir) / "epoch").read_text())
+        with ray_tune.checkpoint_dir(step=0) as folder:
+            (Path(folder) / "epoch").write_text("7")
+        ray_tune.report(loss=numpy.float32(0.5), accuracy=1)
+        ray_tune.report(loss=0.25)
+        return 0
+
+    trial, channel = make_trial(tmp_path)
+    call(train, {}, trial)
+    first, second = channel.messages
+    assert (first.metrics, second.metrics) == ({"loss": 0.5, "accuracy": 1.0}, {"loss": 0.25})
+    assert second.checkpoint is None
+    resumed, _ = make_trial(tmp_path, first.checkpoint)
+    assert call(train, {}, resumed) == 7
+    assert not hasattr(ray_tune, "checkpoint_dir")
+
+
 def test_metrics_can_be_passed_as_a_dict_or_by_name(tmp_path: Path) -> None:
     trial, channel = make_trial(tmp_path)
     trial.report({"loss": torch.tensor(2.0)}, accuracy=numpy.int64(1))

@@ -22,12 +22,12 @@ def module_level(config: dict[str, int], trial: object) -> int:
 def test_a_function_in_a_file_is_identified_by_the_file(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(
-        "import math\nimport neighbor\ndef train(config, trial):\n    return config['x'] * 2\n\nif __name__ == '__main__':\n    raise SystemExit(1)\n"
+        "import math\nimport neighbor\nfrom xml import dom\ndef train(config, trial):\n    return config['x'] * 2\n\nif __name__ == '__main__':\n    raise SystemExit(1)\n"
     )
     (tmp_path / "neighbor.py").write_text("")
     function = TrainFunction.of(f"{file}:train")
     assert not function.pickled
-    assert function.imports == ["math"]
+    assert function.imports == ["math", "xml", "xml.dom"]
     code = f"from legroom.tuning.trial.function import TrainFunction\nprint(TrainFunction(name='train', file={str(file)!r}).load()({{'x': 4}}, None))"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
