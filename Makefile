@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test quick lint compat docs recipes wheel bench bench-accuracy rules clean
+.PHONY: setup demo test quick lint compat docs recipes picture wheel bench bench-accuracy rules clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -54,6 +54,10 @@ docs: $(VENV)/.demo
 # Records the programs in examples/recipes and draws the pictures of their pages. `make recipes ONLY=empty_cache` draws one.
 recipes: setup
 	$(BIN)/python docs/recipe_pictures.py $(ONLY)
+
+# Draws the report in the README.
+picture: setup
+	$(BIN)/python docs/terminal_picture.py docs/images/oom.svg legroom run --gpu 384MiB examples/digits_cnn.py --batch-size 256
 
 # Builds the wheel and the sdist in dist/, and runs the commands of each in a new environment.
 wheel:
