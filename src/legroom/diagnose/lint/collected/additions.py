@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.added_parts import added_parts
 from legroom.diagnose.lint.flow.facts import CallFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import outlives_call
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.added_parts import added_parts
+from legroom.diagnose.lint.flow.retention.lifetimes import outlives_call
 from legroom.diagnose.lint.flow.syntax import is_call_of, method_name, path_of, receiver, root
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import outlives_its_step
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import is_length_limited, survives
+from legroom.diagnose.lint.flow.retention.lifetimes import outlives_its_step
+from legroom.diagnose.lint.flow.retention.releases import is_length_limited, survives
 from legroom.diagnose.lint.flow.steps import is_innermost_step_loop
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,

@@ -7,7 +7,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import survives
+from legroom.diagnose.lint.flow.retention.releases import survives
 from legroom.diagnose.lint.flow.syntax import (
     bound_paths,
     contained_parts,

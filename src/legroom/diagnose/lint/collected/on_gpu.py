@@ -10,7 +10,7 @@ from legroom.diagnose.lint.collected.additions import additions_by_calls, is_vis
 from legroom.diagnose.lint.flow.backward_uses import derived_names
 from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import is_length_limited, survives
+from legroom.diagnose.lint.flow.retention.releases import is_length_limited, survives
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,

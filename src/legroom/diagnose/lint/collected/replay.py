@@ -6,8 +6,8 @@ import libcst as cst
 
 from legroom.diagnose.lint.collected.additions import additions_by_calls
 from legroom.diagnose.lint.flow.facts import StoreFact
-from legroom.diagnose.lint.flow.limits import is_replayed
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.limits import is_replayed
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,

@@ -20,8 +20,8 @@ from legroom.diagnose.lint.flow.call_results import (
 )
 from legroom.diagnose.lint.flow.evidence.narrowing import without_tensors
 from legroom.diagnose.lint.flow.facts import CallFact, FactContext, Function
-from legroom.diagnose.lint.flow.limits import is_small
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.limits import is_small
 from legroom.diagnose.lint.flow.syntax import (
     children,
     dotted,

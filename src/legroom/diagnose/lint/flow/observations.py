@@ -16,8 +16,8 @@ from legroom.diagnose.lint.flow.facts import (
     ReleaseFact,
     StoreFact,
 )
-from legroom.diagnose.lint.flow.limits import is_replayed
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.limits import is_replayed
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,

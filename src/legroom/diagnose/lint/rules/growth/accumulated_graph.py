@@ -70,14 +70,14 @@ from legroom.diagnose.lint.collected.trainer_predictions import collected_by_tra
 from legroom.diagnose.lint.collected.unreachable import unreachable_entries
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
-from legroom.diagnose.lint.flow.added_parts import added_parts
 from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import outlives_call, outlives_its_step
-from legroom.diagnose.lint.flow.limits import is_replayed
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import survives
+from legroom.diagnose.lint.flow.retention.added_parts import added_parts
+from legroom.diagnose.lint.flow.retention.lifetimes import outlives_call, outlives_its_step
+from legroom.diagnose.lint.flow.retention.limits import is_replayed
+from legroom.diagnose.lint.flow.retention.releases import survives
 from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop
 from legroom.diagnose.lint.flow.syntax import (
     dotted,

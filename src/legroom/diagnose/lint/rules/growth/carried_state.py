@@ -40,9 +40,9 @@ import libcst as cst
 from legroom.diagnose.lint.edits import Edit, append_to, replace
 from legroom.diagnose.lint.flow.call_results import names_a_loss
 from legroom.diagnose.lint.flow.facts import StoreFact
-from legroom.diagnose.lint.flow.lifetimes import is_local
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import is_released_elsewhere, survives
+from legroom.diagnose.lint.flow.retention.lifetimes import is_local
+from legroom.diagnose.lint.flow.retention.releases import is_released_elsewhere, survives
 from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
     NUMBER_FUNCTIONS,

@@ -35,9 +35,9 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import is_local
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import (
+from legroom.diagnose.lint.flow.retention.lifetimes import is_local
+from legroom.diagnose.lint.flow.retention.releases import (
     is_length_limited,
     is_released,
     is_released_elsewhere,

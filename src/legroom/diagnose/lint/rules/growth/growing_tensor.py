@@ -33,8 +33,8 @@ import libcst as cst
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import outlives_its_step
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.lifetimes import outlives_its_step
 from legroom.diagnose.lint.flow.syntax import dotted, keyword, method_name, path_of, positional, receiver
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.proofs import can_be_detached

@@ -33,8 +33,8 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import is_local
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.lifetimes import is_local
 from legroom.diagnose.lint.flow.steps import is_in_step_code
 from legroom.diagnose.lint.flow.syntax import contained_parts, names_in, walk
 from legroom.diagnose.lint.flow.values import ValueKind

@@ -66,8 +66,8 @@ import libcst as cst
 from legroom.diagnose.lint.edits import Edit, line_before, wrap_in_with
 from legroom.diagnose.lint.flow.backward_uses import feeds_backward, is_never_differentiated
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
-from legroom.diagnose.lint.flow.lifetimes import is_local
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.lifetimes import is_local
 from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
 from legroom.diagnose.lint.flow.syntax import (
     dotted,

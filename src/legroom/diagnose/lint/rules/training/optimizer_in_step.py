@@ -32,7 +32,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import survives
+from legroom.diagnose.lint.flow.retention.releases import survives
 from legroom.diagnose.lint.flow.steps import is_innermost_step_loop
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, positional, receiver, root
 from legroom.diagnose.lint.rule import Problem

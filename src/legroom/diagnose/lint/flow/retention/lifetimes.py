@@ -4,9 +4,14 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.backward_uses import feeds_backward
 from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact, StoreFact
-from legroom.diagnose.lint.flow.limits import is_unlimited
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.releases import encloses, is_length_limited, is_released_elsewhere, survives
+from legroom.diagnose.lint.flow.retention.limits import is_unlimited
+from legroom.diagnose.lint.flow.retention.releases import (
+    encloses,
+    is_length_limited,
+    is_released_elsewhere,
+    survives,
+)
 from legroom.diagnose.lint.flow.steps import (
     is_forward,
     is_step_loop,

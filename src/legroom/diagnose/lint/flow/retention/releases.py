@@ -4,10 +4,10 @@ import re
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.added_parts import added_parts
 from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
-from legroom.diagnose.lint.flow.limits import is_unlimited
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.added_parts import added_parts
+from legroom.diagnose.lint.flow.retention.limits import is_unlimited
 from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, path_of, receiver, root, walk
 from legroom.diagnose.lint.flow.values import ValueKind

@@ -1,0 +1,1 @@
+"""Rules about training steps: backward passes, gradients and optimizers."""
