@@ -36,7 +36,7 @@ from legroom.memory.ledger import Ledger
 from legroom.memory.live.periodic_thread import PeriodicThread
 from legroom.observe.children.captures import ChildCaptures
 from legroom.observe.children.recording import spawned_processes_recorded
-from legroom.observe.dispatch.index_checks import IndexChecks
+from legroom.observe.dispatch.checks.index_checks import IndexChecks
 from legroom.observe.program_state import follow_settings
 from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session, Status

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Category
-from legroom.observe.dispatch import device_mismatch
+from legroom.observe.dispatch.checks import device_mismatch
 from legroom.observe.dispatch.storages import LiveStorage, inner_tensor, storage_of, tensors_in
 
 HOST = -1

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from legroom.observe.dispatch import device_mismatch
+from legroom.observe.dispatch.checks import device_mismatch
 from legroom.observe.dispatch.operations import overloads
 
 

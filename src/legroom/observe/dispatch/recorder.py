@@ -39,11 +39,11 @@ from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevic
 from legroom.observe.dispatch.attribution import ModuleStack, OpLocation
 from legroom.observe.dispatch.backward_engine import current_node, in_backward_pass
 from legroom.observe.dispatch.categories import CategoryTracker
+from legroom.observe.dispatch.checks.result_size import LARGEST_ELEMENT, ResultSizes, upper_bound
 from legroom.observe.dispatch.device_placement import HOST, INHERIT, DevicePlacement
 from legroom.observe.dispatch.kernel_memory import KernelMemory
 from legroom.observe.dispatch.location import OpLocator
 from legroom.observe.dispatch.operation_facts import FACTS, OperationFacts, facts_of
-from legroom.observe.dispatch.result_size import LARGEST_ELEMENT, ResultSizes, upper_bound
 from legroom.observe.dispatch.storage_counts import surviving_storage, weak_references_end_early
 from legroom.observe.dispatch.storages import (
     LiveStorage,

@@ -45,9 +45,9 @@ from legroom.observe.virtual.processes import inherited_gpus, other_processes
 from legroom.observe.virtual.torch_api.callbacks import mode_in_callbacks
 from legroom.observe.virtual.torch_api.cuda_api import patches
 from legroom.observe.virtual.torch_api.devices import integers_name_devices
-from legroom.observe.virtual.torch_api.distributed import GLOO_RELEASE_SECONDS, is_rank
 from legroom.observe.virtual.torch_api.functions import lazy_parameters_without_data
 from legroom.observe.virtual.torch_api.operator_kernels import operator_kernels
+from legroom.observe.virtual.torch_api.parallel.distributed import GLOO_RELEASE_SECONDS, is_rank
 from legroom.observe.virtual.torch_api.streams import current_stream_id
 from legroom.units import format_size
 

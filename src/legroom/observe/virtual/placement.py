@@ -30,7 +30,7 @@ from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import replaced, table
 from legroom.observe.virtual.reading import TensorReads
-from legroom.observe.virtual.torch_api.pinned import count_as_pinned
+from legroom.observe.virtual.torch_api.tensors.pinned import count_as_pinned
 
 Tensor = torch.Tensor
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.virtual.patching import Replacement, replaced, table
-from legroom.observe.virtual.torch_api import dlpack
+from legroom.observe.virtual.torch_api.tensors import dlpack
 
 Tensor = torch.Tensor
 

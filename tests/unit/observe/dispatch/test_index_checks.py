@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from legroom.observe.dispatch.index_checks import IndexChecks
+from legroom.observe.dispatch.checks.index_checks import IndexChecks
 
 OUT_OF_RANGE: list[tuple[str, Callable[[], object], str]] = [
     ("embedding", lambda: F.embedding(torch.tensor([1, 9]), torch.zeros(5, 2)), "values from 1 to 9, but the allowed range is 0 to 4"),

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.two_tensor import TwoTensor
 
 from legroom import VirtualGPU
-from legroom.observe.virtual.torch_api.dtensor import _distribute_region
+from legroom.observe.virtual.torch_api.parallel.dtensor import _distribute_region
 
 store: Any = dist.HashStore  # type: ignore[attr-defined]
 

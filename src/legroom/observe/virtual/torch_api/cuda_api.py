@@ -22,21 +22,17 @@ from legroom.observe.virtual.patching import replaced
 from legroom.observe.virtual.torch_api import (
     autograd_functions,
     backends,
-    data_parallel,
     devices,
-    distributed,
-    dlpack,
-    dtensor,
     eager_compile,
     functions,
     memory,
-    pinned,
     random,
     script,
     streams,
-    tensor_types,
     unsupported,
 )
+from legroom.observe.virtual.torch_api.parallel import data_parallel, distributed, dtensor
+from legroom.observe.virtual.torch_api.tensors import dlpack, pinned, tensor_types
 
 
 @contextlib.contextmanager

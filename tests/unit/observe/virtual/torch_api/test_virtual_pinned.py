@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from virtual_host import virtual_gpus
 
-from legroom.observe.virtual.torch_api.pinned import count_as_pinned
+from legroom.observe.virtual.torch_api.tensors.pinned import count_as_pinned
 from legroom.units import GiB
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 
 from example_runs import TRAIN, Run
 from legroom.diagnose.report.run_figures import figures_from_capture
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with"),
 ]
-SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 """Pictures of the pages, to look at after a test."""
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m"
 

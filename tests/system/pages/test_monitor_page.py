@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "show" / "monitor"))
+sys.path.append(str(Path(__file__).parents[2] / "unit" / "show" / "monitor"))
 
 from legroom.show.monitor.serve import MonitorServer
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with"),
 ]
-SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
 
 

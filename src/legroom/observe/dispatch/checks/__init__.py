@@ -1,0 +1,1 @@
+"""Checks of an operation before it runs."""

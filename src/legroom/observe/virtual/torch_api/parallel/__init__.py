@@ -1,0 +1,1 @@
+"""Virtual GPUs in `nn.DataParallel`, process groups and DTensor."""

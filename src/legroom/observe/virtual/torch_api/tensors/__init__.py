@@ -1,0 +1,1 @@
+"""Tensors that say that they are on a virtual GPU, in pinned memory, or from another library."""
