@@ -121,7 +121,7 @@ class Evidence:
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]
         transient = self.live_bytes(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
-        return max(leak.bytes, min(max(retained, default=0), transient))
+        return min(max(leak.bytes, min(max(retained, default=0), transient)), self.oom.allocated)
 
     @cached_property
     def fixed(self) -> int:

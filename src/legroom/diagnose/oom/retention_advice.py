@@ -126,14 +126,17 @@ def _is_intermediate(holder: Holder) -> bool:
 
 
 def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
-    """Report results that the backward pass does not need. The results are from an earlier step, or from a completed
-    forward pass."""
+    """Report results that the program does not need. The results are from an earlier step, from a completed forward pass,
+    or from a computation without a model."""
     oom = evidence.oom
     forward_finished = oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
+    without_model = oom.phase is Phase.OTHER and not evidence.optimizers
     old = [
         each
         for each in evidence.live(Category.RESULT, Category.TEMPORARY)
-        if evidence.is_earlier(each) or (forward_finished and each.phase is Phase.FORWARD)
+        if evidence.is_earlier(each)
+        or (forward_finished and each.phase is Phase.FORWARD)
+        or (without_model and each.phase is Phase.OTHER)
     ]
     frame = heaviest_frame(old)
     from_line = [each for each in old if each.frame == frame]

@@ -11,7 +11,7 @@ import inspect
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from legroom.memory.detected_leak import DetectedLeak, LeakHolder, LeakKind
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
 from legroom.observe.holders.python_names import Variables, locals_of
+from legroom.observe.leaks.graph_ages import GraphPart
 from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.source import storing_lines
 from legroom.observe.source.files import built_at, calls_in_loop, function_at, is_in_loop
@@ -334,6 +335,19 @@ def can_accumulate(holder: FoundHolder) -> bool:
     if path.how in ("variable", "unknown") or (path.how == "container" and path.length < MIN_ITERATIONS - 1):
         return any(each.uses_itself for each in usage.statements)
     return True
+
+
+def with_own_graphs(holders: Sequence[FoundHolder], parts: Mapping[int, GraphPart]) -> list[FoundHolder]:
+    """Return the first holder, and the holders whose graphs share no node with the holders before them. `parts` contains a
+    part of the graph of each tensor by its `id`."""
+    chosen: list[FoundHolder] = []
+    nodes: set[int] = set()
+    for holder in holders:
+        own = parts[holder.target].nodes if holder.target in parts else frozenset()
+        if not chosen or (own and nodes.isdisjoint(own)):
+            chosen.append(holder)
+            nodes |= own
+    return chosen
 
 
 def min_length_at(iteration: int) -> int:

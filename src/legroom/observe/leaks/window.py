@@ -57,6 +57,7 @@ from legroom.observe.leaks.suspects import (
     is_temporary,
     make_suspects,
     min_length_at,
+    with_own_graphs,
 )
 from legroom.observe.source import storing_lines
 from legroom.observe.source.statements import StoringStatement
@@ -349,17 +350,16 @@ class ScanWindow:
             each for each in holders.find(seen.carrying, seen.created_in) if each.path.how != "unknown"
         ]
         recursive = [each for each in carrying if any(one.uses_itself for one in each.usage.statements)]
-        if found:  # if there are two leaks, one of them may carry its graph
-            found += recursive[:1]
-        else:
-            found = (recursive or carrying or self._find_gradients(seen, holders))[:1]
+        found += with_own_graphs(recursive, seen.parts)  # several sums may each carry their graph
+        found = found or (carrying or self._find_gradients(seen, holders))[:1]
         if not found and self.scans >= MAX_SCANS - 1 and not any(map(is_collectable, old)):
             found = [FoundHolder(holder_being_built(), storing_lines.NO_USAGE, 0)]
         suspects: list[Suspect] = []
         for each in found:
-            nodes, size = seen.nodes_per_iteration, seen.bytes_per_iteration
-            if len(found) > 1:
-                nodes, size = _retained_by(each, seen)
+            nodes, size = _retained_by(each, seen)
+            if len(found) == 1:  # a container may also retain its own tensors
+                nodes = seen.nodes_per_iteration
+                size = max(seen.bytes_per_iteration, size if size > NUMBER_BYTES else 0)
             suspects += make_suspects(
                 each, kind="graph", step=iteration, steps=seen.iterations_retained, bytes_per_step=size,
                 nodes_per_step=nodes, storages_per_step=0, evaluation=not self._iterations.trains,

@@ -222,6 +222,17 @@ def test_output_of_an_earlier_step_is_named_even_if_small(training):
     assert "LG105" not in advice  # a tuple does not collect
 
 
+def test_result_that_stays_in_a_variable_after_a_loop_without_a_model_is_named(make_run):
+    run = make_run()
+    run.phase = Phase.OTHER
+    run.alloc(400, TEMPORARY, line=14)
+    run.oom(700)
+    run.holder("intermediate (Tensor)", 400)
+    finding = run.advice()["LG102"]
+    assert (finding.line, finding.saves) == (14, 400 * MiB)
+    assert "`del intermediate`" in finding.fix
+
+
 def test_result_of_the_current_pass_is_not_reported(training):
     training.alloc(100, TEMPORARY, line=33)
     training.oom(100)
@@ -373,7 +384,8 @@ def add_leak(run, **figures):
         "nodes_per_step": 0,
         "storages_per_step": 1,
     }
-    run.events.append(DetectedLeak(**kept, **place, bytes_per_step=MiB, step=1, steps=4, **figures))
+    sizes = {"bytes_per_step": MiB, "step": 1, "steps": 4}
+    run.events.append(DetectedLeak(**{**kept, **place, **sizes, **figures}))
 
 
 def test_size_of_a_leak_is_what_its_holder_retains(training):
@@ -387,6 +399,14 @@ def test_size_of_a_leak_is_what_its_holder_retains(training):
     assert [finding.code for finding in report.oom.advice][:1] == ["LG105"]
     assert sum(finding.code == "LG105" for finding in report.oom.advice) == 1
     assert report.oom.advice[0].saves == 699 * MiB
+
+
+def test_a_leak_does_not_save_more_than_is_allocated(training):
+    training.end_step()
+    add_leak(training, bytes_per_step=500 * MiB)
+    training.oom(100)
+    finding = training.advice()["LG105"]
+    assert finding.bytes == training.allocated < 4 * 500 * MiB
 
 
 def test_leak_in_host_memory_is_not_a_cause(training):

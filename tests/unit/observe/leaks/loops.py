@@ -12,12 +12,20 @@ from legroom.observe.leaks.detector import LeakDetector
 
 
 def leaks_of(
-    body: Callable[[int, Any, Any], None], iterations: int = 14, *, allocated: Callable[[], int] | None = None
+    body: Callable[[int, Any, Any], None],
+    iterations: int = 14,
+    *,
+    allocated: Callable[[], int] | None = None,
+    on_device: Callable[[torch.Tensor], bool] | None = None,
 ) -> list[DetectedLeak]:
-    """The leaks found in a loop that calls `body(step, loss, output)` after each optimizer step. `allocated`: the device bytes."""
+    """The leaks found in a loop that calls `body(step, loss, output)` after each optimizer step. `allocated`: the device bytes.
+    `on_device`: which tensors count as device memory."""
     found: dict[tuple[object, ...], DetectedLeak] = {}
     detector = LeakDetector(
-        lambda leak: found.setdefault(leak.identity, leak) and None, allocated=allocated, fraction=1e6
+        lambda leak: found.setdefault(leak.identity, leak) and None,
+        allocated=allocated,
+        on_device=on_device,
+        fraction=1e6,
     )  # every iteration is sampled, whatever the load of the machine
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -27,6 +27,32 @@ def test_a_running_total_and_a_list_are_both_reported() -> None:
     assert {leak.name for leak in leaks_of(keep)} == {"total.value", "outputs"}
 
 
+def test_two_running_totals_with_different_graphs_are_both_reported_with_their_own_size() -> None:
+    class Totals:
+        loss: Any = 0.0
+        valid_loss: Any = 0.0
+
+    totals, model = Totals(), nn.Sequential(nn.Linear(6, 1000), nn.ReLU(), nn.Linear(1000, 2))
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        totals.loss += loss
+        totals.valid_loss += model(torch.randn(5, 6)).mean()  # no backward pass frees the activations
+
+    found = {leak.name: leak for leak in leaks_of(keep)}
+    assert set(found) == {"totals.loss", "totals.valid_loss"}
+    assert found["totals.valid_loss"].bytes_per_step >= 5 * 1000 * 4 > found["totals.loss"].bytes_per_step
+
+
+def test_the_size_of_a_graph_leak_includes_the_tensors_in_the_container() -> None:
+    sums = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        sums.append(output + output)  # saves nothing, but is itself 5 x 2 floats
+
+    (leak,) = leaks_of(keep, on_device=lambda tensor: True)
+    assert (leak.name, leak.kind, leak.bytes_per_step) == ("sums", "graph", 5 * 2 * 4)
+
+
 def test_detached_tensors_are_reported_in_addition_to_a_graph() -> None:
     losses, features = [], []
 
