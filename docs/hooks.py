@@ -3,6 +3,7 @@
 - The page of a command ends with its arguments and options.
 - `api.md` ends with the signature and docstring of each public name.
 - `codes/index.md` lists all codes.
+- The page of a recipe ends with its programs.
 
 Links to files outside docs/ become links to the repository. Without `repo_url`, only their text remains.
 """
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import typer.main
@@ -21,6 +23,7 @@ import legroom
 from legroom.cli import app
 from legroom.diagnose.codes import all_pages
 
+RECIPES = Path(__file__).parents[1] / "examples/recipes"
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+(?:bench|examples|src|tests)/[^)]+|(?:\.\./)+\w+\.md)\)")
 
 
@@ -38,6 +41,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown += f"\n## All options\n{options_of(name)}"
     if path == "api.md":
         markdown += "".join(map(api_entry, public_names()))
+    if path.startswith("recipes/"):
+        markdown += programs_of(posixpath.basename(name))
     markdown = markdown.replace("](codes/)", "](codes/index.md)")
     return OUTSIDE.sub(lambda link: _outside_link(link, path, config.repo_url), markdown)
 
@@ -125,6 +130,17 @@ def _code(name: str, thing: Any) -> str:
         return_annotation=inspect.Signature.empty,
     )
     return f"```python\n{name}{short}\n```\n"
+
+
+def programs_of(recipe: str) -> str:
+    """Return the code of the programs of a recipe."""
+    files = [RECIPES / recipe / f"{program}.py" for program in ("original", "improved")]
+    codes = [
+        f"\n## {file.name}\n```python\n{file.read_text(encoding='utf-8')}```\n"
+        for file in files
+        if file.exists()
+    ]
+    return "".join(codes)
 
 
 def codes_index() -> str:

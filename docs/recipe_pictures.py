@@ -18,6 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from legroom.memory.annotations import RunEnded
 from legroom.memory.capture.capture import read_capture
 from legroom.memory.events import Alloc, Category, Event, Free, Oom, SegmentChange, Tag
 from legroom.memory.ledger import Ledger
@@ -103,7 +104,8 @@ def panel_of(title: str, events: Sequence[Event], device: int, capacity: int) ->
         if isinstance(event, Oom) and event.device == device:
             failures.append(count)
     panel = Panel(title, Ledger(numbered).timeline(samples=600, device=device), capacity, failures)
-    ending = ", out of memory" if failures else ""
+    finished = any(isinstance(event, RunEnded) and event.exit_code == 0 for event in events)
+    ending = (", recovers from out of memory" if finished else ", out of memory") if failures else ""
     return panel._replace(title=f"{title}: peak {format_size(panel.peak)}{ending}")
 
 

@@ -1,6 +1,7 @@
 """Runs the programs of the recipes in this process, with the command in their docstring, and reads their pages."""
 
 import ast
+import gc
 import re
 import shlex
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class RecipeRun:
 
     exit_code: int
     output: str
-    """The output of the program, and the report of `legroom run`."""
+    """The output of the program, the report of `legroom run`, and the log."""
     report: RunReport
 
     @property
@@ -46,11 +47,16 @@ class RecipeRunner:
     """Runs the programs of a recipe in a folder of the test. A run fails if the page shows other output."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         self._folder = folder
         self._monkeypatch = monkeypatch
         self._capfd = capfd
+        self._caplog = caplog
 
     def __call__(self, recipe: str) -> tuple[RecipeRun, RecipeRun]:
         """Return the runs of the original and of the improved program."""
@@ -66,8 +72,11 @@ class RecipeRunner:
         _, verb, *words = command_of(recipe, program)
         assert verb == "run"
         self._capfd.readouterr()
+        self._caplog.clear()
+        gc.collect()  # the tensors of the program before
         code = main([verb, "--output", str(capture), *words])
-        output = "".join(self._capfd.readouterr())
+        logged = "".join(f"legroom: {record.getMessage()}\n" for record in self._caplog.records)
+        output = "".join([*self._capfd.readouterr(), logged])
         for shown in shown_outputs(recipe, program):
             assert missing_line(shown, output) is None, output
         return RecipeRun(code, output, report_from_capture(read_capture(capture)))

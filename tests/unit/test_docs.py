@@ -109,6 +109,12 @@ def test_the_list_of_codes_links_to_every_page(hooks: ModuleType) -> None:
     assert set(LINK.findall(hooks.codes_index())) == codes
 
 
+def test_the_page_of_a_recipe_ends_with_its_programs(hooks: ModuleType) -> None:
+    program = (ROOT / "examples/recipes/empty_cache/improved.py").read_text()
+    assert program in hooks.programs_of("empty_cache")
+    assert hooks.programs_of("index") == ""
+
+
 def test_links_to_other_folders_lead_to_the_repository(hooks: ModuleType) -> None:
     def converted(link: str, page: str, repository: str) -> str:
         return hooks.OUTSIDE.sub(lambda found: hooks._outside_link(found, page, repository), link)

@@ -33,4 +33,4 @@ for step in legroom.watch(range(20), quiet=True):
     if step % 5 == 4:
         print(f"step {step + 1}: {torch.cuda.memory_allocated() / 2**20:.1f} MiB")
 
-print(f"mean loss {total_loss.item() / 20:.3f}, on validation data {total_valid_loss.item() / 20:.3f}")
+print(f"mean loss {total_loss.item() / 20:.2f}, on validation data {total_valid_loss.item() / 20:.2f}")

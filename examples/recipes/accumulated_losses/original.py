@@ -30,4 +30,4 @@ for step in range(20):
     if step % 5 == 4:
         print(f"step {step + 1}: {torch.cuda.memory_allocated() / 2**20:.1f} MiB")
 
-print(f"mean loss {total_loss.item() / 20:.3f}, on validation data {total_valid_loss.item() / 20:.3f}")
+print(f"mean loss {total_loss.item() / 20:.2f}, on validation data {total_valid_loss.item() / 20:.2f}")
