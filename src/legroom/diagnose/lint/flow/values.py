@@ -309,7 +309,7 @@ SAMPLING_NAMES = re.compile(
 
 _VERBS = re.compile(
     r"^(?:add|build|check|compile|convert|copy|create|dispatch|download|eval|evaluate|export|fit|freeze|get|has|init|is|load|log|make"
-    r"|move|plot|prepare|print|push|quantize|register|run|save|set|setup|shard|test|train|update|upload|validate|wrap)_"
+    r"|move|plot|prepare|print|push|quantize|register|run|save|set|setup|shard|test|train|unwrap|update|upload|validate|wrap)_"
 )
 """Names of functions, not of objects: `load_model`."""
 
@@ -324,7 +324,7 @@ _NOT_A_MODEL = re.compile(
 
 def guess_from_name(name: str) -> Value:
     """Return the usual value of a name such as `model`, for names that the code does not define."""
-    if (_VERBS.match(name) and not LOADER_NAMES.search(name)) or _NOT_A_MODEL.search(name):
+    if (_VERBS.match(name.lstrip("_")) and not LOADER_NAMES.search(name)) or _NOT_A_MODEL.search(name):
         return UNKNOWN
     if CRITERION_NAMES.search(name):
         return CRITERION

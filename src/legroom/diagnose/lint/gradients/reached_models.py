@@ -24,6 +24,7 @@ def runs_model_itself(call: CallFact) -> bool:
         and (call.local is None or call.local.name in {"forward", "__call__"})
         and not call.function.grad_mode_varies
         and any(each.kind is not ValueKind.PARAMETER for each in call.arguments)
+        and all(each.kind is not ValueKind.MODEL for each in call.arguments[:1])  # is_wrapped_model(model)
     )
 
 
