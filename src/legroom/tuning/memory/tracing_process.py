@@ -145,10 +145,7 @@ class _TracingServer:
         if can_fork():
             self._sandbox.continue_in_fork()
         if not request.urgent:
-            if hasattr(os, "nice"):
-                os.nice(NICENESS)
-            else:
-                psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+            _lower_priority()
         self._began = time.perf_counter()
         device.recorder.allocations.sink = (
             self._trace.events.append
@@ -299,6 +296,14 @@ def _group(ranks: int) -> Iterator[None]:
             "gloo", init_method=file_rendezvous(Path(folder, "rendezvous")), rank=0, world_size=1
         )
         yield
+
+
+def _lower_priority() -> None:
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+        return
+    with contextlib.suppress(psutil.Error, AttributeError):
+        psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)  # Windows
 
 
 def _exit() -> NoReturn:

@@ -149,6 +149,7 @@ def test_a_folder_that_cannot_be_created_is_no_error(tmp_path: Path, monkeypatch
     assert read_all() == []
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no modes of folders")
 def test_a_folder_that_others_can_write_to_is_not_used(live: Path) -> None:
     live.mkdir()
     live.chmod(0o777)
@@ -191,6 +192,7 @@ def test_a_process_has_one_file_and_its_last_writer_owns_it(live: Path) -> None:
     assert read_all() == []
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_does_not_touch_the_file_of_its_parent(live: Path) -> None:
     file = LiveFile()
     file.write(status())

@@ -6,13 +6,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from ray import tune as ray_tune
-from ray.tune import report as imported_report
 
 from legroom.errors import UsageError
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.trial.process import call
 from legroom.tuning.trial.trial import THE_METRIC, ReportMessage, Trial
+
+ray_tune = pytest.importorskip("ray.tune")
+imported_report = ray_tune.report
 
 
 class Channel:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray import tune as ray_tune
 
 from legroom.errors import UsageError
 from legroom.tuning.trial.function import CannotLoad, TrainFunction
@@ -102,6 +101,7 @@ def test_a_parameter_without_a_value_in_a_file_is_an_error_on_loading(tmp_path: 
 
 
 def test_arguments_of_with_parameters_are_pickled_with_the_function() -> None:
+    ray_tune = pytest.importorskip("ray.tune")
     wrapped = ray_tune.with_parameters(ray_tutorial, data_dir="data")
     function = TrainFunction.of(wrapped)
     assert function.name == "ray_tutorial"
