@@ -14,6 +14,7 @@ import torch._dynamo  # noqa: F401
 from legroom.cli import main
 from legroom.diagnose.report.run_report import RunReport, report_from_capture
 from legroom.memory.capture.capture import read_capture
+from legroom.show.watch import watch
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "examples/recipes"
@@ -68,6 +69,7 @@ class RecipeRunner:
         self._monkeypatch.setenv("COLUMNS", "80")
         self._monkeypatch.setenv("TMPDIR", str(self._folder))
         self._monkeypatch.setattr("tempfile.tempdir", None)
+        self._monkeypatch.setattr(watch, "_shared", watch._SharedDetector())  # as in a new process
         capture = self._folder / f"{program}.legroom"
         _, verb, *words = command_of(recipe, program)
         assert verb == "run"

@@ -78,7 +78,7 @@ def test_gputil_does_not_show_the_leak_that_watch_stops(programs):
     original, improved = programs("memory_per_iteration")
     assert original.report.oom is not None
     assert improved.exit_code == 0
-    assert improved.report.steps < original.report.steps  # usually 5
+    assert improved.report.steps == 5
     assert "`hidden_states` grows by 4 MiB per step" in improved.output
     assert improved.peak < original.peak
 

@@ -481,11 +481,11 @@ def _rises(counts: list[int], scans: int) -> bool:
 
 
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """Return the nodes and bytes that one of several variables retains from the iteration in which its tensor was
-    created."""
-    created = seen.parts[holder.target].iteration if holder.target in seen.parts else -1
+    """Return the nodes and bytes that a variable retains from its newest iteration. Older ones may be incomplete."""
     within = {holder.target, *holder.path.contents}
-    parts = [part for key, part in seen.parts.items() if key in within and part.iteration == created]
+    retained = [part for key, part in seen.parts.items() if key in within]
+    newest = max((part.iteration for part in retained), default=-1)
+    parts = [part for part in retained if part.iteration == newest]
     storages = {key: size for part in parts for key, size in part.storages.items()}
     return len({node for part in parts for node in part.nodes}), sum(storages.values())
 

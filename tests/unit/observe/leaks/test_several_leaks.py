@@ -48,6 +48,8 @@ def test_the_size_of_a_graph_leak_includes_the_tensors_in_the_container() -> Non
 
     def keep(step: int, loss: Any, output: Any) -> None:
         sums.append(output + output)  # saves nothing, but is itself 5 x 2 floats
+        if step == 0:
+            sums.extend(output + output for _ in range(5))
 
     (leak,) = leaks_of(keep, on_device=lambda tensor: True)
     assert (leak.name, leak.kind, leak.bytes_per_step) == ("sums", "graph", 5 * 2 * 4)
