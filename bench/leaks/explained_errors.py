@@ -45,6 +45,7 @@ TABLES = (
     "heldout_11",
     "heldout_12",
     "heldout_13",
+    "heldout_14",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 

@@ -17,7 +17,11 @@ from legroom.diagnose.explain.error_lines import (
     shorten,
 )
 from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
-from legroom.diagnose.explain.python_errors import classify_python_error, is_uninformative
+from legroom.diagnose.explain.python_errors import (
+    classify_python_error,
+    is_raised_by_program,
+    is_uninformative,
+)
 from legroom.diagnose.explain.rules import RULES, SIZE_RULES, memory_code
 from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, Certainty, MessagePattern
 
@@ -200,6 +204,14 @@ class _Search:
                 and error.line - _NCCL_LINES < found.line <= error.line
             ]
             return max(memory_errors, key=lambda found: found.line, default=None)
+        if error is not None and error.code == _WORKER_DIED:
+            # The loop that reads batches reports that a worker exited, after the reason of the worker's exit.
+            killed = [
+                found
+                for found in self._last.values()
+                if "is killed by signal" in found.text and found.line < error.line
+            ]
+            return max(killed, key=lambda found: found.line, default=None)
         if error is not None and error.code == _TIMEOUT:
             # The other ranks wait for the rank whose memory ran out until their collective times out.
             failed = [
@@ -321,6 +333,8 @@ def _counts(found: LogMatch, lines: int) -> bool:
         return False
     if found.pattern is None:
         return True
+    if is_raised_by_program(found.around[: max(found.around.find(found.text), 0)]):
+        return False
     if _ADVICE.search(found.text) is not None:
         return False
     if not found.pattern.informal:
@@ -341,8 +355,13 @@ def _is_reported_as_error(found: LogMatch) -> bool:
 
 
 def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
-    """Return True if a launcher only reports the exit of a process whose traceback comes earlier."""
-    return found.code == _EXIT_CODES[0] and found.line > error.line and bool(error.frames)
+    """Return True if a launcher or another rank only reports the exit of a process whose traceback comes earlier."""
+    reports = (
+        found.code == _EXIT_CODES[0]
+        or (found.code == _NCCL and found.weak)
+        or (found.code in _EXIT_CODES and "received by PID" in found.text)
+    )
+    return reports and found.line > error.line and bool(error.frames)
 
 
 def _informativeness(found: LogMatch) -> int:
@@ -354,6 +373,7 @@ _NOT_ERRORS = ("NCCL INFO", "could not destroy", "this is not a failure")
 _IN_WORKER = "LG741"
 _COMPILER = "LG752"
 _TIMEOUT = "LG730"
+_WORKER_DIED = "LG740"
 _EXCEPTION = re.compile(r"\w(?:Error|Exception)\b: ")
 _TYPED = re.compile(r"\s*(?:(?:\([\w.-]{1,30}\) )?[\w.@~:/\[-]{0,60}\]?\$ |>>> |export |setx? )")
 """Matches the start of a command that the user typed, with or without its prompt."""
@@ -373,7 +393,7 @@ _ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )
 _HANDLED = re.compile(
-    r"retry|retries|trying again|try again|skipping|skipped|(?<!Watchdog )caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead",
+    r"retry|retries|trying again|try again|skipping|skipped|(?<!Watchdog )caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead|\bhandled\b",
     re.IGNORECASE,
 )
 _ADVICE = re.compile(

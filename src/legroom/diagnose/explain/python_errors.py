@@ -24,6 +24,8 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
         return "host-oom", "LG702"
     if name == "OutOfMemoryError" and "." in error.kind and not error.kind.startswith(_GPU_LIBRARIES):
         return "unknown", ""
+    if name == "MemoryError" and is_raised_by_program(error.frames):
+        return "not-memory", ""
     if name in _BY_CLASS:
         return _BY_CLASS[name]
     if code := _code_of_errno(text):
@@ -38,6 +40,12 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
         return ("not-memory" if name in _VALUE_ERRORS else "unknown"), ""
     code = next((code for code, pattern in _FAMILIES if pattern.search(text)), "")
     return "not-memory", code or _library_of(error)
+
+
+def is_raised_by_program(frames: str) -> bool:
+    """Return True if a traceback ends with a line of the program that raises MemoryError. Usually, the program has a memory
+    of its own, such as a replay memory."""
+    return _RAISED_BY_PROGRAM.search(frames) is not None
 
 
 def is_uninformative(error: ErrorLine) -> bool:
@@ -200,3 +208,7 @@ _FAMILIES = tuple(
 )  # fmt: skip
 """Wordings and their page codes. The first match is used. The source of an error (NCCL, a process group) comes before
 its content, and devices and types come before sizes."""
+_RAISED_BY_PROGRAM = re.compile(
+    r'file "(?![^"\n]*(?:-packages/|/lib/python))[^"\n]+", line \d+[^\n]*\n[^\n]*raise memoryerror\([^\n]*\s*[^\n]{0,40}$',
+    re.IGNORECASE,
+)

@@ -64,7 +64,7 @@ SIZE_RULES: tuple[Rule, ...] = (
     _rule("LG742", r"unable to mmap \d{1,6} bytes from file <[^\n]{0,120}: Cannot allocate memory"),
     _rule(
         "LG719", r"alloc_cpu\(\) seems to have been called with negative number|create tensor with negative dimension|Storage size calculation overflowed|numel: integer multiplication overflow|tensor size exceeds: \d+"
-        r"|negative dimensions are not allowed|Maximum allowed dimension exceeded|Maximum allowed size exceeded|is larger than the maximum possible size|vector::_M_\w+|cannot create std::vector larger than max_size|into an index-sized integer",
+        r"|more than INT_MAX elements|canUse32BitIndexMath|(?:too (?:large|many elements)|exceeds?) [^\n]{0,40}32-bit ind|more than 2\*\*31 elements|fit in(?:to)? int32|negative dimensions are not allowed|Maximum allowed dimension exceeded|Maximum allowed size exceeded|is larger than the maximum possible size|vector::_M_\w+|cannot create std::vector larger than max_size|into an index-sized integer",
     ),
 )  # fmt: skip
 """Messages about sizes that cannot exist, and about a limit that is reported as a lack of memory. They come before the
@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG730", r"due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted|wait timeout after \d+ms", weak=True),
     _rule(
         "LG731", r"unhandled system error|ncclSystemError|ncclInternalError|NCCL[^\n]{0,200}internal error|invalid usage \(run with|ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU detected|NCCL WARN (?:Net|Call to)"
-        r"|Call to ibv_\w+ failed|Bootstrap : no socket interface found|Cuda failure (?:\d+ )?'(?!out of memory)|NCCL WARN [A-Z]|NCCL (?:error|failure)[^\n]{0,20}: (?!unhandled cuda error)",
+        r"|Call to ibv_\w+ failed|Bootstrap : no socket interface found|Cuda failure (?:\d+ )?'(?!out of memory)|NCCL WARN [A-Z]|NCCL (?:error|failure)[^\n]{0,20}: (?!unhandled cuda error|[^\n]{0,300}remote process exited)",
     ),
     _status("LG731"),
     _rule("LG731", r"ncclRemoteError|remote process exited or there was a network error|Connection closed by (?:remote )?peer|Connection reset by peer|(?<!\[Errno 32\] )Broken pipe", weak=True),

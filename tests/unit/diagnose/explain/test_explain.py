@@ -376,3 +376,51 @@ def test_status_number_in_a_check_and_cudnn_graph_errors(text: str, kind: str, c
 )
 def test_cause_named_by_the_message_comes_first(text: str, cause: str) -> None:
     assert cause in explain(text).causes[0].cause
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "code"),
+    [
+        (
+            "RuntimeError: nonzero is not supported for tensors with more than INT_MAX elements",
+            "not-memory",
+            "LG719",
+        ),
+        (
+            "CUDA out of memory. Tried to allocate 784.00 MiB (handled)\nepoch 0 done\nTraceback (most recent call last):\n"
+            '  File "main.py", line 7, in <module>\n    fit()\nlib.errors.ConfigurationError: no metric `val_acc`',
+            "unknown",
+            "",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/home/me/replay.py", line 34, in sample\n'
+            '    raise MemoryError(f"not enough memory: {len(self)} stored")\nMemoryError: not enough memory: 96 stored',
+            "not-memory",
+            "",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/home/me/load.py", line 3, in <module>\n    rows = list(source)\nMemoryError',
+            "host-oom",
+            "LG702",
+        ),
+        (
+            "RuntimeError: DataLoader worker (pid 11) is killed by signal: Killed. \n\nTraceback (most recent call last):\n"
+            '  File "train.py", line 15, in <module>\n    for batch in loader:\n'
+            "RuntimeError: DataLoader worker (pid(s) 11) exited unexpectedly",
+            "host-oom",
+            "LG705",
+        ),
+        (
+            '[rank2]: Traceback (most recent call last):\n[rank2]:   File "train.py", line 2, in <module>\n'
+            "[rank2]:     batch['caption']\n[rank2]: KeyError: 'caption'\n"
+            "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3353, remote process exited or there "
+            "was a network error, NCCL version 2.26.2\n  traceback : Signal 6 (SIGABRT) received by PID 9910\n"
+            "  exitcode  : 1 (pid: 9912)",
+            "not-memory",
+            "",
+        ),
+    ],
+)
+def test_the_error_that_ended_the_program_is_explained(text: str, kind: str, code: str) -> None:
+    found = explain(text)
+    assert (found.kind, found.code) == (kind, code), found
