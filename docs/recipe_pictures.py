@@ -1,6 +1,6 @@
 """Draws the pictures of the recipes: runs both programs of each recipe and draws the memory that was recorded.
 
-    python docs/recipe_pictures.py [RECIPE ...]      # all recipes by default; also `make recipes`
+    python docs/recipe_pictures.py [RECIPE ...]      # by default, all recipes whose page has a picture; also `make recipes`
 
 The horizontal axis counts allocations and frees instead of seconds, so the same programs give the same picture on every
 machine. A picture has a row for each program and a column for each GPU.
@@ -28,6 +28,7 @@ from legroom.units import format_size
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "examples/recipes"
+PAGES = ROOT / "docs/recipes"
 PICTURES = ROOT / "docs/images/recipes"
 WIDTH, LEFT, RIGHT, GAP, HEIGHT, TITLE = 720, 74, 12, 30, 110, 34
 STYLE = (
@@ -59,7 +60,9 @@ class Panel(NamedTuple):
 
 def main(names: Sequence[str]) -> None:
     PICTURES.mkdir(exist_ok=True)
-    for name in names or sorted(folder.name for folder in PROGRAMS.iterdir() if folder.is_dir()):
+    for name in names or sorted(
+        page.stem for page in PAGES.glob("*.md") if f"{page.stem}.svg" in page.read_text("utf-8")
+    ):
         rows = [panels_of(PROGRAMS / name / f"{program}.py") for program in ("original", "improved")]
         (PICTURES / f"{name}.svg").write_text(picture(rows, name.replace("_", " ")), encoding="utf-8")
         print(f"{name}: " + "; ".join(panel.title for row in rows for panel in row))
@@ -71,25 +74,26 @@ def panels_of(program: Path) -> list[Panel]:
     assert command, f"The docstring of {program} has no command."
     verb, *words = shlex.split(command[1])
     with tempfile.TemporaryDirectory() as folder:
-        capture = Path(folder, "run.legroom")
+        output = ["--logs", folder] if verb == "launch" else ["--output", str(Path(folder, "run.legroom"))]
         environment = {
             **os.environ, "TMPDIR": folder, "LEGROOM_CACHE": "off", "LEGROOM_LIVE": "off",
             "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         subprocess.run(
-            [sys.executable, "-m", "legroom", verb, "--output", str(capture), *words],
+            [sys.executable, "-m", "legroom", verb, *output, *words],
             cwd=ROOT, env=environment, capture_output=True, check=False,
         )  # fmt: skip
-        recorded = read_capture(capture)
-    devices = recorded.run["devices"]
-    several = len(devices) > 1
-    return [
-        panel_of(
-            f"{program.name}, GPU {device['index']}" if several else program.name,
-            recorded.events, device["index"], device["capacity"],
-        )
-        for device in devices
-    ]  # fmt: skip
+        captures = [read_capture(path) for path in sorted(Path(folder).glob("*.legroom"))]
+    panels = []
+    for rank, recorded in enumerate(captures):
+        devices = recorded.run["devices"]
+        if len(captures) > 1:  # one capture per rank, which uses the GPU with its number
+            devices = [device for device in devices if device["index"] == rank]
+        several = len(captures) > 1 or len(devices) > 1
+        for device in devices:
+            title = f"{program.name}, GPU {device['index']}" if several else program.name
+            panels.append(panel_of(title, recorded.events, device["index"], device["capacity"]))
+    return panels
 
 
 def panel_of(title: str, events: Sequence[Event], device: int, capacity: int) -> Panel:

@@ -1,0 +1,23 @@
+"""Search with the Gaussian process of `legroom tune`, which models logarithmic ranges and integers, and also the memory of
+configurations that do not fit.
+
+legroom tune --gpu cpu --engine local examples/recipes/bayesian_search/improved.py:train examples/recipes/bayesian_search/space.toml
+"""
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+
+def train(config, trial):
+    torch.manual_seed(0)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.data).float() / 16, torch.tensor(digits.target)
+    model = nn.Sequential(nn.Linear(64, config["l1"]), nn.ReLU(), nn.Linear(config["l1"], 10)).to(
+        trial.device
+    )
+    guard = trial.guard(model, torch.optim.Adam(model.parameters(), lr=config["lr"]))
+    for x, y in zip(images.split(128), labels.split(128), strict=True):
+        loss = guard.step(lambda x, y: F.cross_entropy(model(x), y), x.to(trial.device), y.to(trial.device))
+    trial.report(loss=loss)
