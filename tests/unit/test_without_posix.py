@@ -42,7 +42,9 @@ assert not hasattr(os, "fork")
 import legroom
 
 for module in pkgutil.walk_packages(legroom.__path__, "legroom."):
-    if not module.name.endswith(("__main__", "sitecustomize")) and "ray" not in module.name:
+    name = module.name.rpartition(".")[2]
+    is_adapter = "ray" in module.name or name in ("lightning", "transformers", "accelerate")  # of a slow library
+    if name not in ("__main__", "sitecustomize") and not is_adapter:
         importlib.import_module(module.name)
 
 from legroom.cli import main

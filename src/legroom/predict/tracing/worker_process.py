@@ -82,16 +82,18 @@ def start_tracing(
     return _tracing_workers().start(job, environment)
 
 
-_workers: ForkedWorkers | SpawnedWorkers | None = None
+_workers: dict[bool, ForkedWorkers | SpawnedWorkers] = {}
+"""The workers of this process that are forks (True), and that are not."""
 _workers_lock = threading.Lock()
 
 
 def _tracing_workers() -> ForkedWorkers | SpawnedWorkers:
     """Return the workers of this process. All of them exit together with this process."""
-    global _workers
     forks = can_fork()
     with _workers_lock:
-        if _workers is None or isinstance(_workers, ForkedWorkers) != forks or not _workers.is_usable():
-            _workers = ForkedWorkers("legroom.predict.tracing.process:run_job") if forks else SpawnedWorkers()
-            atexit.register(_workers.close)
-        return _workers
+        workers = _workers.get(forks)
+        if workers is None or not workers.is_usable():
+            workers = ForkedWorkers("legroom.predict.tracing.process:run_job") if forks else SpawnedWorkers()
+            atexit.register(workers.close)
+            _workers[forks] = workers
+        return workers
