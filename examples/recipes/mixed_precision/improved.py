@@ -1,7 +1,7 @@
 """Train and validate with `legroom.precision`, which selects bfloat16 or float16 for the GPU and scales the loss only if
 needed.
 
-legroom run --gpu 64MiB examples/recipes/mixed_precision/improved.py
+legroom run --gpu 32MiB examples/recipes/mixed_precision/improved.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Train and validate in float32 and with `torch.cuda.amp`, as in the note. The note runs the backward pass and the optimizer
 inside autocast.
 
-legroom run --gpu 64MiB examples/recipes/mixed_precision/original.py
+legroom run --gpu 32MiB examples/recipes/mixed_precision/original.py
 """
 
 import warnings

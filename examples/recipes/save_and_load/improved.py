@@ -1,7 +1,7 @@
 """Save the weights and the optimizer with `legroom.Checkpoints`, and load the weights into another model without a second
 copy on the GPU.
 
-legroom run --gpu 128MiB examples/recipes/save_and_load/improved.py
+legroom run --gpu 64MiB examples/recipes/save_and_load/improved.py
 """
 
 import tempfile
@@ -26,7 +26,7 @@ model = TheModelClass().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 checkpoints = legroom.Checkpoints(tempfile.mkdtemp())
 checkpoints.track(model=model, optimizer=optimizer)
-saved = checkpoints.save(1)
+checkpoints.save(1)
 print(*sorted(path.name for path in checkpoints.last.path.iterdir()), sep=", ")
 
 new_model = TheModelClass().cuda()

@@ -1,7 +1,7 @@
 """Save a model in both ways of the note: its state_dict, and the whole model. PyTorch 2.6 and newer refuse to load the
 whole model.
 
-legroom run --gpu 128MiB examples/recipes/save_and_load/original.py
+legroom run --gpu 64MiB examples/recipes/save_and_load/original.py
 """
 
 import os

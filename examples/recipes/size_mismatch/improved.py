@@ -1,6 +1,6 @@
 """Print the shapes of all layers with `legroom.summary`, which names the layer that does not match and suggests the edit.
 
-legroom run --gpu 64MiB examples/recipes/size_mismatch/improved.py
+legroom run --gpu 32MiB examples/recipes/size_mismatch/improved.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Train a CNN whose linear layer has the wrong number of inputs, and read the size from the error, as in the notes.
 
-legroom run --gpu 64MiB examples/recipes/size_mismatch/original.py
+legroom run --gpu 32MiB examples/recipes/size_mismatch/original.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Replace the last layer of a pretrained network and freeze the rest with `legroom.transfer`, which predicts the saving and
 keeps frozen batch normalization in evaluation mode.
 
-legroom run --gpu 64MiB examples/recipes/transfer_learning/improved.py
+legroom run --gpu 32MiB examples/recipes/transfer_learning/improved.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Add a linear layer behind a pretrained network and freeze the rest, as in the note. The frozen batch normalization still
 adapts to the new data.
 
-legroom run --gpu 64MiB examples/recipes/transfer_learning/original.py
+legroom run --gpu 32MiB examples/recipes/transfer_learning/original.py
 """
 
 import torch
