@@ -109,6 +109,16 @@ class SourceName:
                     return True
         return False
 
+    def when_long(self, comparison: ast.Compare, tested: ast.If | ast.While) -> list[ast.stmt]:
+        """Return the statements that run if the container is long: the body for `if len(name) > limit:`, and the `else`
+        branch for `if len(name) < limit:`. If the condition does not show this, the body is returned."""
+        parts = tested.test.values if isinstance(tested.test, ast.BoolOp) else [tested.test]
+        operator = comparison.ops[0]
+        if comparison not in parts or not isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+            return tested.body
+        is_greater = isinstance(operator, ast.Gt | ast.GtE)
+        return tested.body if self.is_length(comparison.left) == is_greater else tested.orelse
+
     def tests_for_it(self, test: ast.expr) -> bool:
         """Return whether a condition checks that there is no value yet, as in `bank is None`, `not hasattr(self,
         "bank")`, `"bank" not in store`, `not bank` and `bank.numel() == 0`.

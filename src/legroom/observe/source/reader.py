@@ -20,6 +20,7 @@ from legroom.observe.source.syntax import (
     is_below,
     is_consumed,
     is_empty,
+    is_incremented,
     is_number,
     is_slice,
     is_zero_or_one,
@@ -37,14 +38,8 @@ _REMOVING_METHODS = frozenset({
     "pop", "popleft", "popitem", "clear", "remove", "discard", "get_nowait", "heappop", "heapreplace", "heappushpop",
 })  # fmt: skip
 _CONTAINER_FUNCTIONS = {
-    "heappush",
-    "heappop",
-    "heapreplace",
-    "heappushpop",
-    "insort",
-    "insort_left",
-    "insort_right",
-}
+    "heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right",
+}  # fmt: skip
 """Functions of the standard library that modify their first argument."""
 _CLEARING_METHODS = frozenset({"clear", "popleft"})
 """Methods that free memory when called on an item. `pop` on an item may remove only a part of the item."""
@@ -372,15 +367,18 @@ class NameReader:
             self.checks_membership = True
         if any(map(is_zero_or_one, sides)) or not any(map(self._named.is_length, sides)):
             return  # a check for emptiness is not a limit
+        # A cursor that follows the length is not a limit: `if self.cursor >= len(self.items): return None`.
+        follows = any(is_incremented(side, self._root) for side in sides)
         if self._tested is not None:
-            self._check(self._tested)
-        elif not self._is_irrelevant:
+            self._check(self._tested, None if follows else self._named.when_long(node, self._tested))
+        elif not (self._is_irrelevant or follows):
             # The caller makes the decision: `return len(self.items) >= self.size`
             self.limits.append(self._occurrence)
 
-    def _check(self, node: ast.If | ast.While) -> None:
+    def _check(self, node: ast.If | ast.While, when_long: Sequence[ast.stmt] | None) -> None:
         """Record that the program checks the length of the container. The check is a limit only if its result
-        determines whether code stores items, removes items or ends a loop or call.
+        determines whether code stores items, removes items or ends a loop or call. Only `when_long`, the statements
+        that run if the container is long, can limit it by ending a loop or call.
         """
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes
@@ -394,7 +392,7 @@ class NameReader:
         if inner.statements or inner.removals or inner.limits or inner.resets:
             self.limits.append(self._occurrence)
             return
-        within = [each for statement in node.body for each in (statement, *own_nodes(statement))]
+        within = [each for statement in when_long or () for each in (statement, *own_nodes(statement))]
         self.length_checks.append(
             LengthCheck(frozenset(filter(None, map(called_name, within))), self._occurrence)
         )

@@ -134,6 +134,27 @@ def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
     return False
 
 
+def is_incremented(value: ast.expr, scope: ast.AST) -> bool:
+    """Return whether an expression is a counter that only increases, as in `cursor += 1`. A counter that is assigned in
+    several places may be reset."""
+    if not isinstance(value, ast.Name | ast.Attribute):
+        return False
+    name = value.id if isinstance(value, ast.Name) else value.attr
+    changes: list[ast.operator] = []
+    assignments = 0
+    for node in ast.walk(scope):
+        if isinstance(node, ast.AugAssign) and _is_named(node.target, name):
+            changes.append(node.op)
+        elif isinstance(node, ast.Assign):
+            targets = (each for target in node.targets for each in flattened(target))
+            assignments += any(_is_named(target, name) for target in targets)
+    return bool(changes) and assignments <= 1 and all(isinstance(each, ast.Add) for each in changes)
+
+
+def _is_named(target: ast.expr, name: str) -> bool:
+    return (target.id if isinstance(target, ast.Name) else getattr(target, "attr", "")) == name
+
+
 def _is_remainder(value: ast.expr) -> bool:
     """Return whether a value is `a % b`, or a sum or product with it. `f(a % b)` is not."""
     if not isinstance(value, ast.BinOp):

@@ -238,13 +238,26 @@ def test_a_mangled_attribute_name_is_recognized(read) -> None:
     [
         "if len(kept) > 1 and x > min(kept[:-1]): worse += 1", "if len(kept) >= 10: print(sum(kept[-10:]))", "assert len(kept) < 100",
         "mean = sum(kept) / len(kept) if len(kept) > 5 else 0", "chosen = random.sample(kept, 8) if len(kept) > 8 else kept",
-        "if len(kept) > 5 and kept[-1] > kept[-5]: break",
+        "if len(kept) > 5 and kept[-1] > kept[-5]: break", "if len(kept) < 5: continue\n    kept.append(y)", "if step >= len(kept): break",
     ],
 )  # fmt: skip
 def test_a_length_test_that_changes_nothing_is_not_a_limit(read, statement: str) -> None:
     assert not read(
         f"kept = []\nfor step in range(9):\n    kept.append(x)\n    {statement}\n", "kept"
     ).shrinks
+
+
+@pytest.mark.parametrize(
+    "check", ["if self.cursor >= len(self.kept): return None", "return self.cursor < len(self.kept)"]
+)
+def test_a_cursor_that_follows_the_length_is_not_a_limit(read, check: str) -> None:
+    source = (
+        "class Replies:\n    def __init__(self):\n        self.kept, self.cursor = [], 0\n"
+        "    def put(self, x):\n        self.kept.append(x)\n"
+        f"    def poll(self):\n        self.cursor += 1\n        {check}\n"
+        "replies = Replies()\nfor x in data:\n    replies.put(x)\n    replies.poll()\n"
+    )
+    assert not read(source, "kept", is_attribute=True).has_limit
 
 
 @pytest.mark.parametrize(
