@@ -359,7 +359,7 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
         elif depth and not isinstance(value, torch.Tensor):
             attributes = attributes_of(value)
             if attributes is not None and len(attributes) < 100:
-                yield from (id(each) for each in attributes.values())
+                yield from _contents(attributes, depth - 1)
 
 
 # --- the steps of a path ----------------------------------------------------------------------------------------------------

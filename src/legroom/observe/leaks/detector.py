@@ -347,16 +347,18 @@ class LeakDetector:
     def _scan(self, iteration: int) -> None:
         window = self._window
         assert window is not None
-        for suspect in window.scan(iteration):
+        suspects = window.scan(iteration)
+        for suspect in suspects:
             if self._judge(suspect, iteration):
                 window.reported.add(suspect.leak.kind)
         found = bool(window.reported)
+        only_results = bool(suspects) and all(each.min_iterations for each in suspects)
         long = not self.iterations.has_stepped and not window.quiet
         waits = any(
-            first <= iteration <= first + WARM_UP_ITERATIONS for first, _ in self._warming_up.values()
+            until - WARM_UP_ITERATIONS <= iteration <= until for until, _ in self._warming_up.values()
         )
         if (
-            (found and window.scans >= SCANS_AFTER_FINDING)
+            ((found or only_results) and window.scans >= SCANS_AFTER_FINDING)
             or window.scans >= (LONG_SCANS if long else MAX_SCANS)
             or (
                 window.quiet
@@ -384,12 +386,12 @@ class LeakDetector:
             self._unnamed = leak
             return False
         if suspect.may_be_warming_up:
-            first, length = self._warming_up.setdefault(leak.identity, (iteration, suspect.length))
+            wait = max(WARM_UP_ITERATIONS, suspect.min_iterations)
+            until, length = self._warming_up.setdefault(leak.identity, (iteration + wait, suspect.length))
             # Schedule the next series so that every kind of leak is visible exactly when the warm-up time is over.
-            self._next_scheduled = max(first + WARM_UP_ITERATIONS - TENSOR_SCANS - 1, iteration + 1)
-            if iteration < first + WARM_UP_ITERATIONS or suspect.length - length < suspect.min_rate * (
-                iteration - first
-            ):
+            due = max(until - TENSOR_SCANS - 1, iteration + 1)
+            self._next_scheduled = min(due, self._next_scheduled) if suspect.min_iterations else due
+            if iteration < until or suspect.length - length < suspect.min_rate * (iteration - until + wait):
                 return False
         if suspect.container_to_trace:
             return self._trace(suspect, trace_iterations)

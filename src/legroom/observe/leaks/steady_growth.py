@@ -17,6 +17,7 @@ from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import bytes_of
 from legroom.observe.leaks.survivors import ALL_SIZES, SurvivorHistory
 from legroom.observe.leaks.suspects import (
+    COLLECTED_RESULTS,
     FoundHolder,
     HolderFinder,
     Suspect,
@@ -123,6 +124,9 @@ class SteadyGrowth:
         if statement is not None and statement.below_limit and 0 < path.length < ABOVE_COUNTER:
             return False
         if not self._iterations.trains and is_prepared_for_training(holder):
+            return False
+        is_short = 0 < path.length < COLLECTED_RESULTS
+        if not self._iterations.trains and is_short and is_read(holder, by_key=True):
             return False
         if self._iterations.by_lines and is_read(holder):
             return False

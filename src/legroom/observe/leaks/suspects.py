@@ -12,7 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -47,6 +47,8 @@ loop.
 """
 MANY_ITEMS = 20
 """A container that the source limits, and that still grows with this many items, has a large limit."""
+COLLECTED_RESULTS = 48
+"""An evaluation that collects its results on the device and reads them may have this many iterations."""
 MIN_ITERATIONS = 4
 """The number of earlier iterations whose live nodes indicate a leak. Nodes of fewer iterations may be alive by
 coincidence.
@@ -68,6 +70,8 @@ class Suspect:
     """Whether the source limits the container, but the limit is too large for what it contains."""
     min_rate: float = 0.9
     """The minimum number of items that a container adds per iteration after it could have been filled."""
+    min_iterations: int = 0
+    """The number of iterations before which the growth may end, as in a short evaluation that collects its results."""
     at_end: bool = False
     """Whether the leak is only certain if the growth continues until the end of the run."""
     retained: "weakref.ref[torch.Tensor] | None" = None
@@ -214,6 +218,14 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
     )
 
 
+def as_series(suspect: Suspect, *, collects: bool) -> Suspect:
+    """Return the suspect as a list of outputs that may be a short series on purpose, such as the samples of one
+    prediction. With `collects`, the program reads the outputs, such as the results of an evaluation."""
+    return replace(
+        suspect, may_be_warming_up=True, min_rate=0.0, min_iterations=COLLECTED_RESULTS if collects else 0
+    )
+
+
 def leak_how(path: HolderPath, usage: NameUsage) -> LeakHolder:
     """Return how a variable retains the tensors."""
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
@@ -295,11 +307,16 @@ def usage_of_links(name: StoredName) -> NameUsage:
 
 
 def _feeding_calls(path: HolderPath) -> NameUsage:
-    """Return the calls of methods that pass values to the object at the root of the path."""
-    if not path.names:
-        return storing_lines.NO_USAGE
-    root = path.names[-1]
-    return storing_lines.find_feeding_calls(root.name, root.file, root.function, path.line)
+    """Return the calls of methods that pass values to the library object on the path. The user's name that is closest to
+    the container comes first (`self.optimizer` before `trainer`)."""
+    for name in path.names:
+        if name.file is not None and is_user_file(name.file):
+            found = storing_lines.find_feeding_calls(
+                name.stored_as, name.file, name.function, path.line, is_attribute=name.is_attribute
+            )
+            if found.statements:
+                return found
+    return storing_lines.NO_USAGE
 
 
 def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
@@ -397,12 +414,17 @@ def is_prepared_for_training(holder: FoundHolder) -> bool:
     return statement is not None and is_training_data(path.stored_as, statement.file, statement.line)
 
 
-def is_read(holder: FoundHolder) -> bool:
-    """Return whether the program uses the items of a container, such as the columns of a matrix that it computes."""
+def is_read(holder: FoundHolder, *, by_key: bool = False) -> bool:
+    """Return whether the program uses the items of a container, such as the columns of a matrix that it computes. With
+    `by_key`, looking up an item of a dict does not count."""
     path = holder.path
     if path.file is not None and not is_user_file(path.file):
         return False  # a container of a library, such as the registry of `weakref.finalize`
-    return path.file is None or is_read_in(path.stored_as, path.file, is_attribute=path.is_attribute)
+    # Numbers may be the indices of a table that the program computes. Strings identify sessions or requests.
+    by_key = path.is_mapping and (by_key or bool(path.keys))
+    return path.file is None or is_read_in(
+        path.stored_as, path.file, is_attribute=path.is_attribute, by_key=by_key
+    )
 
 
 def is_sequence(holder: FoundHolder) -> bool:

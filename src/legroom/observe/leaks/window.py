@@ -45,6 +45,7 @@ from legroom.observe.leaks.suspects import (
     HolderFinder,
     Suspect,
     Targets,
+    as_series,
     can_accumulate,
     holder_being_built,
     is_collectable,
@@ -196,8 +197,7 @@ class ScanWindow:
             self.steady.record(iteration, by_first_scan)
         self._counts.append(self._storages.count)
         self._new_counts.append(len(by_first_scan.get(self.scans, [])))
-        retained = graph.iterations(iteration)
-        newest = by_first_scan.get(self.scans - 1, [])
+        retained, newest = graph.iterations(iteration), by_first_scan.get(self.scans - 1, [])
         self.adds = bool(newest) and self.scans > 2
         # An evaluation collects results on the host on purpose.
         relevant = self._is_conclusive(evaluating) and (
@@ -401,7 +401,7 @@ class ScanWindow:
             found = [each for each in found if not is_read(each)]
         if self._rare:
             found = [each for each in found if self._has_grown(each) and not is_ensemble(each)]
-        if seen.renews:  # such as the results of hooks that are registered again in each iteration
+        if seen.renews:  # such as results of hooks that are registered again
             found = [each for each in found if self._is_longer(each) and not each.path.contains_models]
         suspects: list[Suspect] = []
         for each in found:
@@ -411,15 +411,15 @@ class ScanWindow:
                 within |= {found for view, found in seen.views.items() if view in within}
                 sizes = {key: size for key, size in sizes.items() if key in within}
             has_graph = each.target in seen.with_graph
-            suspects += make_suspects(
+            made = make_suspects(
                 each, kind="graph" if has_graph else "tensor", step=iteration, steps=self.scans - 1,
                 bytes_per_step=sum(sizes.values()), nodes_per_step=seen.nodes_of_iteration if has_graph else 0,
                 storages_per_step=max(len(sizes), 1), evaluation=not self._iterations.trains,
                 on_host=seen.accumulates_on_host,
             )  # fmt: skip
-        if self._iterations.by_model_calls:
-            # A list of outputs may be a short series on purpose, such as the samples of one prediction.
-            suspects = [replace(each, may_be_warming_up=True, min_rate=0.0) for each in suspects]
+            collects = not self._iterations.trains and not has_graph and is_read(each, by_key=True)
+            is_series = collects or self._iterations.by_model_calls
+            suspects += [as_series(one, collects=collects) for one in made] if is_series else made
         return suspects
 
     def _has_grown(self, holder: FoundHolder) -> bool:

@@ -136,16 +136,18 @@ def find_usage_in(
     return NO_USAGE
 
 
-def find_feeding_calls(root: str, file: str | None, function: str, line: int) -> NameUsage:
+def find_feeding_calls(
+    name: str, file: str, function: str, line: int, *, is_attribute: bool = False
+) -> NameUsage:
     """Find calls to methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. These
     calls matter if no statement refers to the growing container itself, because the container is inside the library's
     object.
     """
-    tree = tree_of(file) if file is not None and root.isidentifier() else None
-    if tree is None or file is None:
+    tree = tree_of(file) if name.isidentifier() else None
+    if tree is None:
         return NO_USAGE
-    reader = NameReader(file, root, False, feeding=True)
-    reader.read((find_function(tree, function, line, root) if function else None) or tree)
+    reader = NameReader(file, name, is_attribute, feeding=True)
+    reader.read((find_function(tree, function, line, name) if function else None) or tree)
     return NO_USAGE._replace(statements=tuple(reader.statements))
 
 
@@ -249,8 +251,9 @@ def is_training_data(name: str, file: str, line: int) -> bool:
     return False
 
 
-def is_read_in(name: str, file: str, *, is_attribute: bool) -> bool:
-    """Return whether a file reads the items of a container, other than a single item, the best item or the length."""
+def is_read_in(name: str, file: str, *, is_attribute: bool, by_key: bool = False) -> bool:
+    """Return whether a file reads the items of a container, other than a single item, the best item or the length. With
+    `by_key`, an item that is looked up by its key is a single item."""
     tree = tree_of(file)
     if tree is None:
         return True
@@ -262,7 +265,8 @@ def is_read_in(name: str, file: str, *, is_attribute: bool) -> bool:
         parent = parents.get(node)
         if isinstance(parent, ast.Attribute):
             call = parents.get(parent)
-            if isinstance(call, ast.Call) and call.func is parent and is_storing_call(call):
+            is_lookup = by_key and parent.attr == "get"
+            if isinstance(call, ast.Call) and call.func is parent and (is_lookup or is_storing_call(call)):
                 continue
         if (
             isinstance(parent, ast.Subscript)
@@ -270,7 +274,11 @@ def is_read_in(name: str, file: str, *, is_attribute: bool) -> bool:
             and not isinstance(parent.ctx, ast.Load)
         ):
             continue
-        if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant | ast.UnaryOp):
+        if isinstance(parent, ast.Subscript) and (
+            by_key or isinstance(parent.slice, ast.Constant | ast.UnaryOp)
+        ):
+            continue
+        if by_key and isinstance(parent, ast.Compare):
             continue
         if isinstance(parent, ast.Call) and called_name(parent) in {"len", "min", "max", "heappush"}:
             continue

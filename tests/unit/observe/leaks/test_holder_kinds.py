@@ -92,6 +92,30 @@ def test_optimizers_of_the_same_parameters_are_reported() -> None:
     assert leak.name == "old"
 
 
+class _Tuner:
+    def __init__(self) -> None:
+        self.optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(4))])
+
+    def add_prompt(self) -> None:
+        self.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(4))]})
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["params"][0].grad = torch.ones(4)
+        self.optimizer.step()
+
+
+def test_parameters_added_to_an_optimizer_are_reported_at_the_line_that_adds_them() -> None:
+    tuner = _Tuner()
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        tuner.add_prompt()
+        tuner.step()
+
+    (leak,) = leaks_of(keep, iterations=40)
+    assert leak.line == _Tuner.add_prompt.__code__.co_firstlineno + 1
+
+
 def test_numbers_on_the_host_are_not_a_leak_if_there_is_a_device() -> None:
     found = []
     model = nn.Linear(4, 4)

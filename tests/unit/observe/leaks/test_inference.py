@@ -55,6 +55,44 @@ def test_a_short_series_of_predictions_is_not_a_leak() -> None:
     assert _leaks_of(loop) == []
 
 
+@pytest.mark.parametrize(("batches", "names"), [(24, []), (60, ["outputs"])])
+def test_results_of_an_evaluation_are_reported_only_if_the_evaluation_is_long(
+    batches: int, names: list[str]
+) -> None:
+    def loop(model: nn.Module) -> None:
+        outputs = []
+        for _ in range(batches):
+            outputs.append(model(torch.randn(3, 4)))
+        torch.cat(outputs)
+
+    found = _leaks_of(loop)
+    assert [leak.name for leak in found] == names
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.keys: list[torch.Tensor] = []
+
+
+def test_sessions_that_are_never_closed_are_reported_as_the_growing_container() -> None:
+    sessions: dict[str, _Session] = {}
+
+    def answer(model: nn.Module, request: int) -> torch.Tensor:
+        session = sessions.get(f"user {request}")
+        if session is None:
+            session = sessions[f"user {request}"] = _Session()
+        session.keys.append(model(torch.randn(1, 4)))
+        return torch.cat(session.keys)
+
+    def loop(model: nn.Module) -> None:
+        for request in range(12):
+            for _ in range(4):
+                answer(model, request)
+
+    (leak,) = _leaks_of(loop)
+    assert (leak.name, leak.line) == ("sessions", answer.__code__.co_firstlineno + 3)
+
+
 class _Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
