@@ -77,11 +77,11 @@ class RecipeRunner:
         """Return the runs of the original and of the improved program."""
         return self.run(recipe, "original"), self.run(recipe, "improved")
 
-    def run(self, recipe: str, program: str) -> RecipeRun:
-        """Run a program whose command is `legroom run`."""
+    def run(self, recipe: str, program: str, *arguments: str) -> RecipeRun:
+        """Run a program whose command is `legroom run`, with further arguments."""
         verb, *words = self._command(recipe, program)
         assert verb == "run"
-        run = self._run(program, words)
+        run = self._run(program, [*words, *arguments])
         self._compare(recipe, program, run.output)
         return run
 
@@ -108,12 +108,13 @@ class RecipeRunner:
         self._compare(recipe, program, "".join(run.output for run in runs))
         return runs
 
-    def launch(self, recipe: str, program: str) -> list[RecipeRun]:
-        """Launch a program, and return the run of each rank, with the output of all ranks."""
+    def launch(self, recipe: str, program: str, *arguments: str) -> list[RecipeRun]:
+        """Launch a program, and return the run of each rank, with the output of all ranks. `arguments` override those of its
+        command."""
         verb, *words = self._command(recipe, program)
         assert verb == "launch"
         logs = self._folder / f"{program}.launch"
-        code, output = self._main([verb, "--logs", str(logs), *words])
+        code, output = self._main([verb, "--logs", str(logs), *words[:-1], *arguments, words[-1]])
         self._compare(recipe, program, output)
         captures = sorted(logs.glob("rank-*.legroom"))
         return [RecipeRun(code, output, report_from_capture(read_capture(each))) for each in captures]

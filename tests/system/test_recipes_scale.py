@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from ray import tune as ray_tune
+from tests.system.conftest import free_port
 
 from legroom.tuning.trial.records import TrialState
 from legroom.units import MiB
@@ -62,8 +63,10 @@ def test_a_pipeline_keeps_fewer_activations_than_a_split_batch(programs):
 
 
 def test_a_missing_machine_is_reported(programs):
-    assert programs.run("several_machines", "original").exit_code == 0
-    assert not programs.launch("several_machines", "improved")
+    """Free ports, because another test run may use the ports of the programs."""
+    address = f"127.0.0.1:{free_port()}"
+    assert programs.run("several_machines", "original", "--init-method", f"tcp://{address}").exit_code == 0
+    assert not programs.launch("several_machines", "improved", "--rendezvous", f"localhost:{free_port()}")
 
 
 # --- hyperparameter searches
