@@ -149,3 +149,12 @@ def test_shared_weights_are_gathered_with_the_whole_model() -> None:
     network = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 64), nn.Linear(64, 100, bias=False))
     network[2].weight = network[0].weight  # type: ignore[assignment]
     assert wrapping(network).names == ("1",)
+
+
+def test_a_coordinator_that_always_uses_more_memory_gets_the_samples_with_the_lowest_peak() -> None:
+    """The optimizer step of Adam determines the peak of the coordinator, so it gains nothing from fewer samples."""
+    network = model()
+    optimizer = torch.optim.Adam(network.parameters())
+    shares, peaks = strategy_memory.coordinator_shares(network, optimizer, batch(), 2, DEVICE)
+    assert shares == [64, 64]
+    assert peaks[0] > peaks[1]
