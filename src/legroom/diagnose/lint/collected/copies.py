@@ -83,6 +83,8 @@ def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
         return False
     if any(isinstance(each, (cst.If, cst.Try)) for each in program.ancestors(store.node)):
         return False
+    if any(isinstance(each, cst.If) and store.target in names_in(each.test) for each in walk(function.body)):
+        return False  # if len(self.states) == 10: return
     emptied: list[Fact] = [each for each in program.releases if each.target == store.target]
     emptied += [
         each
@@ -244,7 +246,29 @@ def _cloned_model(program: Program, node: cst.ListComp | cst.GeneratorExp | cst.
     copies = "clone" in methods or (isinstance(outer, cst.Call) and is_call_of(outer, "cat"))
     if not is_parameter or not copies or not methods <= _COPYING:
         return None
-    return next((path for each in walk(node.for_in.iter) if (path := _read_model(each)) is not None), None)
+    read = list(walk(node.for_in.iter))
+    if isinstance(node.for_in.iter, cst.Call) and method_name(node.for_in.iter) in {"items", "values"}:
+        read += _assigned_before(program, receiver(node.for_in.iter), node)
+    return next((path for each in read if (path := _read_model(each)) is not None), None)
+
+
+def _assigned_before(
+    program: Program, name: cst.BaseExpression | None, node: cst.CSTNode
+) -> list[cst.BaseExpression]:
+    """Return the last value that was assigned to a name before a node in the same function, as in `state =
+    model.state_dict()`."""
+    function = next((each for each in program.ancestors(node) if isinstance(each, cst.FunctionDef)), None)
+    made = [
+        each.expression
+        for each in program.stores
+        if each.target == dotted(name)
+        and each.order < program.order[node]
+        and (
+            each.function.node is function
+            or (function is None and isinstance(each.function.node, cst.Module))
+        )
+    ]
+    return made[-1:]
 
 
 def _read_model(node: cst.CSTNode) -> str | None:

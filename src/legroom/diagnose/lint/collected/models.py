@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
+from legroom.diagnose.lint.flow.facts import Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.releases import survives
 from legroom.diagnose.lint.flow.syntax import (
@@ -86,13 +86,33 @@ def _is_conditional(program: Program, store: StoreFact, loop: LoopFact) -> bool:
 
 
 def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
-    """Return True if the loop moves the model to the GPU."""
+    """Return True if the loop, or a function that creates the model, moves the model to the GPU."""
     return any(
         isinstance(node, cst.Call)
         and (method_name(node) == "cuda" or (method_name(node) == "to" and "cpu" not in program.source(node)))
         and (dotted(receiver(node)) == path or program.value(node).kind is ValueKind.MODEL)
-        for node in walk(loop.node)
+        for scope in (loop.node, *_creating_functions(program, path, loop))
+        for node in walk(scope)
     )
+
+
+def _creating_functions(program: Program, path: str, loop: LoopFact) -> list[cst.CSTNode]:
+    """Return the functions of this file that a loop calls to create a model, also if they call each other."""
+    made = [each for each in program.stores if each.target == path and each.loops[-1:] == (loop,)]
+    found: list[Function] = []
+    added = [
+        call.local
+        for call in program.calls
+        if call.local is not None and any(call.node is each.expression for each in made)
+    ]
+    while added:
+        found += [each for each in added if each not in found]
+        added = [
+            call.local
+            for call in program.calls
+            if call.function in added and call.local is not None and call.local not in found
+        ]
+    return [each.body for each in found]
 
 
 def _is_scored(program: Program, store: StoreFact, loop: LoopFact, model: cst.BaseExpression) -> bool:
@@ -118,9 +138,13 @@ def _is_scored(program: Program, store: StoreFact, loop: LoopFact, model: cst.Ba
 
 
 def _is_moved_to_host(program: Program, path: str, loop: LoopFact) -> bool:
-    """Return True for `model.cpu()` and `model.to("cpu")` in the loop."""
-    for node in walk(loop.node):
-        if not isinstance(node, cst.Call) or dotted(receiver(node)) != path:
+    """Return True for `model.cpu()` and `model.to("cpu")` in the loop, or in a function that creates the model."""
+    inside = [node for body in _creating_functions(program, path, loop) for node in walk(body)]
+    for node in (*walk(loop.node), *inside):
+        owner = receiver(node) if isinstance(node, cst.Call) else None
+        if not isinstance(node, cst.Call) or owner is None:
+            continue
+        if dotted(owner) != path and program.value(owner).kind is not ValueKind.MODEL:
             continue
         given = keyword(node, "device") or (node.args[0] if node.args else None)
         if method_name(node) == "cpu" or (
@@ -197,7 +221,7 @@ def _is_saved(program: Program, node: cst.CSTNode, loop: cst.For) -> bool:
     return False
 
 
-_NUMBERS = re.compile(r"^(?:fold|k|i|j|n|idx|index|name|key|path|seed|score|acc|loss)\w*$", re.IGNORECASE)
+_NUMBERS = re.compile(r"^[kijn]$|^(?:fold|idx|index|name|key|path|seed|score|acc|loss)\w*$", re.IGNORECASE)
 
 
 def _is_target(program: Program, element: cst.CSTNode | None) -> bool:

@@ -217,9 +217,37 @@ def is_used_on_gpu(program: Program, target: str) -> bool:
         elif isinstance(node, cst.Call):
             called = last_name(dotted(node.func) or method_name(node) or "")
             is_model = program.value(node.func).kind in (ValueKind.MODEL, ValueKind.CRITERION)
+            if _is_topk_of_samples(program, node, target):
+                continue
             if (called in _ON_GPU or is_model) and names & {last_name(path) for path in names_in(node)}:
                 return True
     return False
+
+
+def _is_topk_of_samples(program: Program, node: cst.Call, target: str) -> bool:
+    """Return True for `torch.cat(scores).topk(k, dim=1)`, which a program can compute for each batch."""
+    given, owner = keyword(node, "dim"), receiver(node)
+    by_sample = given is not None and getattr(given.value, "value", None) == "1"
+    return method_name(node) == "topk" and by_sample and _is_concatenated(program, owner, target)
+
+
+def _is_concatenated(
+    program: Program, node: cst.BaseExpression | None, target: str, *, direct: bool = True
+) -> bool:
+    """Return True for `torch.cat(scores)`, for a function that returns it, and for a name to which it is assigned."""
+    if isinstance(node, cst.Call) and is_call_of(node, "cat"):
+        return bool(node.args) and last_name(dotted(node.args[0].value) or "") == last_name(target)
+    if isinstance(node, cst.Call):
+        local = next((each.local for each in program.calls if each.node is node), None)
+        returned = local.returned_nodes if local is not None else []
+        return (
+            bool(returned)
+            and all(is_call_of(each, "cat") for each in returned)
+            and all(_is_concatenated(program, each, target) for each in returned)
+        )
+    path = dotted(node) if node is not None and direct else None
+    made = [each.expression for each in program.stores if each.target == path]
+    return bool(made) and all(_is_concatenated(program, each, target, direct=False) for each in made)
 
 
 def is_read_by_key(program: Program, store: StoreFact) -> bool:

@@ -289,6 +289,8 @@ _INSPECTING = {"print", "float", "int", "str", "round", "format", "repr"}
 
 def is_local(store: StoreFact) -> bool:
     """Return True if the stored value is released when the function returns. A rebound name or parameter is local."""
-    if store.how in {"assign", "augment"} and "." not in store.target:
+    is_item = isinstance(store.node, cst.AugAssign) and isinstance(store.node.target, cst.Subscript)
+    adds_to_dict = is_item and store.previous.mapping  # totals["loss"] += loss
+    if store.how in {"assign", "augment"} and "." not in store.target and not adds_to_dict:
         return store.target not in store.function.nonlocal_names
     return store.function.owns(store.target)
