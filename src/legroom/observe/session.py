@@ -32,7 +32,7 @@ from legroom.observe.dispatch.recorder import Recorder, active_recorder
 from legroom.observe.existing_tensors import record_existing_tensors
 from legroom.observe.following import FollowedHistory, FollowedRecorder
 from legroom.observe.leaks.detector import SEVERAL_THREADS, LeakDetector
-from legroom.observe.leaks.repeated_lines import RepeatedLines
+from legroom.observe.leaks.repeated_lines import READS_ON_ONE_LINE, RepeatedLines, ResultReads
 from legroom.observe.producer import MemoryStats, Producer
 from legroom.observe.training import TrainingClock
 from legroom.observe.virtual.gpu import VirtualGPU
@@ -94,6 +94,7 @@ class Session:
         self._sink = sink
         self._search_leaks = search_leaks
         self._watching_reported = False
+        self._line_scans = 0
         self._exit = contextlib.ExitStack()
         self._producer: Producer
         self.devices: list[DeviceInfo]
@@ -129,32 +130,46 @@ class Session:
         self._exit.callback(self._leak_detector.detach)
         if isinstance(self._producer, _DispatchProducer):
             self._watch_lines(self._producer.recorder)
+        elif isinstance(self._producer, CudaHistory):
+            self._watch_reads()
         return self
 
     def _watch_lines(self, recorder: Recorder) -> None:
-        """Recognize a loop without a model by its lines, until a better sign of an iteration occurs, a leak is found, or
-        there were many scans. Without a training loop, nothing shows how long the program will run."""
-        detector = self._leak_detector
-
-        scans = 0
-
-        def repeated() -> bool:
-            nonlocal scans
-            if detector.leaks or scans > _MAX_SCANS:
-                return False
-            before = detector.scan_seconds
-            is_best_sign = detector.iterations.line_repeated()
-            scans += detector.scan_seconds > before
-            return is_best_sign
-
-        lines = RepeatedLines(repeated)
+        """Recognize a loop without a model by the lines that allocate memory."""
+        lines = RepeatedLines(self._line_repeated)
 
         def allocated(frame: Frame | None) -> None:
-            lines.allocated(frame)
+            lines.ran(frame)
             if not lines.is_active:
                 recorder.on_line = None
 
         recorder.on_line = allocated
+
+    def _watch_reads(self) -> None:
+        """Recognize a loop without a model by the lines that read results from a GPU."""
+        lines = RepeatedLines(self._line_repeated, on_one_line=READS_ON_ONE_LINE)
+
+        def read(frame: Frame | None) -> None:
+            if not self._leak_detector.iterations.has_better_signal:
+                lines.ran(frame)
+                if lines.is_active:
+                    return
+            reads.detach()
+
+        reads = ResultReads(read)
+        reads.attach()
+        self._exit.callback(reads.detach)
+
+    def _line_repeated(self) -> bool:
+        """End an iteration of a loop without a model. Return False if a better sign of an iteration occurred, a leak was
+        found, or there were many scans. Without a training loop, nothing shows how long the program will run."""
+        detector = self._leak_detector
+        if detector.leaks or self._line_scans > _MAX_SCANS:
+            return False
+        before = detector.scan_seconds
+        is_best_sign = detector.iterations.line_repeated()
+        self._line_scans += detector.scan_seconds > before
+        return is_best_sign
 
     def __exit__(self, *error: object) -> None:
         try:

@@ -148,6 +148,12 @@ class IterationTracker:
             self.by_model_calls = self.by_lines = False
         return True
 
+    @property
+    def has_better_signal(self) -> bool:
+        """Whether a model, an optimizer or a loader shows the iterations, or the program compiles code, so repeated lines
+        are not used."""
+        return self._has_better_signal() or self._calls.has_model or self._calls.is_disabled
+
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # Runs after every step of every loop, so it does as little as possible.
         if not self._is_in_loop(trains=True):
@@ -347,7 +353,7 @@ class _ModelCalls:
         self._model: weakref.ref[nn.Module] | None = None
         self._depth = 0
         self._thread = 0
-        self._is_disabled = False
+        self.is_disabled = False
 
     @property
     def has_model(self) -> bool:
@@ -356,11 +362,11 @@ class _ModelCalls:
 
     def disable(self) -> None:
         """Detach, and ignore all later calls to `attach`."""
-        self._is_disabled = True
+        self.is_disabled = True
         self.detach()
 
     def attach(self) -> None:
-        if not self._handles and not self._is_disabled:
+        if not self._handles and not self.is_disabled:
             self._depth, self._thread = 0, threading.get_ident()
             self._handles = [
                 register_module_forward_pre_hook(self._before_forward),

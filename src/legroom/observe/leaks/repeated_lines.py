@@ -1,42 +1,50 @@
-"""Recognizes the iterations of a loop that has no model, optimizer or loader, by the lines that allocate memory.
+"""Recognizes the iterations of a loop that has no model, optimizer or loader, by the lines that repeat.
 
-A search or a simulation calls only functions of torch, so no hook of torch marks the end of an iteration. The recorder
-knows the line of each allocation: if the same lines allocate again and again, a loop runs. On a GPU without a recorder of
-operations, such a loop is not watched.
+A search, a simulation or a server calls only functions of torch, so no hook of torch marks the end of an iteration. The
+recorder knows the line of each allocation: if the same lines allocate again and again, a loop runs. On a GPU without a
+recorder of operations, the lines that read results from the device are used instead (`ResultReads`).
 """
 
+import sys
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from legroom.memory.events import Frame
+from legroom.observe.dispatch.attribution import user_frame
 
 _CERTAIN = 24
 """A line that has allocated memory this many times is in a loop."""
 _MIN_REPEATS = 8
 _ONE_LINE = 64
 """After this many consecutive allocations on the same line, each allocation is an iteration of a loop of one line."""
+READS_ON_ONE_LINE = 8
+"""The same for lines that read results. A loop often reads its result on a single line."""
 _MAX_LINES = 4096
 """The number of lines that are counted. A program with more lines has other signs of an iteration."""
 
 
 class RepeatedLines:
-    """Calls `on_iteration()` each time the chosen line of a loop allocates memory. `on_iteration` returns False when the
-    program shows a better sign of an iteration."""
+    """Calls `on_iteration()` each time the chosen line of a loop runs. `on_iteration` returns False when the program shows
+    a better sign of an iteration."""
 
-    def __init__(self, on_iteration: Callable[[], bool]) -> None:
+    def __init__(self, on_iteration: Callable[[], bool], *, on_one_line: int = _ONE_LINE) -> None:
         self._on_iteration = on_iteration
+        self._on_one_line = on_one_line
         self._counts: dict[Frame, int] = {}
         self._chosen: Frame | None = None
         self._last: Frame | None = None
         self._consecutive = 0
         self.is_active = True
 
-    def allocated(self, frame: Frame | None) -> None:
-        """Record that a line allocates memory."""
+    def ran(self, frame: Frame | None) -> None:
+        """Record that a line allocates memory or reads a result."""
         if frame is None or not self.is_active:
             return
         if frame == self._last:  # several operations on one line, or a loop of one line
             self._consecutive += 1
-            if self._consecutive < _ONE_LINE:
+            if self._consecutive < self._on_one_line:
                 return
         else:
             self._last, self._consecutive = frame, 0
@@ -53,3 +61,39 @@ class RepeatedLines:
             self._counts = {}
         elif len(self._counts) > _MAX_LINES:
             self.is_active = False
+
+
+class ResultReads:
+    """Calls `on_read(line)` when the program reads the values of a tensor, from `attach` to `detach`.
+
+    Reading waits for the device, so a loop reads seldom, usually once per iteration. The methods of `torch.Tensor` are
+    wrapped only while a program shows no other sign of an iteration.
+    """
+
+    METHODS = ("item", "tolist", "cpu", "numpy")
+
+    def __init__(self, on_read: Callable[[Frame | None], None]) -> None:
+        self._on_read = on_read
+        self._wrapped: dict[str, Any] = {}
+
+    def attach(self) -> None:
+        for name in self.METHODS:
+            if name not in vars(torch.Tensor):  # otherwise another tool has wrapped the method
+                self._wrapped[name] = self._wrap(getattr(torch.Tensor, name))
+                setattr(torch.Tensor, name, self._wrapped[name])
+
+    def detach(self) -> None:
+        for name, wrapped in self._wrapped.items():
+            if vars(torch.Tensor).get(name) is wrapped:
+                delattr(torch.Tensor, name)
+        self._wrapped.clear()
+
+    def _wrap(self, method: Any) -> Any:
+        def wrapped(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            values = method(tensor, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                self._on_read(user_frame(sys._getframe(1))[0])
+            return values
+
+        wrapped.__wrapped__ = method  # type: ignore[attr-defined]
+        return wrapped

@@ -5,11 +5,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from legroom.gpus.catalog import parse_gpus
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.events import Event, Frame
-from legroom.observe.leaks.repeated_lines import RepeatedLines
+from legroom.observe.leaks.detector import LeakDetector
+from legroom.observe.leaks.repeated_lines import READS_ON_ONE_LINE, RepeatedLines, ResultReads
 from legroom.observe.session import Session
 from legroom.observe.source import files
 
@@ -24,7 +26,7 @@ def _iterations(lines: list[int]) -> int:
 
     watched = RepeatedLines(ended)
     for line in lines:
-        watched.allocated(Frame("train.py", line, "main"))
+        watched.ran(Frame("train.py", line, "main"))
     return count
 
 
@@ -47,8 +49,41 @@ def test_straight_code_has_no_iterations() -> None:
 def test_better_sign_of_an_iteration_ends_the_watching() -> None:
     watched = RepeatedLines(lambda: False)
     for line in [1, 2] * 30:
-        watched.allocated(Frame("train.py", line, "main"))
+        watched.ran(Frame("train.py", line, "main"))
     assert not watched.is_active
+
+
+def test_reads_of_results_are_recorded_with_the_line_until_detached() -> None:
+    lines: list[Frame | None] = []
+    reads = ResultReads(lines.append)
+    reads.attach()
+    try:
+        assert (torch.ones(2).sum().item(), torch.ones(2).tolist()) == (2, [1, 1])
+    finally:
+        reads.detach()
+    torch.ones(2).sum().item()
+    first = test_reads_of_results_are_recorded_with_the_line_until_detached.__code__.co_firstlineno
+    assert [line.line - first for line in lines if line] == [5, 5]
+    assert not set(ResultReads.METHODS) & set(vars(torch.Tensor))
+
+
+def test_loop_that_reads_one_result_per_iteration_is_watched_without_a_recorder() -> None:
+    found: list[DetectedLeak] = []
+    detector = LeakDetector(found.append, on_device=lambda tensor: True, fraction=1e6)
+    lines = RepeatedLines(detector.iterations.line_repeated, on_one_line=READS_ON_ONE_LINE)
+    reads = ResultReads(lines.ran)
+    sessions: dict[str, torch.Tensor] = {}
+    detector.attach()
+    reads.attach()
+    try:
+        for request in range(70):
+            state = torch.randn(8)
+            sessions[f"user {request}"] = state.tanh()
+            state.sum().item()
+    finally:
+        reads.detach()
+        detector.detach()
+    assert {leak.name for leak in found} == {"sessions"}
 
 
 def _leaks(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
