@@ -291,7 +291,7 @@ def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck
         return
     if not all(survives(program, store.target, loop) for loop in store.loops if loop.trains):
         return  # averaged over several batches
-    scope = outlives_its_step(program, store)
+    scope = outlives_its_step(program, store, every_step=_is_added_by_updates(program, store))
     if isinstance(scope, LoopFact) and _is_one_step(store, scope):
         return
     if scope is not None and key_is_new(program, store, scope):
@@ -300,6 +300,41 @@ def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck
             message=f"`{store.target}` stores gradients, which keeps the gradients of every step alive",
             help="Store a number such as `.norm().item()`, or copy the gradient to host memory with `.cpu()`",
         )
+
+
+def _is_added_by_updates(program: Program, store: StoreFact) -> bool:
+    """Return True if a method adds to its object for each batch of a loader, and an optimizer step follows each time. The
+    gradients of a whole epoch are then too many, although their average over several batches may be used."""
+    if any(isinstance(each, cst.If) for each in program.ancestors(store.node)):
+        return False
+    sites = store.function.call_sites
+    return bool(sites) and all(
+        site.loops
+        and site.loops[-1].iterable.kind is ValueKind.LOADER
+        and _is_updating(program, site.loops[-1])
+        and not _is_conditional(program, site.call, site.loops[-1])
+        for site in sites
+    )
+
+
+def _is_updating(program: Program, loop: LoopFact) -> bool:
+    """Return True if each iteration of a loop runs an optimizer step."""
+    return any(
+        call.loops[-1:] == (loop,)
+        and call.method == "step"
+        and call.receiver.kind in (ValueKind.OPTIMIZER, ValueKind.SCALER)
+        and not _is_conditional(program, call.node, loop)
+        for call in program.calls
+    )
+
+
+def _is_conditional(program: Program, node: cst.CSTNode, loop: LoopFact) -> bool:
+    for each in program.ancestors(node):
+        if each is loop.node:
+            return False
+        if isinstance(each, cst.If):
+            return True
+    return False
 
 
 def _is_one_step(store: StoreFact, loop: LoopFact) -> bool:

@@ -32,9 +32,11 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
 
 
-def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function | None:
+def outlives_its_step(
+    program: Program, store: StoreFact, *, every_step: bool = False
+) -> LoopFact | Function | None:
     """Return the loop that adds to the stored values, or the function that adds to them in every step. Return None if
-    the values are released."""
+    the values are released. With `every_step`, other functions must release them in every step."""
     unlimited = is_unlimited(program, store)
     if (store.bounded or is_length_limited(program, store)) and not unlimited:
         return None
@@ -50,7 +52,7 @@ def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function
     if (
         is_local(store)
         or not runs_every_step(program, store.function)
-        or is_released_elsewhere(program, store)
+        or is_released_elsewhere(program, store, every_step=every_step)
         or ends_with_enclosing_call(program, store)
     ):
         return None

@@ -163,15 +163,15 @@ _COUNTER = re.compile(
 )
 
 
-def is_released_elsewhere(program: Program, store: StoreFact) -> bool:
+def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: bool = False) -> bool:
     """Return True if a value that a function stores is released by other code. A sum or a state that is only set to zero in
-    each epoch keeps the graphs of the epoch alive."""
+    each epoch keeps the graphs of the epoch alive. With `every_step`, this also applies to a list."""
     return is_released(
         program,
         store.target,
         store.function,
         unlimited=is_unlimited(program, store),
-        every_step=store.how == "augment" or (store.how == "assign" and store.uses_old_value),
+        every_step=every_step or store.how == "augment" or (store.how == "assign" and store.uses_old_value),
     )
 
 

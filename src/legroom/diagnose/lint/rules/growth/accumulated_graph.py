@@ -22,7 +22,8 @@ The rule also covers containers that collect tensors without a graph:
 The container may be local, global, or in an object whose methods store their arguments.
 
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, containers that are cleared in each
-epoch, or summing several losses for one backward pass. A sum of losses that is set to zero in each epoch is flagged.
+epoch, or summing several losses for one backward pass. A sum of losses that is set to zero in each epoch is flagged. The
+gradients of every optimizer step that an object stores until the end of the epoch are flagged too.
 
 ## Why this is a problem
 A loss tensor uses only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with
