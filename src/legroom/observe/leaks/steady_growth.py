@@ -7,14 +7,14 @@ scans: code that would empty the container was not executed. A container that li
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.graph_ages import with_graph
 from legroom.observe.leaks.iterations import IterationTracker
-from legroom.observe.leaks.live_objects import bytes_of
+from legroom.observe.leaks.live_objects import bytes_of, other_views
 from legroom.observe.leaks.survivors import ALL_SIZES, SurvivorHistory
 from legroom.observe.leaks.suspects import (
     COLLECTED_RESULTS,
@@ -65,9 +65,15 @@ class SteadyGrowth:
         """Whether the last scan found steady growth."""
         return bool(self._targets)
 
-    def record(self, iteration: int, by_first_scan: Mapping[int, list[torch.Tensor]]) -> None:
-        """Record the live tensors of a scan, and choose the survivors whose holders `search` finds. If tensors are on a
-        device, all other tensors are ignored."""
+    def record(
+        self,
+        iteration: int,
+        by_first_scan: Mapping[int, list[torch.Tensor]],
+        tensors: Iterable[torch.Tensor] = (),
+    ) -> None:
+        """Record the live storages of a scan, and choose the survivors whose holders `search` finds. If storages are on
+        a device, all other storages are ignored. `tensors` are all live tensors, including several views of a
+        storage."""
         relevant = {
             first: [each for each in tensors if self._on_device(each)]
             for first, tensors in by_first_scan.items()
@@ -80,16 +86,21 @@ class SteadyGrowth:
         self.history.record(iteration, relevant)
         self._iterations_of_scans.append(iteration)
         self._targets, self._with_graph = {}, set()
-        allowed = [id(each) for tensors in relevant.values() for each in tensors]
+        allowed = [id(each) for found in relevant.values() for each in found]
+        views: list[tuple[torch.Tensor, int]] = []
         for size in self.history.steady_sizes():
             chosen = self.history.sample(size, relevant, allowed)
+            of_chosen = other_views(tensors, chosen)
+            views += of_chosen
+            chosen += [view for view, _ in of_chosen]
             self._with_graph |= {id(each) for each, _ in with_graph(chosen)}
             self._targets[size] = [weakref.ref(each) for each in chosen]
         self._created_in = {
             id(each): self._iterations_of_scans[first - 1]
-            for first, tensors in (relevant.items() if self._targets else ())
-            for each in tensors
+            for first, found in (relevant.items() if self._targets else ())
+            for each in found
         }
+        self._created_in |= {id(view): self._created_in[of] for view, of in views}
         self.suspects = []
 
     def search(self, iteration: int) -> None:
@@ -105,7 +116,7 @@ class SteadyGrowth:
             if not leaks and self._iterations.by_model_calls and iteration < UNROLLED_CALLS:
                 continue
             rate = self.history.growth_per_iteration(size)
-            holder = leaks[0] if leaks else None
+            holder = max(leaks, key=lambda each: each.path.length, default=None)
             self.suspects.append(self._suspect(holder, iteration, size, rate))
 
     def _is_leak(self, holder: FoundHolder, survivors: int) -> bool:

@@ -194,7 +194,7 @@ class ScanWindow:
             expected |= trained_parameters_and_buffers(live.modules, self._iterations.trained)
         by_first_scan = self._storages.update(tensors, expected, self.scans)
         if self._rare:
-            self.steady.record(iteration, by_first_scan)
+            self.steady.record(iteration, by_first_scan, tensors)
         self._counts.append(self._storages.count)
         self._new_counts.append(len(by_first_scan.get(self.scans, [])))
         retained, newest = graph.iterations(iteration), by_first_scan.get(self.scans - 1, [])

@@ -55,6 +55,20 @@ def test_a_short_series_of_predictions_is_not_a_leak() -> None:
     assert _leaks_of(loop) == []
 
 
+def _track(model: nn.Module) -> None:
+    tracked: list[torch.Tensor] = []
+    lost: list[torch.Tensor] = []
+    for _ in range(60):
+        tracked.extend(model(torch.randn(2, 4)).clone().unbind())
+        while len(tracked) > 6:
+            lost.append(tracked.pop(0))
+
+
+def test_views_that_move_from_a_bounded_list_to_a_growing_list_are_reported() -> None:
+    found = _leaks_of(_track)
+    assert [(leak.name, leak.line) for leak in found] == [("lost", _track.__code__.co_firstlineno + 6)]
+
+
 @pytest.mark.parametrize(("batches", "names"), [(24, []), (60, ["outputs"])])
 def test_results_of_an_evaluation_are_reported_only_if_the_evaluation_is_long(
     batches: int, names: list[str]
