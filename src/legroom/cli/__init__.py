@@ -82,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _usage_error(str(error))
     except _CommandLineError as error:
         message = cast(typer.BadParameter, error).format_message().rstrip(".")
-        return _usage_error(f"{message}. See `{_help_command(error)}`.")
+        end = "" if message.endswith("?") else "."
+        return _usage_error(f"{message}{end} See `{_help_command(error)}`.")
     except typer.Abort:
         return 130
 

@@ -187,7 +187,7 @@ class MemoryTest:
             yield "Retained by:"
             yield from holders
         else:
-            yield "No variable retains it. A C++ object or a library retains this memory."
+            yield "Legroom found no variable that retains it. `legroom run` on the same code may find the variable."
 
     def _holders(self) -> list[str]:
         """Return the variables that retain tensors of the test, largest first."""

@@ -239,6 +239,10 @@ class Recording:
         gpus = {"virtual": "Virtual GPU", "cuda": "GPU", "host": "No GPU found. Host memory"}[kind]
         sizes = " and ".join(format_size(device.capacity) for device in devices)
         sentences = [f"{gpus}{'s' if len(devices) > 1 else ''}: {sizes}."]
+        if kind == "host" and any(each.partition("=")[0] == "--gpu" for each in self._script.arguments):
+            sentences.append(
+                "`--gpu` after the script is an argument of the script. For a virtual GPU, put `--gpu` before the script."
+            )
         if self._spill is not None:
             sentences.append("Saved activations move to host memory.")
         if self._blocking and kind == "cuda":

@@ -71,8 +71,8 @@ class FreeResult:
             ]
         elif self.allocated_after:
             lines.append(
-                "No variable retains the remaining memory. A thread, a library or a C++ object retains "
-                "this memory."
+                "Legroom found no variable that retains the remaining memory. A thread, a library or a C++ object may "
+                "retain it."
             )
         if self.hint:
             lines.append(self.hint)
@@ -186,7 +186,8 @@ def _delete_tracebacks() -> list[str]:
 
 
 def clear_error(error: BaseException) -> None:
-    """Delete the variables of all frames of an error and of the errors that led to it."""
+    """Delete the variables of all frames of an error and of the errors that led to it, and the traceback itself. A cleared frame
+    still references the variables of an inner function, such as the inputs of a module that has hooks."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -194,6 +195,7 @@ def clear_error(error: BaseException) -> None:
         if each is not None and id(each) not in seen:
             seen.add(id(each))
             clear_frames(each.__traceback__)
+            each.__traceback__ = None
             pending += [each.__cause__, each.__context__]
 
 

@@ -99,6 +99,7 @@ def test_python_m_legroom_is_the_same_command():
         (["run", "--nonsense", "x.py"], "No such option: --nonsense"),
         (["run", "--format", "xml", "x.py"], "Invalid value for '--format'"),
         (["frobnicate"], "No such command 'frobnicate'"),
+        (["estimat"], "No such command 'estimat'. Did you mean 'estimate'? See `legroom --help`."),
         (["report", "missing.legroom"], "missing.legroom does not exist. Check the path."),
     ],
 )

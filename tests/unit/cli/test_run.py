@@ -388,3 +388,8 @@ def test_the_search_for_an_unused_name_ends(run, monkeypatch):
         "No capture is written. train.legroom to train-2.legroom already exist. Give another path with `-o`."
         in err
     )
+
+
+def test_an_option_after_the_script_is_explained(run):
+    _, _, err = run("import torch\ntorch.ones(2)\n", arguments=("--gpu", "2GiB"))
+    assert "put `--gpu` before the script" in " ".join(err.split())

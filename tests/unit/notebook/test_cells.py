@@ -2,6 +2,7 @@
 
 import linecache
 import sys
+import weakref
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -84,8 +85,6 @@ def test_only_results_on_a_device_are_deleted(shell: Shell) -> None:
 
 
 def test_the_variables_of_a_failed_call_are_deleted_even_after_a_debugger_read_them() -> None:
-    import weakref
-
     references = []
 
     def fail() -> None:
@@ -102,6 +101,27 @@ def test_the_variables_of_a_failed_call_are_deleted_even_after_a_debugger_read_t
     assert "local" in frame.f_locals  # Python 3.11 stores a copy of the variables
     clear_error(kept)
     assert references[0]() is None
+
+
+def test_the_inputs_of_a_module_with_hooks_are_released_with_the_error() -> None:
+    class Failing(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError
+
+    model = Failing()
+    model.register_forward_hook(
+        lambda *_: None
+    )  # torch then calls an inner function, which references the inputs
+    inputs = torch.empty(8)
+    reference = weakref.ref(inputs)
+    try:
+        model(inputs)
+    except torch.OutOfMemoryError as error:
+        kept = error
+    del inputs
+    assert reference() is not None
+    clear_error(kept)
+    assert reference() is None
 
 
 def snapshot(*shares: MemoryShare) -> MemorySnapshot:

@@ -152,7 +152,7 @@ def test_repr_is_a_readable_report():
 def test_memory_that_no_variable_retains_is_reported(monkeypatch):
     hidden = memory()
     monkeypatch.setattr("legroom.train.free.find_holders", lambda *_: [])
-    assert "No variable retains the remaining memory" in repr(legroom.free())
+    assert "found no variable that retains the remaining memory" in repr(legroom.free())
     del hidden
 
 

@@ -236,6 +236,9 @@ def _explain_match(match: LogMatch, line: int | None, earlier: EarlierError | No
         reason=match.pattern.reason if match.pattern is not None and match.code == "LG701" else "",
         line=line,
         earlier=earlier,
+        context=match.around
+        if match.code == "LG710"
+        else "",  # the kernel prints the reason before the error
     )
 
 
@@ -260,10 +263,12 @@ def _build(
     reason: str = "",
     line: int | None = None,
     earlier: EarlierError | None = None,
+    context: str = "",
 ) -> Explanation:
+    """`context` is the text of the log that names the cause, if it is more than the message."""
     page = find_page(code)
     meaning, causes = page_parts(code)
-    causes = _named_first(code, causes, message)
+    causes = _named_first(code, causes, context or message)
     sentence = summarize_sizes(sizes) if kind == "oom" else summarize_shapes(message)
     more = [Cause(**each) for each in causes_from_sizes(sizes)] if kind == "oom" else []
     return Explanation(

@@ -223,6 +223,10 @@ CAUSE_PATTERNS = tuple(
     for code, number, pattern in (
         ("LG702", 3, r"cgroup|memory ?limit|MemoryPressure|YARN|low on resource"),
         ("LG704", 2, r"memlock|ulimit -l|ibv_reg_mr"),
+        ("LG710", 1, r"n_classes|cur_target"),
+        ("LG710", 2, r"srcSelectDimSize|vectorized_gather_kernel|num_embeddings"),
+        ("LG710", 3, r"index out of bounds|idx_dim"),
+        ("LG710", 4, r"input_val >= zero|probability tensor|cumdist"),
         ("LG712", 1, r"\btarget\b|n_classes|class values|\blabel"),
         ("LG712", 2, r"index out of range in self"),
         (

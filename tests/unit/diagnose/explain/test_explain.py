@@ -424,3 +424,16 @@ def test_cause_named_by_the_message_comes_first(text: str, cause: str) -> None:
 def test_the_error_that_ended_the_program_is_explained(text: str, kind: str, code: str) -> None:
     found = explain(text)
     assert (found.kind, found.code) == (kind, code), found
+
+
+def test_the_assertion_of_the_kernel_names_the_most_likely_cause() -> None:
+    log = (
+        "Indexing.cu:1284: indexSelectLargeIndex: block: [127,0,0], thread: [96,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+        'Traceback (most recent call last):\n  File "run.py", line 2, in <module>\n    model(batch)\n'
+        "RuntimeError: CUDA error: device-side assert triggered\n"
+    )
+    assert "embedding" in explain(log).causes[0].cause
+    assert (
+        "label"
+        in explain(log.replace("srcIndex < srcSelectDimSize", "t >= 0 && t < n_classes")).causes[0].cause
+    )
