@@ -11,12 +11,14 @@ setup: $(VENV)/.ready
 
 # The demo does not wait for what only the tests need, which is most of it.
 $(VENV)/.demo: pyproject.toml constraints.txt
+	@echo "Installing torch, Legroom and its dependencies into $(VENV). This takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e ".[demo]"
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.demo
+	@echo "Installing what the tests need into $(VENV). This takes a few minutes."
 	$(PIP) -e ".[dev]"
 	touch $@
 

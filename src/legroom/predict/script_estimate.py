@@ -58,6 +58,18 @@ class ScriptEstimate:
             return ""
         return self.batch_setting.how(max(1, largest * self.batch_setting.value // size))
 
+    @property
+    def fitting_command(self) -> str:
+        """The script with the argument for the largest batch size that fits, or "" if no argument sets the batch size."""
+        setting, size, largest = self.batch_setting, self.estimate.batch_size, self.estimate.max_batch_size
+        if setting is None or setting.arguments is None or not size or largest is None:
+            return ""
+        text = setting.text_with(max(1, largest * setting.value // size))
+        if not setting.is_given:
+            return f"{self.script} {text}"
+        given = re.compile(rf"(?<!\S){re.escape(setting.text_with(setting.value))}(?!\S)")
+        return given.sub(lambda _: text, self.script) if len(given.findall(self.script)) == 1 else ""
+
     def as_json(self) -> dict[str, Any]:
         return {
             **self.estimate.as_json(self.script),

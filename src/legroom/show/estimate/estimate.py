@@ -89,7 +89,11 @@ def _short_detail_parts(
 
 def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
     estimate = result.estimate
-    yield f"legroom run --gpu {estimate.gpu.name} {result.script}", "run it on a virtual GPU"
+    fitting = "" if estimate.fits else result.fitting_command
+    if fitting:
+        yield f"legroom run --gpu {estimate.gpu.name} {fitting}", "the batch size that fits, on a virtual GPU"
+    else:
+        yield f"legroom run --gpu {estimate.gpu.name} {result.script}", "run it on a virtual GPU"
     if result.options or estimate.notes:
         yield (
             f"legroom estimate --verbose --gpu {estimate.gpu.name} {result.script}",

@@ -84,6 +84,28 @@ def test_the_batch_size_argument_of_the_script_is_named() -> None:
     )
 
 
+def test_the_next_command_has_the_batch_size_that_fits() -> None:
+    def next_command(gpu: str, script: str, *, is_given: bool) -> str:
+        setting = BatchSetting(
+            name="-b", value=64, rank=0, text=f"-b {SIZE}", arguments=("-b", SIZE), is_given=is_given
+        )
+        estimate = replace(estimated(gpu), max_batch_size=16)
+        result = ScriptEstimate(
+            script=script, estimate=estimate, search=BatchSearch(tried={16: True}), options=(),
+            batch_setting=setting,
+        )  # fmt: skip
+        text = render_to_string(render_short_details(result), width=120)
+        return next(line for line in text.splitlines() if "legroom run" in line)
+
+    assert "legroom run --gpu 100MiB train.py -b 16 --lr 0.1 " in next_command(
+        "100MiB", "train.py -b 64 --lr 0.1", is_given=True
+    )
+    assert "legroom run --gpu 100MiB train.py --lr 0.1 -b 16 " in next_command(
+        "100MiB", "train.py --lr 0.1", is_given=False
+    )
+    assert "legroom run --gpu 8GiB train.py -b 64 " in next_command("8GiB", "train.py -b 64", is_given=True)
+
+
 def test_a_search_that_stopped_early_reports_its_bounds() -> None:
     result = ScriptEstimate(
         script="train.py",
