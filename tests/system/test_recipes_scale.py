@@ -59,6 +59,8 @@ def test_a_pipeline_keeps_fewer_activations_than_a_split_batch(programs):
     assert original.report.oom is not None
     ranks = programs.launch("pipeline_parallel", "improved")
     assert [rank.exit_code for rank in ranks] == [0, 0]
+    assert [rank.report.steps for rank in ranks] == [2, 2]
+    assert min(rank.peak for rank in ranks) > 4 << 20  # the peak of a rank is that of its own GPU
     assert max(rank.peak for rank in ranks) < original.peak / 2
 
 

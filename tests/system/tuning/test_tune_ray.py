@@ -16,6 +16,8 @@ from legroom.tuning.api import tune
 from legroom.tuning.trial.records import TrialState
 from legroom.units import MiB
 
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
 FUNCTIONS = """
 import os
 import torch
