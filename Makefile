@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 
 .PHONY: setup demo test quick lint compat docs recipes picture wheel bench bench-accuracy rules clean
 
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Without bytecode, pip is faster. Python compiles a module when it is first imported.
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 setup: $(VENV)/.ready
 
@@ -27,15 +28,8 @@ demo: $(VENV)/.demo
 
 # One worker per core, at most 8: each worker needs about 1 GiB. A worker takes over the waiting tests of another one.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
-# Tests with Ray mostly wait for its processes, so they run at the same time as the others. Their output follows at the end.
-RAY := -m ray tests/system/tuning tests/unit/tuning tests/unit/scale/launching
 test: setup
-	@mkdir -p build
-	@$(BIN)/python -m pytest -q $(RAY) > build/ray-tests.log 2>&1 & ray=$$!; \
-		echo 'pytest -n $(WORKERS) -m "not ray" tests'; \
-		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not ray" tests; others=$$?; \
-		echo 'pytest $(RAY)'; wait $$ray; code=$$?; cat build/ray-tests.log; \
-		test $$others -eq 0 && test $$code -eq 0
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests
 
 # About 90 seconds on two cores: style of changed files, types, and the fast unit tests.
 QUICK := -m "not slow and not ranks and not ray and not browser" tests/unit
