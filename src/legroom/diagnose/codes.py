@@ -1,9 +1,9 @@
 """All codes that Legroom can report, such as `LG101`. The page of a code contains its title, its meaning and the fix.
 
 The linter, the leak detector, the out-of-memory advice, the explainer and the doctor share these codes. The source of
-a page is the docstring of the lint rule's module, or a Markdown file in `code_pages`. Legroom reads the docstring
-without importing the module, so reading a page does not require libcst. This command generates `docs/codes` from
-these sources:
+a page is the docstring of the lint rule's module, or a section of a Markdown file in `code_pages` (`LG70x.md` has the
+pages of LG700 to LG709). Legroom reads the docstring without importing the module, so reading a page does not require
+libcst. This command generates `docs/codes` from these sources:
 
     python -m legroom.diagnose.codes docs/codes
 """
@@ -21,6 +21,7 @@ from legroom.errors import UsageError
 _RULES = Path(__file__).parent / "lint" / "rules"
 _PAGES = Path(__file__).parent / "code_pages"
 _HEADING = re.compile(r"(?:# )?(LG\d{3}): (.+)")
+_NEXT_PAGE = re.compile(r"\n(?=# LG\d{3}: )")
 
 KINDS = {
     "1": "retention",
@@ -73,14 +74,18 @@ def find_page(code: str) -> CodePage:
 
 def translated_page(code: str, language: str) -> CodePage | None:
     """Return the page of a code in another language, such as `ko`, or None if the page is not translated."""
-    file = _PAGES / language / f"{code}.md"
-    return _page(file.read_text(encoding="utf-8"), is_lint_rule=False) if file.exists() else None
+    return _translated_pages(language).get(code)
+
+
+@cache
+def _translated_pages(language: str) -> dict[str, CodePage]:
+    return {page.code: page for page in _markdown_pages(_PAGES / language)}
 
 
 @cache
 def all_pages() -> dict[str, CodePage]:
     """Return all pages by code, in order."""
-    pages = [*_rule_pages(), *_markdown_pages()]
+    pages = [*_rule_pages(), *_markdown_pages(_PAGES)]
     return {page.code: page for page in sorted(pages, key=lambda page: page.code)}
 
 
@@ -107,9 +112,10 @@ def _rule_pages() -> Iterator[CodePage]:
             yield _page(text, is_lint_rule=True)
 
 
-def _markdown_pages() -> Iterator[CodePage]:
-    for file in sorted(_PAGES.glob("LG*.md")):
-        yield _page(file.read_text(encoding="utf-8"), is_lint_rule=False)
+def _markdown_pages(folder: Path) -> Iterator[CodePage]:
+    for file in sorted(folder.glob("LG*.md")):
+        for text in _NEXT_PAGE.split(file.read_text(encoding="utf-8")):
+            yield _page(text, is_lint_rule=False)
 
 
 def _page(text: str, *, is_lint_rule: bool) -> CodePage:

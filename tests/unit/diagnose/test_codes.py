@@ -9,6 +9,7 @@ from legroom.diagnose.codes import KINDS, all_pages, find_page, write_pages
 from legroom.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
+HEADING = re.compile(r"^# (LG\d{3}): ", re.MULTILINE)
 CODE = re.compile(r'"(LG\d{3})"')
 
 
@@ -31,8 +32,17 @@ def test_docs_match_the_pages() -> None:
 
 
 def test_no_code_has_two_pages() -> None:
-    written = {file.stem for file in (ROOT / "src/legroom/diagnose/code_pages").glob("*.md")}
-    assert not written & {code for code, page in all_pages().items() if page.is_lint_rule}
+    files = (ROOT / "src/legroom/diagnose/code_pages").glob("*.md")
+    written = [code for file in files for code in HEADING.findall(file.read_text(encoding="utf-8"))]
+    rules = [code for code, page in all_pages().items() if page.is_lint_rule]
+    assert sorted(written + rules) == sorted(all_pages())
+
+
+def test_each_page_is_in_the_file_of_its_ten_codes() -> None:
+    for file in (ROOT / "src/legroom/diagnose/code_pages").rglob("*.md"):
+        text = file.read_text(encoding="utf-8")
+        assert text.startswith("# LG")
+        assert {f"{code[:4]}x" for code in HEADING.findall(text)} == {file.stem}
 
 
 def test_every_page_has_a_title_and_a_kind_and_rules_show_a_fix() -> None:
