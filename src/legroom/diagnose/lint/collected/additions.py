@@ -22,7 +22,7 @@ def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, 
             continue
         for name, store in local.stored_parameters.items():
             given = [argument.value for parameter, argument in local.receives(call.node) if parameter == name]
-            if not given or not outlives_call(program, call, store):
+            if not given or store.value.host or not outlives_call(program, call, store):
                 continue
             for expression in given:
                 yield (

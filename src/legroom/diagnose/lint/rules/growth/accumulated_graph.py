@@ -19,7 +19,8 @@ The rule also covers containers that collect tensors without a graph:
 - states on the GPU in a replay memory, if the program moves each sample to the GPU again, or if the states are images
 - models of objects of which each round uses only some, and caches under random keys
 
-The container may be local, global, or in an object whose methods store their arguments.
+The container may be local, global, or in an object whose methods store their arguments. The finding is at the statement
+that stores the value. If a method stores any value, such as the method of an average meter, the finding is at its call.
 
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, containers that are cleared in each
 epoch, or summing several losses for one backward pass. A sum of losses that is set to zero in each epoch is flagged. The
@@ -53,7 +54,9 @@ the value, and that the value is not printed. Otherwise, the fix is unsafe. The 
 sum of Python numbers is rounded differently from a sum of tensors.
 """
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import libcst as cst
 
@@ -70,7 +73,7 @@ from legroom.diagnose.lint.collected.replay import replayed_on_gpu
 from legroom.diagnose.lint.collected.trainer_predictions import collected_by_trainer
 from legroom.diagnose.lint.collected.unreachable import unreachable_entries
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
-from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.edits import Edit, append_to
 from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
@@ -114,9 +117,10 @@ def check(program: Program) -> Iterator[Problem]:
             yield from kept_models(program, store)
     for call, addition, store in additions_by_calls(program):
         if not addition.value.has_graph and not _replaces(program, call, store):
-            yield from _collected(program, addition, lambda *_: True)
+            for problem in _collected(program, addition, lambda *_: True):
+                yield problem if _is_for_any_value(store) else replace(problem, node=store.expression)
+    yield from _passed_to_storing_functions(program)
     for call in program.calls:
-        yield from _passed_to_storing_function(program, call)
         yield from _passed_to_append(program, call)
     for find in _FINDERS:
         yield from find(program)
@@ -233,13 +237,40 @@ def _stored(program: Program, store: StoreFact) -> Problem:
     )
 
 
-def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Problem]:
-    """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument."""
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A call that passes a value with its graph to a function that stores it, such as `meter.update(loss)`."""
+
+    call: CallFact
+    store: StoreFact
+    """The statement in the function that stores the value."""
+    parts: list[cst.BaseExpression]
+    """The parts of the argument that have a graph."""
+    argument: cst.BaseExpression
+
+
+def _passed_to_storing_functions(program: Program) -> Iterator[Problem]:
+    """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument. The finding
+    is at the statement that stores the value, or at the call if other calls pass other values."""
+    found: dict[cst.CSTNode, list[_Passed]] = {}
+    for call in program.calls:
+        passed = _passed_with_graph(program, call)
+        if passed is not None:
+            found.setdefault(passed.store.node, []).append(passed)
+    for each in found.values():
+        store = each[0].store
+        if _is_for_any_value(store) or _receives_other_values(store) or any(map(_names_its_value, each)):
+            yield from (_reported_at_call(program, passed) for passed in each)
+        else:
+            yield _reported_at_store(program, each)
+
+
+def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
     if call.local is None or not call.local.stored_parameters or not is_in_step_code(program, call):
-        return
+        return None
     site = next((each for each in call.local.call_sites if each.call is call.node), None)
     if site is None:
-        return
+        return None
     for name, store in call.local.stored_parameters.items():
         value = site.values.get(name)
         if value is None or not value.has_graph or not _is_passed_directly(call.local, name):
@@ -255,26 +286,97 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
         if is_concatenated_to_itself(program, store):
             continue
         argument = next((each.value for each in call.node.args if program.value(each.value).has_graph), None)
-        if argument is None:
-            continue
-        parts = parts_with_graph(program, argument)
-        what = _describe(program, parts)
-        needed = is_used_in_backward(program, store.target)
-        yield Problem(
-            node=parts[0] if parts else argument,
-            message=f"`{call.local.name}` stores {what} with its autograd graph in `{store.target}` in every step",
-            help=f"Clear `{store.target}` after each step"
-            if needed
-            else f"Pass {what} without its graph: add `.detach()`, or `.item()` for a number",
-            edits=tuple(
-                edit
-                for part in parts
-                if program.value(part).kind is ValueKind.GRAPH and not call.result.has_graph and not needed
-                for edit in append_to(program, part, ".detach()")
-            ),
-            safe=_can_be_passed_detached(program, parts, call, store),
-        )
-        return
+        if argument is not None:
+            return _Passed(call, store, parts_with_graph(program, argument), argument)
+    return None
+
+
+def _is_for_any_value(store: StoreFact) -> bool:
+    """Return True if a function stores whatever its callers pass: any number of arguments, the fields of a record, or the
+    values of a meter. Such a function is right, and the mistake is in the call."""
+    function = store.function
+    names = [name for name, each in function.stored_parameters.items() if each.node is store.node]
+    stored = function.stored_parameters.keys() & set(function.parameters)
+    if store.is_in_argument or len(stored) >= _FIELDS_OF_RECORD:
+        return True
+    if isinstance(function.node, cst.FunctionDef):
+        stars = (function.node.params.star_arg, function.node.params.star_kwarg)
+        if any(isinstance(each, cst.Param) and each.name.value in names for each in stars):
+            return True
+    return store.how in {"augment", "assign"} and any(_METER_VALUE.search(name) for name in names)
+
+
+def _names_its_value(passed: _Passed) -> bool:
+    """Return True for `log("loss", loss)`, `log({"loss": loss})` and `push((state, log_prob))`: the function also stores
+    other values."""
+    return any(
+        isinstance(each.value, (cst.BaseString, cst.Dict, cst.Tuple)) for each in passed.call.node.args
+    )
+
+
+def _receives_other_values(store: StoreFact) -> bool:
+    """Return True if other calls pass values without a graph to the function that stores them."""
+    return any(
+        not site.values[name].has_graph
+        for name, each in store.function.stored_parameters.items()
+        if each.node is store.node
+        for site in store.function.call_sites
+        if name in site.values
+    )
+
+
+_FIELDS_OF_RECORD = 3
+_METER_VALUE = re.compile(r"^(?:v|x|n|val|value|number|metric|amount)$")
+"""Parameters of an average meter, which receives numbers."""
+
+
+def _reported_at_call(program: Program, passed: _Passed) -> Problem:
+    what, store = _describe(program, passed.parts), passed.store
+    edits, safe = _detached_arguments(program, passed)
+    name = passed.call.local.name if passed.call.local is not None else store.function.name
+    return Problem(
+        node=passed.parts[0] if passed.parts else passed.argument,
+        message=f"`{name}` stores {what} with its autograd graph in `{store.target}` in every step",
+        help=f"Clear `{store.target}` after each step"
+        if is_used_in_backward(program, store.target)
+        else f"Pass {what} without its graph: add `.detach()`, or `.item()` for a number",
+        edits=edits,
+        safe=safe,
+    )
+
+
+def _reported_at_store(program: Program, passed: list[_Passed]) -> Problem:
+    store, first = passed[0].store, passed[0]
+    parts = parts_with_graph(program, store.expression, but=store.target if store.uses_old_value else "")
+    what, given = _describe(program, parts or [store.expression]), _describe(program, first.parts)
+    caller = first.call.function.qualified_name
+    where = f"`{caller}` passes" if caller else "the program passes"
+    changes = [_detached_arguments(program, each) for each in passed]
+    return Problem(
+        node=parts[0] if parts else store.expression,
+        message=f"`{store.target}` stores {what} with its autograd graph in every step ({where} {given})",
+        help=f"Clear `{store.target}` after each step"
+        if is_used_in_backward(program, store.target)
+        else f"Store {what} without its graph: add `.detach()`, or pass {given} without its graph",
+        edits=tuple(edit for edits, _ in changes for edit in edits)
+        if all(edits for edits, _ in changes)
+        else (),
+        safe=all(safe for _, safe in changes),
+    )
+
+
+def _detached_arguments(program: Program, passed: _Passed) -> tuple[tuple[Edit, ...], bool]:
+    """Return the edits that pass the value without its graph, and True if they are safe."""
+    call, store = passed.call, passed.store
+    if call.result.has_graph or is_used_in_backward(program, store.target):
+        return (), False
+    edits = tuple(
+        edit
+        for part in passed.parts
+        if program.value(part).kind is ValueKind.GRAPH
+        for edit in append_to(program, part, ".detach()")
+    )
+    return edits, _can_be_passed_detached(program, passed.parts, call, store)
 
 
 def _passed_to_append(program: Program, call: CallFact) -> Iterator[Problem]:
