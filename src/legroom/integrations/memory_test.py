@@ -23,7 +23,7 @@ from legroom.gpus.catalog import GpuSpec, find_gpu, parse_gpus
 from legroom.memory.capture.capture import SUFFIX, read_capture
 from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders.retained_size import RetainedStorages
-from legroom.observe.leaks.live_objects import StorageTracker, find_live_objects
+from legroom.observe.leaks.live_objects import StorageTracker, find_live_objects, other_views
 from legroom.observe.leaks.suspects import HolderFinder
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.run.record import BlockRecording, record
@@ -191,8 +191,7 @@ class MemoryTest:
 
     def _holders(self) -> list[str]:
         """Return the variables that retain tensors of the test, largest first."""
-        targets = _by_retained_size(self._storages.update(_device_tensors(), set(), 1).get(1, []))
-        found = HolderFinder().find(targets, {})
+        found = HolderFinder().find(self._targets(), {})
         lines = []
         for path, *_ in found[:TOP_LINES]:
             where = f"  {format_location(path.file, path.line or None)}" if path.file else ""
@@ -200,6 +199,12 @@ class MemoryTest:
                 f"  {path.name or 'an object without a name'}{f' ({path.described})' if path.described else ''}{where}"
             )
         return lines
+
+    def _targets(self) -> list["weakref.ref[torch.Tensor]"]:
+        """Return the tensors of the test, and all views of them, because a variable may retain only a view."""
+        tensors = _device_tensors()
+        created = self._storages.update(tensors, set(), 1).get(1, [])
+        return _by_retained_size([*created, *(view for view, _ in other_views(tensors, created))])
 
 
 def _device_tensors() -> list[torch.Tensor]:

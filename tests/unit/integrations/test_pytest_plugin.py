@@ -239,6 +239,30 @@ def test_a_graph_that_survives_is_found_through_its_loss(project: pytest.Pyteste
     result.stdout.fnmatch_lines(["Retained by:", "*Trainer.history (list, 3 items)*"])
 
 
+def test_the_holder_of_a_view_is_found_if_only_the_view_retains_the_memory(
+    project: pytest.Pytester,
+) -> None:
+    result = run(
+        project,
+        """
+        OUTPUTS, FIRST = [], {}
+
+        @pytest.mark.no_leaks
+        def test_output_of_a_linear_layer():
+            model = torch.nn.Linear(64, 64).cuda()
+            OUTPUTS.append(model(torch.randn(4, 16, 64, device="cuda")))
+
+        @pytest.mark.no_leaks
+        def test_view():
+            FIRST["row"] = use(2)[:1]
+        """,
+    )
+    result.assert_outcomes(passed=2, errors=2)
+    result.stdout.fnmatch_lines(
+        ["Retained by:", "  OUTPUTS (list, 1 item)*", "Retained by:", "  FIRST (dict, 1 item)*"]
+    )
+
+
 def test_a_test_that_frees_its_memory_has_no_leak(project: pytest.Pytester) -> None:
     run(
         project,

@@ -256,7 +256,7 @@ class ScanWindow:
             added = sample[: new_counts[-1] - new_counts[-2]]
             seen = replace(
                 seen,
-                accumulated=_weak(sample),
+                accumulated=_weak([*sample, *(view for view, _ in other_views(tensors, sample))]),
                 accumulated_sizes={id(tensor): bytes_of(tensor) for tensor in added},
                 renews=True,
             )

@@ -20,18 +20,19 @@ def module_namespaces() -> dict[int, str]:
     return dict(_namespaces(*_state()))
 
 
-def _state() -> tuple[int, str, int]:
-    """Return values that change when `sys.modules` changes."""
-    return len(sys.modules), next(reversed(sys.modules)), id(sys.modules.get("__main__"))
+def _state() -> tuple[int, str, int, int]:
+    """Return values that change when `sys.modules` changes, also if a module is deleted and imported again."""
+    newest, module = next(reversed(sys.modules.items()))
+    return len(sys.modules), newest, id(module), id(sys.modules.get("__main__"))
 
 
 @lru_cache(maxsize=1)
-def _user_modules(count: int, newest: str, script: int) -> list[tuple[str, str]]:
+def _user_modules(count: int, newest: str, newest_id: int, script_id: int) -> list[tuple[str, str]]:
     files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
     return [(name, file) for name, file in files if isinstance(file, str) and is_user_file(file)]
 
 
 @lru_cache(maxsize=1)
-def _namespaces(count: int, newest: str, script: int) -> dict[int, str]:
+def _namespaces(count: int, newest: str, newest_id: int, script_id: int) -> dict[int, str]:
     modules = list(sys.modules.items())
     return {id(module.__dict__): name for name, module in modules if isinstance(module, ModuleType)}

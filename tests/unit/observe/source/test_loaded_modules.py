@@ -28,6 +28,7 @@ def test_added_replaced_and_removed_modules(monkeypatch: pytest.MonkeyPatch, tmp
     again = make("first_module", tmp_path / "first.py")  # reloaded
     monkeypatch.setitem(sys.modules, "first_module", again)
     assert (str(tmp_path / "first.py"), again) in user_modules()
+    assert module_namespaces()[id(again.__dict__)] == "first_module"
     monkeypatch.delitem(sys.modules, "first_module")
     assert "first_module" not in names()
     script = make("__main__", tmp_path / "train.py")
