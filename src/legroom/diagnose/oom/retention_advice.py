@@ -53,7 +53,7 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
         code="LG104",
         message=f"Activations from earlier steps are still alive: {format_size(size)}.",
         fix="Release the old graph before the next forward pass: remove `retain_graph=True`, detach the "
-        "hidden state, or `del` the output that still refers to the graph (or store `output.detach()`).",
+        "hidden state, or `del` the output that still refers to the graph (or store `output.detach().clone()`).",
         **location(heaviest_frame(old)),
         bytes=size,
         saves=size,

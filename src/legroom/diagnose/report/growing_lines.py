@@ -122,8 +122,8 @@ def _leak(lines: Sequence[Growth], kind: str, device: int, holders: Sequence[Hol
 def graph_advice(owner: str) -> str:
     """Return advice for the case that `owner` retains the graph of every step."""
     return (
-        f"{owner} retains the autograd graph of every step. Store numbers (`loss.item()`) or detached tensors "
-        "(`output.detach()`) instead."
+        f"{owner} retains the autograd graph of every step. Store numbers (`loss.item()`) or detached copies "
+        "(`output.detach().cpu()`) instead."
     )
 
 

@@ -91,8 +91,8 @@ CATALOGUE = {
     "Memory grows by {rate:size} per step and has reached {size:size}.": "메모리가 step마다 {rate}씩 늘어 {size}가 되었습니다.",
     "{owner} → {rate:size} per step.": "{owner} → step당 {rate}.",
     "{owner:term} retains the autograd graph of every step.": "{owner}에 모든 step의 autograd graph가 남아 있습니다.",
-    "Store numbers (`loss.item()`) or detached tensors (`output.detach()`) instead.": (
-        "대신 숫자(`loss.item()`)나 detach한 tensor(`output.detach()`)를 저장하세요."
+    "Store numbers (`loss.item()`) or detached copies (`output.detach().cpu()`) instead.": (
+        "대신 숫자(`loss.item()`)나 detach한 복사본(`output.detach().cpu()`)을 저장하세요."
     ),
     "{owner:term} retains the tensors created on this line.": "{owner}에 이 줄에서 만든 tensor가 남아 있습니다.",
     "Store host tensors or numbers instead (`.cpu()`, `.item()`), or delete the tensors before the next step.": (
@@ -132,9 +132,9 @@ CATALOGUE = {
         "`.cpu()`를 저장하세요."
     ),
     "Activations from earlier steps are still alive: {size:size}.": "이전 step의 activation이 아직 남아 있습니다: {size}.",
-    "Release the old graph before the next forward pass: remove `retain_graph=True`, detach the hidden state, or `del` the output that still refers to the graph (or store `output.detach()`).": (
+    "Release the old graph before the next forward pass: remove `retain_graph=True`, detach the hidden state, or `del` the output that still refers to the graph (or store `output.detach().clone()`).": (
         "다음 forward pass 전에 이전 graph를 놓아주세요. `retain_graph=True`를 없애거나, hidden state를 detach하거나, graph를 참조하는 output을 "
-        "`del`하세요(또는 `output.detach()`를 저장하세요)."
+        "`del`하세요(또는 `output.detach().clone()`을 저장하세요)."
     ),
     "{batches:number} batches ran without a backward pass, but autograd saved {size:size} of activations that no backward pass used.": (
         "batch {batches}개를 backward pass 없이 실행했는데, autograd가 쓰이지 않을 activation을 {size} 저장했습니다."

@@ -315,3 +315,64 @@ class Trainer:
 def test_multiline_string_is_not_indented() -> None:
     body = 'model.eval()\nfor x, y in train_loader:\n    print(model(x), """a\nb""")\n'
     assert fixed(body, "LG201") == body
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "output[:, 0]",
+        "output.select(1, 0).float()",
+        "output.view(-1)[:8]",
+        "first",
+        "left",
+        "head(x)",
+    ],
+)
+def test_a_collected_view_is_copied_because_a_detached_view_keeps_the_whole_tensor_alive(value: str) -> None:
+    body = f"""
+def head(x):
+    return model(x).narrow(1, 0, 1)
+
+collected, total = [], 0
+for x, y in train_loader:
+{STEP}    output = model(x)
+    first = output[0]
+    left, right = output.chunk(2)
+    collected.append({value})
+    total += output[0]
+"""
+    for_list, for_sum = findings(body, "LG101")
+    assert ".detach().clone()" in str(for_list.fix)
+    assert for_list.applicability == "unsafe"
+    assert "`.detach()`" in str(for_sum.fix)
+    repaired = fixed(body, "LG101", unsafe=True)
+    assert f"collected.append({value}.detach().clone())" in repaired
+    assert "total += output[0].detach()\n" in repaired
+
+
+@pytest.mark.parametrize("value", ["loss", "output", "output.mean()", "losses['all']", "parts[0]"])
+def test_a_whole_tensor_is_detached_without_a_copy(value: str) -> None:
+    body = f"""
+collected = []
+for x, y in train_loader:
+{STEP}    output = model(x)
+    losses, parts = {{"all": loss}}, [loss, output]
+    collected.append({value})
+"""
+    assert f"collected.append({value}.detach())" in fixed(body, "LG101", unsafe=True)
+
+
+def test_a_view_that_is_passed_to_a_storing_method_is_copied() -> None:
+    body = f"""
+class Meter:
+    def __init__(self):
+        self.values = []
+    def update(self, value):
+        self.values.append(value)
+
+meter = Meter()
+for x, y in train_loader:
+{STEP}    output = model(x)
+    meter.update(output[:, 0])
+"""
+    assert "meter.update(output[:, 0].detach().clone())" in fixed(body, "LG101", unsafe=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from legroom.diagnose.lint.detaching import COPY, DETACH, may_be_view
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import Function, StoreFact
@@ -33,14 +34,15 @@ def collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
     for call in program.calls:
         trains = call.local is not None and _trains(program, call.local)
         if call.node is result and trains and program.value(result).has_graph:
+            added = COPY if may_be_view(program, result, store.function) else DETACH
             yield Problem(
                 node=result,
                 message=f"`{store.target}` stores the result of every step with its autograd graph",
-                help="Add `.detach()`" + ("" if can_edit else " in the generator function"),
-                edits=tuple(append_to(program, result, ".detach()"))
+                help=f"Add `{added}`" + ("" if can_edit else " in the generator function"),
+                edits=tuple(append_to(program, result, added))
                 if can_edit and program.value(result).kind is ValueKind.GRAPH
                 else (),
-                safe=can_be_detached(program, [result], store),
+                safe=added == DETACH and can_be_detached(program, [result], store),
             )
 
 
@@ -52,7 +54,7 @@ def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Ite
             yield Problem(
                 node=made,
                 message=f"`{store.target}` stores the result of every step with its autograd graph",
-                help=f"Return `.item()` or `.detach()` from `{step.name}`",
+                help=f"Return `.item()` or `{COPY}` from `{step.name}`",
             )
 
 
@@ -74,8 +76,8 @@ def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
         yield Problem(
             node=made.elt,
             message=f"`{store.target}` accumulates a result with its autograd graph, which keeps the graph of every step alive",
-            help="Add `.detach()`, or disable gradients",
-            edits=tuple(append_to(program, made.elt, ".detach()")),
+            help=f"Add `{DETACH}`, or disable gradients",
+            edits=tuple(append_to(program, made.elt, DETACH)),
             safe=can_be_detached(program, [made.elt], store),
         )
 

@@ -52,6 +52,9 @@ The estimated saving is all memory that has accumulated so far, except the memor
 The fix adds `.detach()`. The fix is safe if the code shows that the value is a tensor, that no later backward pass uses
 the value, and that the value is not printed. Otherwise, the fix is unsafe. The fix does not add `.item()`, because a
 sum of Python numbers is rounded differently from a sum of tensors.
+
+If a collected value may be a view (`output[:, 0]`), the fix adds `.detach().clone()`, because a detached view keeps the
+whole tensor alive. This fix is unsafe: in-place changes of the tensor no longer change the collected value.
 """
 
 import re
@@ -72,7 +75,14 @@ from legroom.diagnose.lint.collected.outputs import collected_outputs
 from legroom.diagnose.lint.collected.replay import replayed_on_gpu
 from legroom.diagnose.lint.collected.trainer_predictions import collected_by_trainer
 from legroom.diagnose.lint.collected.unreachable import unreachable_entries
-from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
+from legroom.diagnose.lint.detaching import (
+    COPY,
+    DETACH,
+    detach_edits,
+    detaching_call,
+    may_be_view,
+    parts_with_graph,
+)
 from legroom.diagnose.lint.edits import Edit, append_to
 from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
@@ -219,11 +229,11 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 def _stored(program: Program, store: StoreFact) -> Problem:
     edits, safe = detach_edits(program, store, store.target)
+    parts = parts_with_graph(program, store.expression, but=store.target if store.uses_old_value else "")
     if is_used_in_backward(program, store.target):
         edits, remedy = [], f"Clear `{store.target}` after each step"
     else:
-        remedy = "Store {} without its graph: add `.detach()`, or `.item()` for a number"
-    parts = parts_with_graph(program, store.expression, but=store.target if store.uses_old_value else "")
+        remedy = f"Store {{}} without its graph: {_addition(program, parts, store)}"
     if not parts:
         edits, remedy = [], "Store only numbers or detached tensors"
     what = _describe(program, parts)
@@ -235,6 +245,19 @@ def _stored(program: Program, store: StoreFact) -> Problem:
         edits=tuple(edits),
         safe=safe,
     )
+
+
+def _addition(
+    program: Program, parts: list[cst.BaseExpression], store: StoreFact, function: Function | None = None
+) -> str:
+    """Return the calls to add to the parts of a stored value."""
+    calls = {detaching_call(program, part, store, function) for part in parts}
+    return _added_call(COPY if COPY in calls else DETACH)
+
+
+def _added_call(call: str) -> str:
+    reason = " (a detached view keeps the whole tensor alive)" if call == COPY else ""
+    return f"add `{call}`{reason}, or `.item()` for a number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +362,7 @@ def _reported_at_call(program: Program, passed: _Passed) -> Problem:
         message=f"`{name}` stores {what} with its autograd graph in `{store.target}` in every step",
         help=f"Clear `{store.target}` after each step"
         if is_used_in_backward(program, store.target)
-        else f"Pass {what} without its graph: add `.detach()`, or `.item()` for a number",
+        else f"Pass {what} without its graph: {_addition(program, passed.parts, store, passed.call.function)}",
         edits=edits,
         safe=safe,
     )
@@ -352,12 +375,16 @@ def _reported_at_store(program: Program, passed: list[_Passed]) -> Problem:
     caller = first.call.function.qualified_name
     where = f"`{caller}` passes" if caller else "the program passes"
     changes = [_detached_arguments(program, each) for each in passed]
+    calls = {
+        detaching_call(program, part, store, each.call.function) for each in passed for part in each.parts
+    }
+    added = COPY if COPY in calls else DETACH
     return Problem(
         node=parts[0] if parts else store.expression,
         message=f"`{store.target}` stores {what} with its autograd graph in every step ({where} {given})",
         help=f"Clear `{store.target}` after each step"
         if is_used_in_backward(program, store.target)
-        else f"Store {what} without its graph: add `.detach()`, or pass {given} without its graph",
+        else f"Store {what} without its graph: add `{added}`, or pass {given} without its graph",
         edits=tuple(edit for edits, _ in changes for edit in edits)
         if all(edits for edits, _ in changes)
         else (),
@@ -374,7 +401,7 @@ def _detached_arguments(program: Program, passed: _Passed) -> tuple[tuple[Edit, 
         edit
         for part in passed.parts
         if program.value(part).kind is ValueKind.GRAPH
-        for edit in append_to(program, part, ".detach()")
+        for edit in append_to(program, part, detaching_call(program, part, store, call.function))
     )
     return edits, _can_be_passed_detached(program, passed.parts, call, store)
 
@@ -402,10 +429,11 @@ def _passed_to_append(program: Program, call: CallFact) -> Iterator[Problem]:
         if not all(survives(program, target, loop) for loop in loops):
             continue
         what = _describe(program, [call.node.args[0].value])
+        is_view = may_be_view(program, call.node.args[0].value, function)
         yield Problem(
             node=call.node.args[0].value,
             message=f"`{name}` stores {what} with its autograd graph in `{target}` in every step",
-            help=f"Pass {what} without its graph: add `.detach()`, or `.item()` for a number",
+            help=f"Pass {what} without its graph: {_added_call(COPY if is_view else DETACH)}",
         )
         return
 
@@ -415,7 +443,9 @@ def _can_be_passed_detached(
 ) -> bool:
     """Return True if a function can receive detached values without changing what the program does."""
     return not may_be_printed(program, store.target) and all(
-        frees_graph(program, dotted(part) or "", call.function, call) for part in parts
+        frees_graph(program, dotted(part) or "", call.function, call)
+        and detaching_call(program, part, store, call.function) == DETACH
+        for part in parts
     )
 
 

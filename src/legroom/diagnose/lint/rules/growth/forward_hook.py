@@ -25,7 +25,7 @@ def hook(module, inputs, output):
 ```
 
 ## Fix safety
-The fix is unsafe: it adds `.detach()`, so the container keeps no graph alive. A module may return a tuple, which has no
+The fix is unsafe: it adds `.detach()` (`.detach().clone()` for a view), so the container keeps no graph alive. A module may return a tuple, which has no
 `detach` method. The container still grows until you clear the container.
 """
 
@@ -33,6 +33,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from legroom.diagnose.lint.detaching import detaching_call
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
@@ -103,7 +104,7 @@ def check(program: Program) -> Iterator[Problem]:
             + ("" if detached else ". Detach stored tensors"),
             edits=()
             if detached
-            else tuple(append_to(program, store.expression, ".detach()"))
+            else tuple(append_to(program, store.expression, detaching_call(program, store.expression, store)))
             if _is_plain(store)
             else (),
             safe=False,
