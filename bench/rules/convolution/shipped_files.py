@@ -8,13 +8,15 @@ import lzma
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, RATIOS, ForestHeader
+from legroom.observe.cuda_rules.convolution.decision_forest import RATIOS, ForestHeader
 from legroom.observe.cuda_rules.convolution.recorded_table import (
+    BLOCK,
     DIMENSION_COLUMNS,
     DTYPES,
     LAYER_COLUMNS,
@@ -25,6 +27,8 @@ from legroom.observe.cuda_rules.convolution.recorded_table import (
     family_of,
 )
 
+LEAF = 255
+"""The feature index that marks a leaf."""
 Preorder = tuple[Sequence[int], Sequence[float], Sequence[int]]
 """The features, values and distances to the right branch of a tree, as in `trees.Tree`."""
 
@@ -46,7 +50,9 @@ def write_table(path: Path, layers: Iterable[tuple[ConvLayer, list[Row]]]) -> No
     by_dimension = [
         edge for layer, _ in every for edge in zip(layer.sizes, layer.dilation, _shifted(layer), strict=True)
     ]
-    by_row = [row for _, rows in every for row in rows]
+    every_row = [row for _, rows in every for row in rows]
+    batches = sorted({batch for batch, *_ in every_row})
+    by_row = [(batches.index(batch), *rest) for batch, *rest in every_row]
     columns = [
         np.array(list(column), f"<u{array(kind).itemsize}")
         for kinds, records in (
@@ -56,7 +62,14 @@ def write_table(path: Path, layers: Iterable[tuple[ConvLayer, list[Row]]]) -> No
         )
         for kind, column in zip(kinds, zip(*records, strict=True), strict=True)
     ]
-    _write(path, [json.dumps(header, separators=(",", ":"))], columns)
+    block = np.arange(len(by_row)) // BLOCK
+    for place in (
+        -6,
+        -4,
+        -2,
+    ):  # the remainders of each kind are next to each other, as `_block_remainders` expects
+        columns[place + 1] = columns[place + 1][np.lexsort((columns[place], block))]
+    _write(path, [json.dumps(header, separators=(",", ":")), json.dumps(batches)], columns)
 
 
 def _order(one: tuple[ConvLayer, list[Row]]) -> tuple[Any, ...]:
@@ -91,13 +104,22 @@ def write_forest(path: Path, formulas: Sequence[list[str]], forests: Sequence[Se
     columns: list[Any] = [planes[:, place].copy() for place in range(4)]
     headers = []
     for names, trees, nodes in zip(formulas, forests, forests_by_level, strict=True):
-        headers.append(json.dumps(ForestHeader(names, len(trees), len(nodes))))
-        inner = [numbers[feature][_threshold(feature, value)] for feature, value in nodes if feature != LEAF]
-        leaves = [value for feature, value in nodes if feature == LEAF]
+        inner = [
+            (feature, numbers[feature][_threshold(feature, value)])
+            for feature, value in nodes
+            if feature != LEAF
+        ]
+        features = [feature for feature, _ in inner]
+        header = ForestHeader(names, len(trees), [features.count(feature) for feature in range(len(numbers))])
+        headers.append(json.dumps(header))
         columns += [
-            np.array([feature for feature, _ in nodes], "u1"),
-            np.array(inner, "<u2"),
-            np.array(leaves, "<u2"),
+            np.packbits([feature != LEAF for feature, _ in nodes]),
+            np.array(features, "u1"),
+            np.array([number for _, number in sorted(inner, key=itemgetter(0))], "<u2"),
+            np.array(
+                [value for feature, value in nodes if feature == LEAF],
+                f"<u{array(header.leaf_type).itemsize}",
+            ),
         ]
     _write(path, [json.dumps(list(map(len, thresholds))), *headers], columns)
 

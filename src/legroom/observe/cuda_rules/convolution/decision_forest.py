@@ -19,14 +19,18 @@ from typing import NamedTuple
 from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
 from legroom.observe.cuda_rules.convolution.gpu_only_kernels import kernel_problem
-from legroom.observe.cuda_rules.convolution.recorded_table import DTYPES, ConvQuery, decompress, read_array
+from legroom.observe.cuda_rules.convolution.recorded_table import (
+    DTYPES,
+    ConvQuery,
+    decompress,
+    read_array,
+    ungroup,
+)
 from legroom.observe.cuda_rules.convolution.split_k import actual_operation, product_of
 from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_bytes
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, tensor_bytes
 
 FOREST = Path(__file__).with_name("convolutions_h200.forest.xz")
-LEAF = 255
-"""The feature index that marks a leaf."""
 RATIOS = range(47, 51)
 """The indices of the features that are not integers. The thresholds of all other features are integers."""
 
@@ -111,6 +115,7 @@ class _Forest:
         self,
         formulas: list[str],
         trees: int,
+        is_inner: str,
         features: bytes,
         thresholds: Sequence[Sequence[float]],
         inner_values: Sequence[int],
@@ -118,24 +123,30 @@ class _Forest:
     ) -> None:
         self.trees = trees
         self._formulas = formulas
+        self._is_inner = is_inner
         self._features = features
         self._thresholds = thresholds
         self._inner_values = inner_values
         self._leaf_values = leaf_values
-        self._inner_before = array("I", accumulate(features.translate(_IS_INNER), initial=0))
+        inner_counts = (is_inner.count("1", at, at + _BLOCK) for at in range(0, len(is_inner), _BLOCK))
+        self._inner_before = [*accumulate(inner_counts, initial=0)]
 
     def predict(self, inputs: list[float]) -> Iterator[str]:
         """Yield the formula that each tree votes for."""
+        is_inner, inner_before = self._is_inner, self._inner_before
         features, thresholds, values = self._features, self._thresholds, self._inner_values
-        inner_before, trees = self._inner_before, self.trees
-        for node in range(trees):
-            while (feature := features[node]) != LEAF:
-                inner = inner_before[node]
-                node = trees + 2 * inner + (inputs[feature] > thresholds[feature][values[inner]])
-            yield self._formulas[self._leaf_values[node - inner_before[node]]]
+        for node in range(self.trees):
+            while True:
+                inner = inner_before[node // _BLOCK] + is_inner.count("1", node - node % _BLOCK, node)
+                if is_inner[node] == "0":
+                    break
+                feature = features[inner]
+                node = self.trees + 2 * inner + (inputs[feature] > thresholds[feature][values[inner]])
+            yield self._formulas[self._leaf_values[node - inner]]
 
 
-_IS_INNER = bytes(feature != LEAF for feature in range(256))
+_BLOCK = 64
+"""Inner nodes are counted in blocks, because counting all of them for each node takes longer than reading the file."""
 
 
 class ForestHeader(NamedTuple):
@@ -143,15 +154,24 @@ class ForestHeader(NamedTuple):
 
     formulas: list[str]
     trees: int
-    nodes: int
+    feature_counts: list[int]
+    """The number of inner nodes with each feature."""
+
+    @property
+    def nodes(self) -> int:
+        return self.trees + 2 * sum(self.feature_counts)  # every inner node has two children
+
+    @property
+    def leaf_type(self) -> str:
+        return "B" if len(self.formulas) <= 256 else "H"
 
 
 @lru_cache(maxsize=1)
 def _forests() -> dict[ConvOperation, _Forest]:
     """Read the forests. The file has one line of JSON with the number of thresholds of each feature, and one line per
     operation (`ForestHeader`). The thresholds of all operations follow, sorted by feature and value. For each operation,
-    three arrays follow: the feature of each node, the index of the threshold of each inner node, and the formula of each
-    leaf.
+    four arrays follow: one bit per node (1 for inner nodes), the feature of each inner node, the indices of their
+    thresholds, grouped by feature, and the formula of each leaf.
     """
     if not FOREST.exists():
         return {}
@@ -161,13 +181,23 @@ def _forests() -> dict[ConvOperation, _Forest]:
     values = _read_thresholds(file, sum(counts))
     thresholds = [values[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
     found: dict[ConvOperation, _Forest] = {}
-    for operation, (formulas, trees, nodes) in zip(OPERATIONS, headers, strict=True):
-        inner_count = (nodes - trees) // 2  # every inner node has two children, and only roots have no parent
-        features = file.read(nodes)
-        inner_values = read_array(file, "H", inner_count)
-        leaf_values = read_array(file, "H", nodes - inner_count)
-        found[operation] = _Forest(formulas, trees, features, thresholds, inner_values, leaf_values)
+    for operation, header in zip(OPERATIONS, headers, strict=True):
+        inner_count = sum(header.feature_counts)
+        is_inner = _read_bits(file, header.nodes)
+        features = file.read(inner_count)
+        grouped = read_array(file, "H", inner_count)
+        inner_values = array("H", ungroup(features, grouped, header.feature_counts))
+        leaf_values = read_array(file, header.leaf_type, header.nodes - inner_count)
+        found[operation] = _Forest(
+            header.formulas, header.trees, is_inner, features, thresholds, inner_values, leaf_values
+        )
     return found
+
+
+def _read_bits(file: BytesIO, count: int) -> str:
+    """Read bits as characters. Bytes are filled up with zeros."""
+    data = file.read(-(-count // 8))
+    return f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"[:count]
 
 
 def _read_thresholds(file: BytesIO, count: int) -> Sequence[float]:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from io import BytesIO
-from itertools import islice
+from itertools import accumulate, chain, islice
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,8 +170,10 @@ LAYER_COLUMNS = "BHHHB"
 and the number of rows."""
 DIMENSION_COLUMNS = "IHH"
 """The types of the columns with one number per dimension of a layer: size, dilation, and padding + 1 (0: not recorded)."""
-ROW_COLUMNS = "HBIBIBI"
-"""The types of the columns of `Row`."""
+ROW_COLUMNS = "BBIBIBI"
+"""The types of the columns of `Row`. The batch size is an index into the list of all batch sizes. Remainders are grouped
+by kind in each block of `BLOCK` rows."""
+BLOCK = 4096
 
 
 class _Table(NamedTuple):
@@ -179,6 +181,7 @@ class _Table(NamedTuple):
 
     families: dict[LayerFamily, tuple[slice, slice, slice]]
     """The parts of the layer, dimension and row columns that belong to a family."""
+    batches: list[int]
     layers: list[Sequence[int]]
     dimensions: list[Sequence[int]]
     rows: list[Sequence[int]]
@@ -193,7 +196,9 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
     if family not in columns.families:
         return {}
     layers, dimensions, rows = columns.families[family]
-    measured = zip(*(column[rows] for column in columns.rows), strict=True)
+    batches = map(columns.batches.__getitem__, columns.rows[0][rows])
+    pairs = [part for place in (1, 3, 5) for part in (columns.rows[place][rows], _remainders(place, rows))]
+    measured = zip(batches, *pairs, strict=True)
     edges = (
         zip(*[iter(column[dimensions])] * family.dimensions, strict=True) for column in columns.dimensions
     )
@@ -209,13 +214,28 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
     return found
 
 
+def _remainders(place: int, rows: slice) -> Sequence[int]:
+    """Return the remainders of these rows. `place` is the index of the column with their kinds."""
+    first = rows.start // BLOCK
+    blocks = (_block_remainders(place, block) for block in range(first, -(-rows.stop // BLOCK)))
+    return [*chain.from_iterable(blocks)][rows.start - first * BLOCK : rows.stop - first * BLOCK]
+
+
+@lru_cache(maxsize=64)
+def _block_remainders(place: int, block: int) -> Sequence[int]:
+    rows = slice(block * BLOCK, (block + 1) * BLOCK)
+    kinds, remainders = (column[rows] for column in _table().rows[place : place + 2])
+    kinds = bytes(kinds)  # an array counts slowly
+    return ungroup(kinds, remainders, [kinds.count(kind) for kind in range(len(WORKSPACE_KINDS))])
+
+
 @lru_cache(maxsize=1)
 def _table() -> _Table:
-    """Read the table. The file has one line of JSON with all families and their numbers of layers and rows, followed by the
-    columns.
+    """Read the table. The file has one line of JSON with all families and their numbers of layers and rows, and one with
+    all batch sizes, followed by the columns.
     """
     if not TABLE.exists():
-        return _Table({}, [], [], [])
+        return _Table({}, [], [], [], [])
     file = decompress(TABLE)
     families: dict[LayerFamily, tuple[slice, slice, slice]] = {}
     layers = dimensions = rows = 0
@@ -231,6 +251,7 @@ def _table() -> _Table:
         )
     return _Table(
         families,
+        json.loads(file.readline()),
         [read_array(file, kind, layers) for kind in LAYER_COLUMNS],
         [read_array(file, kind, dimensions) for kind in DIMENSION_COLUMNS],
         [read_array(file, kind, rows) for kind in ROW_COLUMNS],
@@ -256,3 +277,11 @@ def read_array(file: BytesIO, kind: str, count: int) -> Sequence[Any]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+def ungroup(groups: Sequence[int], values: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
+    """Return `values` in the order of `groups`. In the files, the values of group 0 come first, then those of group 1,
+    and so on, because values of the same group are similar and compress better. `counts` has the size of each group.
+    """
+    parts = [iter(values[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True)]
+    return [*map(next, map(parts.__getitem__, groups))]

@@ -5,7 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from bench.rules.convolution.shipped_files import write_forest, write_table
+from bench.rules.convolution.shipped_files import LEAF, write_forest, write_table
 
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import GPUS, find_gpu
@@ -23,7 +23,7 @@ from legroom.observe.cuda_rules.convolution.cudnn_library import (
 )
 from legroom.observe.cuda_rules.convolution.cudnn_process import Answer
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn, KernelChoice, describe_gpu
-from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, Vote, features, vote
+from legroom.observe.cuda_rules.convolution.decision_forest import Vote, features, vote
 from legroom.observe.cuda_rules.convolution.layout_copies import copy_bytes
 from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer, ConvQuery, convolution_of
 from legroom.observe.cuda_rules.convolution.split_k import MatrixProduct, partial_sums, product_of
@@ -193,6 +193,26 @@ def test_trees_of_different_depths_branch_independently(tmp_path, monkeypatch):
     assert [predicted(size) for size in (5, 6, 10, 11, 20, 21)] == ["ade", "adf", "adf", "bdf", "bdf", "cdf"]
 
 
+def test_thresholds_and_many_formulas_are_read_as_they_were_written(tmp_path, monkeypatch):
+    """One tree per formula, and two features whose thresholds are stored in the order of the features."""
+    inputs, batch = 4, 3
+    formulas = [f"formula {number}" for number in range(400)]
+    trees = [
+        (
+            [inputs, LEAF, batch, LEAF, LEAF],
+            [90 + tree % 10, tree, tree // 10, tree + 1, tree + 2],
+            [2, 0, 2, 0, 0],
+        )
+        for tree in range(398)
+    ]
+    use_forest(tmp_path, monkeypatch, formulas, trees)
+    forest = decision_forest._forests()[ConvOperation.FORWARD]
+    predicted = forest.predict(features(*conv(96, 64, 20, 3, batch=20), ConvOperation.FORWARD))
+
+    expected = [tree + (0 if tree % 10 >= 6 else 1 if tree // 10 >= 20 else 2) for tree in range(398)]
+    assert list(predicted) == [formulas[number] for number in expected]
+
+
 def test_only_ratios_are_not_integers():
     """The thresholds of the other features are rounded down."""
     for operation in OPERATIONS:
@@ -202,22 +222,41 @@ def test_only_ratios_are_not_integers():
         ]
 
 
+def read_back(tmp_path, monkeypatch, layers):
+    """Write a table, and read it."""
+    path = tmp_path / "table.xz"
+    caches = (recorded_table._table, recorded_table.family_rows, recorded_table._block_remainders)
+    write_table(path, layers)
+    monkeypatch.setattr(recorded_table, "TABLE", path)
+    for function in caches:
+        function.cache_clear()
+    try:
+        return dict(recorded_table.table())
+    finally:
+        for function in caches:
+            function.cache_clear()
+
+
 def test_a_table_is_read_as_it_was_written(tmp_path, monkeypatch):
     wide = ConvLayer("float16", True, 8, 16, (100_000,), (3,), (1,), (2,), 1, False, (2,))
     deep = ConvLayer("bfloat16", False, 8, 16, (4, 5, 6), (1, 2, 3), (1, 1, 2), (1, 1, 1), 4, True, None)
     rows = [(2, 0, 7, 1, 140_000_000, 20, 0), (64, 1, 0, 0, 1, 2, 3)]
-    path = tmp_path / "table.xz"
-    write_table(path, [(deep, rows[:1]), (wide, rows), (wide._replace(padding=(0,)), rows[1:])])
-    monkeypatch.setattr(recorded_table, "TABLE", path)
-    recorded_table._table.cache_clear()
-    recorded_table.family_rows.cache_clear()
-    try:
-        read = dict(recorded_table.table())
-    finally:
-        recorded_table._table.cache_clear()
-        recorded_table.family_rows.cache_clear()
+    layers = {deep: rows[:1], wide: rows, wide._replace(padding=(0,)): rows[1:]}
 
-    assert read == {deep: rows[:1], wide: rows, wide._replace(padding=(0,)): rows[1:]}
+    assert read_back(tmp_path, monkeypatch, layers.items()) == layers
+
+
+def test_a_family_of_a_table_can_be_in_several_blocks(tmp_path, monkeypatch):
+    small = ConvLayer("float16", True, 8, 16, (20,), (3,), (1,), (1,), 1, False, (1,))
+    layers = {
+        small._replace(inputs=inputs, kernel=(kernel,)): [
+            (32, inputs % 21, inputs, 3, 2 * inputs, inputs % 5, kernel)
+        ]
+        for kernel, count in ((1, 1000), (3, 2 * recorded_table.BLOCK), (5, 10))
+        for inputs in range(1, count + 1)
+    }
+
+    assert read_back(tmp_path, monkeypatch, layers.items()) == layers
 
 
 def test_a_python_without_lzma_is_reported_with_the_remedy(monkeypatch, tmp_path):
