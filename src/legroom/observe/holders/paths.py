@@ -46,14 +46,16 @@ def find_path(
     *,
     min_length: int = 0,
     created_in: Mapping[int, int] = _UNKNOWN_ITERATIONS,
+    other_than: str = "",
 ) -> HolderPath:
     """Return the path that keeps `target` alive. A container with fewer than `min_length` items is returned only if no
     other path exists. `created_in` maps the `id` of a tensor to the iteration in which it was created, if known. A
-    container with tensors from several iterations is treated as the growing container.
+    container with tensors from several iterations is treated as the growing container. Variables with the name
+    `other_than` are skipped.
 
     The caller may reference the target in local variables of plain functions, but not in a list or a generator.
     """
-    search = _Search(variables, min_length, created_in)
+    search = _Search(variables, min_length, created_in, other_than)
     try:
         return search.run(target)
     finally:
@@ -79,8 +81,11 @@ def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
 
 
 class _Search:
-    def __init__(self, variables: Variables, min_length: int, created_in: Mapping[int, int]) -> None:
+    def __init__(
+        self, variables: Variables, min_length: int, created_in: Mapping[int, int], other_than: str
+    ) -> None:
         self._variables = variables
+        self._other_than = other_than
         self._min_length = min_length
         self._created_in = created_in
         self._own_lists: set[int] = set()
@@ -109,8 +114,10 @@ class _Search:
                     return path
                 if path is not None and (fallback is None or path.length > fallback.length):
                     fallback = path
-                if path is None or id(item) not in self._variables.namespaces:
+                if id(item) not in self._variables.namespaces:
                     unfinished.append(item)
+                elif path is None:  # another variable of the module may lead to the target
+                    del self._seen[id(item)]
             level = self._next_level(unfinished) if unfinished else []
             if not level:
                 break
@@ -187,14 +194,15 @@ class _Search:
             root = _suspended(item, self._child(item))
             if root is not None:
                 return root
-        return next(iter(self._variables.locals.get(id(item), ())), None)
+        found = self._variables.locals.get(id(item), ())
+        return next((root for root in found if root.name != self._other_than), None)
 
     def _child(self, item: Any) -> Any:
         return self._seen.get(self._leads_to.get(id(item), 0))
 
     def _global(self, namespace: dict[str, Any], module: str) -> Root | None:
         name = key_of(namespace, self._child(namespace))
-        if name is None:
+        if name is None or name == self._other_than:
             return None
         file = self._variables.names.get(id(namespace)) or namespace.get("__file__")
         shown = f"sys.{name}" if module == "sys" else name

@@ -138,6 +138,9 @@ class HolderFinder:
             path, usage = _with_source(
                 find_path(tensor, self._variables, min_length=min_length, created_in=created_in)
             )
+            if not min_length and _is_overwritten(path, usage):  # `average = meter.update(loss)`
+                other = find_path(tensor, self._variables, created_in=created_in, other_than=path.name)
+                path, usage = _with_source(other) if other.how != "unknown" else (path, usage)
             holder = FoundHolder(path, usage, id(tensor), reference)
             self._explained |= {id(tensor), *path.contents}
             del tensor
@@ -150,6 +153,11 @@ class HolderFinder:
     def _held(targets: Targets, variables: Variables) -> set[int]:
         tensors = [tensor for tensor in (reference() for reference in targets) if tensor is not None]
         return held_by_python(tensors, variables)
+
+
+def _is_overwritten(path: HolderPath, usage: NameUsage) -> bool:
+    """Return whether the tensor is the value of a variable that each iteration assigns again."""
+    return path.how == "variable" and not path.is_attribute and usage.is_reassigned_in_loop
 
 
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:

@@ -18,6 +18,7 @@ from legroom.observe.source.syntax import (
     flattened,
     index_of,
     is_below,
+    is_concatenation,
     is_consumed,
     is_empty,
     is_incremented,
@@ -43,7 +44,6 @@ _CONTAINER_FUNCTIONS = {
 """Functions of the standard library that modify their first argument."""
 _CLEARING_METHODS = frozenset({"clear", "popleft"})
 """Methods that free memory when called on an item. `pop` on an item may remove only a part of the item."""
-_CONCATENATING = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "append", "add"}
 _FEEDING_PREFIXES = (
     "add", "append", "register", "push", "put", "store", "log", "record", "update", "save", "collect", "keep",
 )  # fmt: skip
@@ -240,13 +240,12 @@ class NameReader:
             if any(replaces_contents(each) or wraps_around(index_of(each), self._root) for each in items):
                 # `buffer[:] = ...` replaces the contents, `slots[i % 8] = ...` reuses slots.
                 self.limits.append(self._occurrence)
-            concatenates = uses_itself and any(called_name(each) in _CONCATENATING for each in inner)
             at_index = not uses_itself and not any(map(is_slice, items))
             self._store(
                 node,
                 [value],
                 uses_itself=uses_itself,
-                concatenates=concatenates,
+                concatenates=uses_itself and is_concatenation(value),
                 keys=literal_keys(items[0]),
                 at_index=at_index,
                 repeats_keys=any(self._is_of_inner_loop(index_of(each)) for each in items),
@@ -258,7 +257,7 @@ class NameReader:
                 self.limits.append(self._occurrence)
                 self._store(node, [value], uses_itself=True, truncates=True)
             elif uses_itself:
-                concatenates = any(called_name(each) in _CONCATENATING for each in inner)
+                concatenates = is_concatenation(value)
                 if any(isinstance(each, ast.Subscript) and is_consumed(each, self._scope) for each in inner):
                     # `chosen, pool = torch.cat([chosen, pool[:8]]), pool[8:]`
                     self.limits.append(self._occurrence)
@@ -266,17 +265,18 @@ class NameReader:
                 self._store(node, [value], uses_itself=True, adds=adds, concatenates=concatenates)
             elif is_empty(value):
                 self.resets.append(self._occurrence)
-            elif self._is_concatenated_before(value):
-                self._store(node, [value], uses_itself=True, concatenates=True)
+            elif computed := self._computed_before(value):
+                concatenates = any(map(is_concatenation, computed))
+                self._store(node, [value], uses_itself=True, adds=not concatenates, concatenates=concatenates)
             else:
                 self._store(node, [value], replaces=True, constructs=called_name(value)[:1].isupper())
         elif self._named.is_it(value) and not self._is_alias:
             for target in flat:
                 self._follow_alias(target)
 
-    def _is_concatenated_before(self, value: ast.expr) -> bool:
-        """Return whether local variables of the value were computed by concatenation from the old value: `keys, values =
-        self.past`, `keys = torch.cat([keys, new])`, `self.past = (keys, values)`."""
+    def _computed_before(self, value: ast.expr) -> list[ast.expr]:
+        """Return the sums and concatenations of the old value that were assigned to local variables of the value: `smooth =
+        0.9 * self.average + 0.1 * loss`, `self.average = smooth`."""
         names = {each.id for each in flattened(value) if isinstance(each, ast.Name)}
         assigned = [
             (target.id, part)
@@ -288,15 +288,18 @@ class NameReader:
             if isinstance(target, ast.Name)
         ]
         parts = {name for name, part in assigned if self._named.is_it_or_item(part)} - {self._name}
-        return any(
-            name in names
-            and any(called_name(inner) in _CONCATENATING for inner in ast.walk(part))
+        return [
+            part
+            for name, part in assigned
+            if name in names
+            and (
+                is_concatenation(part) or any(isinstance(each, ast.BinOp) for each in (part, *branches(part)))
+            )
             and any(
                 self._named.is_it(inner) or (isinstance(inner, ast.Name) and inner.id in parts)
                 for inner in ast.walk(part)
             )
-            for name, part in assigned
-        )
+        ]
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
         """Collect the uses of `alias`, which refers to the same object or to one of its items. If `only` is given, only

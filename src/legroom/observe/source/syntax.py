@@ -92,6 +92,14 @@ def literal_keys(target: ast.AST | None) -> tuple[str, ...]:
             keys.append(key.value)
 
 
+_CONCATENATING = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "append", "add"}
+
+
+def is_concatenation(value: ast.expr) -> bool:
+    """Return whether an expression contains a call that concatenates tensors or lists."""
+    return any(called_name(each) in _CONCATENATING for each in ast.walk(value))
+
+
 def replaces_contents(target: ast.expr) -> bool:
     """Return whether an assignment replaces the contents, as in `name[:] = ...` and `name[:n] = ...`. In contrast,
     `name[len(name):] = ...` adds items. For a tensor, `name[a:b] = ...` only writes values.

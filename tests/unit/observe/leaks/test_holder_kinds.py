@@ -13,6 +13,7 @@ import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
+from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
 
 pytestmark = pytest.mark.slow
@@ -210,3 +211,38 @@ def test_a_cycle_of_a_recursive_inner_function_is_reported() -> None:
 
 def test_a_cycle_that_the_collector_frees_is_not_a_leak() -> None:
     assert leaks_of(lambda step, loss, output: _visit(output.detach().clone()), iterations=20) == []
+
+
+class _Average:
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def update(self, loss: Any) -> Any:
+        smooth = loss if self.value is None else 0.9 * self.value + 0.1 * loss
+        self.value = smooth
+        return smooth
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_an_average_with_a_graph_is_named_by_its_attribute_not_by_a_variable_that_is_overwritten(
+    in_dict: bool,
+) -> None:
+    found: list[DetectedLeak] = []
+    detector = LeakDetector(found.append, fraction=1e6)
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = _Average()
+    averages = {"loss": _Average()}
+    detector.attach()
+    try:
+        for _ in range(14):
+            loss = model(torch.randn(5, 6)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            smooth = averages["loss"].update(loss) if in_dict else average.update(loss)
+    finally:
+        detector.detach()
+    assert smooth.requires_grad
+    assert found[0].name == ('averages["loss"].value' if in_dict else "average.value")
+    assert found[0].function == "update"
