@@ -171,7 +171,7 @@ class MemoryTest:
             allowed = self._limit if self._limit is not None else event.limit
             yield (
                 f"The test needs at least {format_size(needed)} of GPU memory, and {format_size(allowed)} is allowed. "
-                f"Tried to allocate {format_size(event.requested)} at {_location(event.frame)}."
+                f"Tried to allocate {format_size(oom.block)} at {_location(event.frame)}."
             )
         rows = _largest(self._recording.by_line())
         if rows:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from legroom.diagnose.oom.evidence import block_of
 from legroom.diagnose.report.leaks import advice_on, holder_path
 from legroom.memory.events import Oom
 from legroom.memory.live.folder import LiveFile
@@ -64,7 +65,7 @@ class LiveStatusWriter:
             oom = failures[-1]
             place = f" at {format_frame(oom.frame)}" if oom.frame else ""
             return (
-                f"Out of memory at step {oom.step}{place}: tried to allocate {format_size(oom.requested)}.",
+                f"Out of memory at step {oom.step}{place}: tried to allocate {format_size(block_of(oom))}.",
                 "",
             )
         if leak is None:

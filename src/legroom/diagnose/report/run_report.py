@@ -67,7 +67,7 @@ class OomReport:
 
     @property
     def block(self) -> int:
-        """The size of the block that PyTorch tried to allocate on the device."""
+        """The size of the block that PyTorch tried to allocate on the device, as in its message."""
         return block_of(self.event)
 
     @property
@@ -464,6 +464,7 @@ def _oom_as_dict(oom: OomReport) -> dict[str, Any]:
         "step": event.step,
         "phase": str(event.phase),
         "module": event.module,
+        "block_bytes": oom.block,
         "capacity_bytes": event.capacity,
         "allocated_bytes": event.allocated,
         "reserved_bytes": event.reserved,

@@ -58,7 +58,7 @@ CATALOGUE = {
     "Tried to allocate {requested:size}; {free:size} of {capacity:size} free.": (
         "{requested}를 할당하려 했지만 {capacity} 중 {free}만 남아 있었습니다."
     ),
-    "Tried to allocate {requested:size} (a block of {block:size}); {free:size} of {capacity:size} free.": (
+    "Tried to allocate {block:size} for a request of {requested:size}; {free:size} of {capacity:size} free.": (
         "{requested}를 할당하려면 {block} 블록이 필요한데, {capacity} 중 남은 것은 {free}였습니다."
     ),
     "Nothing was spilled: no saved activation on the GPU was 1 MiB or larger.": (

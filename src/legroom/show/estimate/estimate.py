@@ -71,7 +71,7 @@ def _short_detail_parts(
     yield Cropped(Text(_batch(result), style="bold"), 2)
     if result.options:
         first, *others = result.options[:options]
-        remark = f"{len(result.options)} traced, cheapest first" if len(result.options) > 1 else ""
+        remark = _options_remark(1 + len(others), len(result.options))
         heading = Text(_options_title(result), style="bold")
         heading.append(f"  {remark}", style="not bold dim")
         yield heading
@@ -212,6 +212,12 @@ def _options_title(result: ScriptEstimate) -> str:
         if enough and not result.estimate.fits
         else "Options that save memory"
     )
+
+
+def _options_remark(shown: int, traced: int) -> str:
+    if shown < traced:
+        return f"the cheapest {shown} of {traced}" if shown > 1 else f"the cheapest of {traced}"
+    return "cheapest first" if shown > 1 else ""
 
 
 def _options(options: tuple[PlannedOption, ...], total: int) -> Iterator[RenderableType]:

@@ -227,21 +227,25 @@ def _oom_summary(report: RunReport, oom: OomReport) -> str:
     if not on_device and report.device and len(report.devices) > 1:
         on_device = f" on {report.device.title}"
     where = f", at {format_frame(event.frame)}" if event.frame else ""
-    block = ""
-    if oom.free >= event.requested:  # without the block size, the numbers would not explain the failure
-        block = f" (a block of {format_size(oom.block)})"
     return (
         f"Out of memory{on_device} at step {event.step} {format_phase(event.phase)}{where}. "
-        f"Tried to allocate {format_size(event.requested)}{block}; {format_size(oom.free)} of "
+        f"Tried to allocate {_block(oom)}; {format_size(oom.free)} of "
         f"{format_size(event.capacity)} free."
     )
+
+
+def _block(oom: OomReport) -> str:
+    """Return the size in PyTorch's message, and the requested size if it differs. PyTorch rounds up to the size of a
+    segment."""
+    block, requested = format_size(oom.block), format_size(oom.event.requested)
+    return block if block == requested else f"{block} for a request of {requested}"
 
 
 def format_caught(report: RunReport, oom: OomReport) -> str:
     last = ", the last" if report.oom_count > 1 else ""
     return (
         f"The script caught {format_count(report.oom_count, 'out-of-memory error')}{last} at step {oom.event.step}, at "
-        f"{format_frame(oom.event.frame)} (tried to allocate {format_size(oom.event.requested)})."
+        f"{format_frame(oom.event.frame)} (tried to allocate {_block(oom)})."
     )
 
 

@@ -16,6 +16,7 @@ from legroom.predict.options.plan import PlannedOption
 from legroom.predict.script_estimate import ScriptEstimate
 from legroom.show.common.terminal import render_to_string
 from legroom.show.estimate.estimate import (
+    _short_detail_parts,
     render_details,
     render_short_details,
     render_short_verdict,
@@ -217,3 +218,19 @@ def test_a_short_estimate_shows_the_first_option_and_the_next_command() -> None:
     ).replace("100.0 MiB", "512.0 MiB")
     assert "      Pass `batch_size=32` to the DataLoader.\n" in text
     assert "  legroom estimate --verbose --gpu 100MiB train.py   # the complete estimate\n" in text
+
+
+@pytest.mark.parametrize(
+    ("shown", "remark"), [(1, "the cheapest of 3"), (2, "the cheapest 2 of 3"), (3, "cheapest first")]
+)
+def test_the_heading_of_the_options_counts_the_ones_that_are_shown(shown: int, remark: str) -> None:
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(estimated("100MiB"), max_batch_size=None),
+        search=BatchSearch(tried={64: False}),
+        options=tuple(replace(SMALLER_BATCH, name=f"option {number}") for number in range(3)),
+        options_tried=True,
+    )
+    text = render_to_string(Group(*_short_detail_parts(result, shown, 0, 1)), width=80)
+    assert f"Options that make the script fit  {remark}\n" in text
+    assert text.count("option ") == shown

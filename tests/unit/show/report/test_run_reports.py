@@ -174,6 +174,20 @@ def test_unknown_line_is_omitted_from_the_summary(make_run):
     assert first.startswith("Out of memory at step 0 in the forward pass. Tried to allocate 200.0 MiB")
 
 
+def test_the_size_is_the_one_of_pytorchs_message(make_run):
+    run = make_run()
+    run.alloc(1023)
+    run.oom(1)
+    message = "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 1.00 GiB"
+    run.events[-1] = run.events[-1]._replace(message=message)
+    run.ends(1, "raised", f"torch.OutOfMemoryError: {message}")
+    report = run.report()
+    summary = " ".join(render_to_string(render_oom(report)).split())
+    assert "Tried to allocate 2.0 MiB for a request of 1.0 MiB; " in summary
+    oom = report.as_json()["oom"]
+    assert (oom["requested_bytes"], oom["block_bytes"]) == (1 << 20, 2 << 20)
+
+
 def test_variables_that_retain_the_same_memory_share_an_entry(make_run):
     run = make_run()
     run.alloc(900)

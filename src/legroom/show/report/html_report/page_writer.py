@@ -8,6 +8,7 @@ from html import escape
 from pathlib import PurePath
 from typing import Any
 
+from legroom.diagnose.oom.evidence import block_of
 from legroom.diagnose.report.run_figures import RunFigures
 from legroom.diagnose.report.source_lines import Sources
 from legroom.memory.columns import CATEGORIES, Columns, History
@@ -164,7 +165,7 @@ def _marks(figures: RunFigures) -> list[dict[str, Any]]:
         {
             "time": oom.time,
             "kind": "oom",
-            "text": f"Out of memory: tried to allocate {format_size(oom.requested)}",
+            "text": f"Out of memory: tried to allocate {format_size(block_of(oom))}",
         }
         for oom in figures.ooms
     ]
