@@ -38,6 +38,9 @@ class _ThisThread(threading.local):
 
 _this_thread = _ThisThread()
 _registered: list[weakref.ref[threading.Thread]] = []
+inference_threads: set[int] = set()
+"""The identifiers of the threads that are inside a call to a model without gradients. Such a call modifies no graph, so
+the objects of the process can be read at the same time."""
 _scan_lock = threading.RLock()
 """The lock is reentrant because a user's callback for a leak may train."""
 
@@ -75,7 +78,7 @@ def other_threads_train() -> bool:
 @contextlib.contextmanager
 def exclusive_scan() -> Iterator[bool]:
     """Yield whether objects of the whole process can be scanned now. A scan requires that no other thread trains, runs
-    a model or scans.
+    a model with gradients or scans.
     """
     if not _scan_lock.acquire(blocking=False):
         yield False
@@ -99,11 +102,12 @@ def _register() -> None:
 
 
 def _is_in_torch_elsewhere() -> bool:
-    """Return whether a thread that has not trained yet is inside a module, an optimizer or autograd."""
+    """Return whether a thread that has not trained yet is inside a module, an optimizer or autograd, with gradients."""
     if threading.active_count() == 1:
         return False
     frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)
+    for thread in (threading.get_ident(), *list(inference_threads)):
+        frames.pop(thread, None)
     return any(map(_is_training_code, frames.values()))
 
 
@@ -122,6 +126,7 @@ def _forget_other_threads() -> None:
     global _scan_lock
     _scan_lock = threading.RLock()
     _registered.clear()
+    inference_threads.clear()
     _this_thread.is_registered = False
 
 

@@ -189,7 +189,7 @@ class _Search:
             code = getattr(item.__wrapped__, "__code__", None)
             name = getattr(item, "__name__", "")
             if isinstance(code, CodeType):
-                return Root(name, code.co_filename, code.co_name, 0, "cache")
+                return Root(name, code.co_filename, "", 0, "cache")
         if isinstance(item, GENERATORS):
             root = _suspended(item, self._child(item))
             if root is not None:

@@ -107,6 +107,8 @@ class LeakDetector:
         """Whether several threads trained at the same time. There are no scans while several threads train."""
         self._began = time.perf_counter()
         self._lock = threading.Lock()
+        self._unsampled = 0
+        """The number of iterations on other threads that ended during the last scan."""
         self._roots = BackwardRoots()
         self.iterations = IterationTracker(self._iteration_ended, self._roots.mark, self._thread_changed)
         self._on_leak = on_leak
@@ -198,17 +200,18 @@ class LeakDetector:
         return grown is not None and grown < leak.bytes_per_step / 2
 
     def _iteration_ended(self) -> None:
-        if self._lock.acquire(
-            blocking=False
-        ):  # otherwise the loop of another thread was watched until now, and a scan runs
+        if self._lock.acquire(blocking=False):
             try:
                 self._end_iteration()
             finally:
                 self._lock.release()
+        else:  # another thread scans
+            self._unsampled += 1
 
     def _end_iteration(self) -> None:
         # Runs after every iteration of every loop: keep the part above `_is_busy` minimal.
-        now, iteration = time.perf_counter(), self.iteration
+        now, iteration = time.perf_counter(), self.iteration + self._unsampled
+        self._unsampled = 0
         self.iteration = self._roots.iteration = iteration + 1
         if self._is_restart_due or self.iterations.has_stepped is not self._has_stepped:
             self._restart(iteration)

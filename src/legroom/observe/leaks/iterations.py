@@ -10,7 +10,8 @@
   backward pass comes later.
 
 Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
-that thread is alive.
+that thread is alive. If no thread trains, the calls to a model on all threads are iterations, for example in the workers
+of a server.
 """
 
 import functools
@@ -29,7 +30,7 @@ from legroom.memory.events import Frame
 from legroom.observe.compiled import not_compiled
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.training import has_optimizer
-from legroom.observe.training_threads import register_training_thread, thread_serial
+from legroom.observe.training_threads import inference_threads, register_training_thread, thread_serial
 
 
 class IterationTracker:
@@ -77,6 +78,8 @@ class IterationTracker:
         """Whether calls to a model are the iterations."""
         self.by_lines = False
         """Whether repeated lines are the iterations, because the program has no model, optimizer or loader."""
+        self.calls_on_several_threads = False
+        """Whether several threads have called the model or run the repeated lines."""
         self.without_optimizer = False
         """Whether no optimizer exists, so the program updates parameters itself after each backward pass."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -142,11 +145,16 @@ class IterationTracker:
         iteration."""
         if self._has_better_signal() or self._calls.has_model:
             return False
-        if self._is_in_loop(trains=False):
+        if self._is_call_in_loop():
             self.trains, self.by_model_calls, self.by_lines = False, True, True
             self._on_iteration()
             self.by_model_calls = self.by_lines = False
         return True
+
+    @property
+    def numbers_nodes(self) -> bool:
+        """Whether the numbers of autograd nodes show their iterations. Torch numbers the nodes of each thread separately."""
+        return not (self.by_lines or (self.by_model_calls and self.calls_on_several_threads))
 
     @property
     def has_better_signal(self) -> bool:
@@ -186,6 +194,14 @@ class IterationTracker:
             if not is_first:
                 self._on_thread_change()
         self._loop_trains = self._loop_trains or trains
+        return True
+
+    def _is_call_in_loop(self) -> bool:
+        """Return whether a call to a model on the calling thread is an iteration."""
+        serial = thread_serial()
+        if self._loop_trains or self._batches or serial == self._loop_serial or not self._loop_serial:
+            return self._is_in_loop(trains=False)
+        self.calls_on_several_threads = True
         return True
 
     def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -250,7 +266,7 @@ class IterationTracker:
             self._on_iteration()
 
     def _model_called(self, model: nn.Module) -> None:
-        if not self._is_in_loop(trains=False):
+        if not self._is_call_in_loop():
             return
         if self._has_better_signal() and not (self._evaluates and not model.training):
             self._calls.detach()
@@ -351,8 +367,7 @@ class _ModelCalls:
         self._handles: list[Any] = []
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._model: weakref.ref[nn.Module] | None = None
-        self._depth = 0
-        self._thread = 0
+        self._this_thread = _CallDepth()
         self.is_disabled = False
 
     @property
@@ -367,7 +382,7 @@ class _ModelCalls:
 
     def attach(self) -> None:
         if not self._handles and not self.is_disabled:
-            self._depth, self._thread = 0, threading.get_ident()
+            self._this_thread = _CallDepth()
             self._handles = [
                 register_module_forward_pre_hook(self._before_forward),
                 register_module_forward_hook(self._after_forward, always_call=True),
@@ -377,13 +392,17 @@ class _ModelCalls:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        inference_threads.clear()
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+        if torch.compiler.is_compiling():
             return
-        self._depth += 1
-        if self._depth > 1:
+        this_thread = self._this_thread
+        this_thread.depth += 1
+        if this_thread.depth > 1:
             return
+        if not torch.is_grad_enabled():
+            inference_threads.add(threading.get_ident())
         model = self._model() if self._model is not None else None
         if model is None and module in self._called:
             model, self._model = module, weakref.ref(module)
@@ -393,5 +412,14 @@ class _ModelCalls:
             self._on_call(module)
 
     def _after_forward(self, module: nn.Module, args: Any, result: Any) -> None:
-        if not torch.compiler.is_compiling() and threading.get_ident() == self._thread:
-            self._depth = max(self._depth - 1, 0)
+        if not torch.compiler.is_compiling():
+            this_thread = self._this_thread
+            this_thread.depth = max(this_thread.depth - 1, 0)
+            if not this_thread.depth:
+                inference_threads.discard(threading.get_ident())
+
+
+class _CallDepth(threading.local):
+    """The number of nested calls to modules on the calling thread."""
+
+    depth = 0

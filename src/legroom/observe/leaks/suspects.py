@@ -25,7 +25,14 @@ from legroom.observe.holders.python_names import Variables, locals_of
 from legroom.observe.leaks.graph_ages import GraphPart
 from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.source import storing_lines
-from legroom.observe.source.files import built_at, calls_in_loop, function_at, is_in_loop
+from legroom.observe.source.files import (
+    built_at,
+    calls_in_loop,
+    clears_cache,
+    function_at,
+    is_in_loop,
+    user_files,
+)
 from legroom.observe.source.statements import StoringStatement
 from legroom.observe.source.storing_lines import (
     NameUsage,
@@ -261,8 +268,10 @@ def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatem
 
 def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
     """Return the path up to the name under which items are stored, and the uses of this name in the source code."""
-    if path.how in ("cache", "unknown"):
+    if path.how == "unknown":
         return path, storing_lines.NO_USAGE
+    if path.how == "cache":
+        return path, storing_lines.NO_USAGE._replace(emptied=clears_cache(path.stored_as, user_files()))
     usage = find_usage(
         path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
         classes=path.classes, keys=path.keys,

@@ -161,7 +161,7 @@ class ScanWindow:
             holders = HolderFinder()
             suspects = []
             by_lines = self._iterations.by_lines
-            if "graph" not in self.reported and not by_lines:
+            if "graph" not in self.reported and self._iterations.numbers_nodes:
                 suspects += self._find_graphs(seen, holders, iteration)
             if "tensor" not in self.reported:
                 suspects += self._find_tensors(seen, holders, iteration)

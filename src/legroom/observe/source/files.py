@@ -173,6 +173,22 @@ def calls_in_loop(name: str, files: Iterable[str]) -> bool:
     return False
 
 
+def clears_cache(function: str, files: Iterable[str]) -> bool:
+    """Return whether a loop or a function in one of these files calls `function.cache_clear()`."""
+    for file in files:
+        tree = tree_of(file) if contains(file, "cache_clear") else None
+        for scope in ast.walk(tree) if tree is not None else ():
+            if not isinstance(scope, (*LOOPS, *FUNCTIONS)):
+                continue
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Attribute) and node.attr == "cache_clear":
+                    owner = node.value
+                    name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
+                    if name == function:
+                        return True
+    return False
+
+
 def built_at(file: str, line: int) -> str | None:
     """Return the name of the variable to which a statement assigns the container that it builds (`losses = [step(x) for
     x in data]`, `list(map(...))`). Until the statement ends, no name references the container. The result is "" if the

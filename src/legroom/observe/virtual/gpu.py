@@ -332,21 +332,21 @@ def _deactivate() -> None:
 @contextlib.contextmanager
 def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
     """Enter the dispatch and function modes, which are per thread, in every thread that is started while the block
-    runs."""
-    original = threading.Thread.run
+    runs. A subclass such as `threading.Timer` replaces `run`, so the function that calls `run` is wrapped."""
+    original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
-    def run(thread: threading.Thread) -> None:
-        if VirtualGPU._active is gpu:
+    def start(thread: threading.Thread) -> None:
+        if VirtualGPU._active is gpu and not type(thread).__module__.startswith("legroom."):
             with gpu.on_this_thread():
                 original(thread)
         else:
             original(thread)
 
-    threading.Thread.run = run  # type: ignore[method-assign,assignment]
+    threading.Thread._bootstrap_inner = start  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        threading.Thread.run = original  # type: ignore[method-assign]
+        threading.Thread._bootstrap_inner = original  # type: ignore[attr-defined]
 
 
 class _EnterWhenUnpickled:

@@ -1,5 +1,6 @@
 """Loops that only call a model under no_grad: results that stay on the device, and sequences that end by themselves."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -217,5 +218,46 @@ def test_a_queue_that_is_sliced_and_copied_is_not_a_leak() -> None:
         queue = torch.empty(0, 4)
         for _ in range(40):
             queue = torch.cat([queue, model(torch.randn(3, 4))])[-36:].clone()
+
+    assert _leaks_of(loop) == []
+
+
+def _serve_from_cache(model: nn.Module) -> None:
+    @functools.cache
+    def embed(request: int) -> torch.Tensor:
+        return model(torch.randn(3, 4))  # type: ignore[no-any-return]
+
+    for request in range(62):
+        embed(request)
+
+
+def test_a_function_cache_of_a_service_is_reported_although_the_cached_function_is_running() -> None:
+    (leak,) = _leaks_of(_serve_from_cache)
+    assert (leak.name, leak.how) == ("embed", "cache")
+    assert leak.line == _serve_from_cache.__code__.co_firstlineno + 1
+
+
+def test_a_function_cache_that_a_loop_clears_is_not_a_leak() -> None:
+    def loop(model: nn.Module) -> None:
+        @functools.cache
+        def encode(request: int) -> torch.Tensor:
+            return model(torch.randn(3, 4))  # type: ignore[no-any-return]
+
+        for request in range(62):
+            encode(request)
+            if request % 16 == 15:
+                encode.cache_clear()
+
+    assert _leaks_of(loop) == []
+
+
+def test_a_function_cache_of_a_few_prompts_is_not_a_leak() -> None:
+    def loop(model: nn.Module) -> None:
+        @functools.cache
+        def prompt(label: int) -> torch.Tensor:
+            return model(torch.randn(3, 4))  # type: ignore[no-any-return]
+
+        for request in range(62):
+            prompt(request % 20)
 
     assert _leaks_of(loop) == []

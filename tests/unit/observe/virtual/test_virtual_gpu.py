@@ -355,10 +355,14 @@ def test_tensors_of_threads_are_counted(gpu: VirtualGPU) -> None:
         seen.append((x * 2).device)
         seen.append(torch.cuda.memory_allocated() > 0)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [torch.device("cuda:0"), True]
+    class Worker(threading.Thread):
+        def run(self) -> None:
+            work()
+
+    for thread in (threading.Thread(target=work), Worker()):
+        thread.start()
+        thread.join()
+    assert seen == [torch.device("cuda:0"), True] * 2
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
