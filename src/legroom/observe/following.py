@@ -70,7 +70,9 @@ class FollowedRecorder:
         self._sink(event)
 
     def finish(self) -> None:
-        """Do nothing, because every event is sent when it occurs."""
+        """End the last step. Every other event is sent when it occurs."""
+        if self._leave is not None:
+            self._recorder.clock.end_step_without_optimizer()
 
     @property
     def progress(self) -> tuple[int, float]:

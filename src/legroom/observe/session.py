@@ -285,7 +285,8 @@ class _DispatchProducer:
         recorder.clock.on_step_end = self._step_ended
 
     def finish(self) -> None:
-        """Do nothing, because every event is sent when it occurs."""
+        """End the last step. Every other event is sent when it occurs."""
+        self.recorder.clock.end_step_without_optimizer()
 
     def memory_stats(self, device: int) -> MemoryStats:
         allocator = self._allocator(device)

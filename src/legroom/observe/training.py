@@ -3,7 +3,7 @@
 A step ends with an optimizer step. With several optimizers (a GAN), only the steps of the optimizer that stepped first
 are counted. If another optimizer steps twice in between (layers that are trained one after the other), its steps are
 counted instead. In a program with backward passes but no optimizer (manual updates), a step ends when the model is
-called again. In a program that never trains (inference), a step is a batch after which a model was called. Batches
+called again, or at the end of the program. In a program that never trains (inference), a step is a batch after which a model was called. Batches
 alone are not counted, because some batches are prefetched. For example, accelerate prefetches one batch, and the
 Trainer of transformers prefetches all batches of an accumulated step.
 """
@@ -106,6 +106,11 @@ class TrainingClock:
     def model_called(self, model: nn.Module) -> None:
         """Record that a model is called."""
         self._model_was_called, self.is_training = True, model.training
+        self.end_step_without_optimizer()
+
+    def end_step_without_optimizer(self) -> None:
+        """End the step of a program that trains without an optimizer, if a backward pass has run. Call this method when
+        the next step begins, and at the end."""
         if self._went_backward and self._counting_optimizer is None and current_node() is None:
             self._went_backward = False
             if self.without_optimizer is None:
@@ -114,8 +119,8 @@ class TrainingClock:
                 self._end_step()
 
     def interrupted(self) -> None:
-        """Record that an exception may have ended `optimizer.step()` before its post hook ran."""
-        self._this_thread.in_optimizer = False
+        """Record that an exception may have ended `optimizer.step()` before its post hook ran, or a backward pass."""
+        self._this_thread.in_optimizer = self._went_backward = False
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         register_training_thread()

@@ -134,7 +134,8 @@ class BlockRecording:
 
     @property
     def steps(self) -> int:
-        """The number of completed steps. An optimizer step ends a step."""
+        """The number of completed steps. An optimizer step ends a step. Without an optimizer, a step is a backward
+        pass, or a batch of a DataLoader if there is no backward pass."""
         return self._report.steps
 
     @property

@@ -1,5 +1,6 @@
 """The steps and phases of a training loop."""
 
+import contextlib
 import gc
 import weakref
 
@@ -44,3 +45,31 @@ def test_the_closure_of_an_optimizer_is_in_the_forward_and_backward_pass(
     phases = rows[rows["function"] == "closure"].groupby("operation")["phase"].unique()
     assert {*phases["aten.addmm"]} == {*phases["aten.exp"]} == {"forward"}
     assert recording.steps == 2
+
+
+@pytest.mark.parametrize("gpu", [None, "1GiB"])
+def test_every_backward_pass_is_a_step_without_an_optimizer(
+    gpu: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legroom.observe.training.has_optimizer", lambda: False)
+    device = "cpu" if gpu is None else "cuda"
+    with legroom.VirtualGPU(gpu) if gpu is not None else contextlib.nullcontext():
+        model = torch.nn.Linear(8, 8).to(device)
+        counted = []
+        for passes in (1, 2):
+            with legroom.record(leaks=False) as recording:
+                for _ in range(passes):
+                    model(torch.ones(4, 8, device=device)).sum().backward()
+            counted.append(recording.steps)
+    assert counted == [1, 2]
+
+
+def test_a_backward_pass_that_runs_out_of_memory_is_not_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legroom.observe.training.has_optimizer", lambda: False)
+    with legroom.VirtualGPU("1GiB") as gpu:
+        model = torch.nn.Linear(8, 8).cuda()
+        with pytest.raises(torch.OutOfMemoryError), legroom.record(leaks=False) as recording:
+            output = model(torch.ones(4, 8, device="cuda"))
+            output.register_hook(lambda gradient: gpu.fail_allocation() and None)
+            output.sum().backward()
+    assert recording.steps == 0
