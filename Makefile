@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 
 .PHONY: setup demo test quick lint compat docs recipes picture wheel bench bench-accuracy rules clean
 
-# Without bytecode, pip is faster. Python compiles a module when it is first imported.
+# Without bytecode, pip is faster. Python compiles a module when it is first imported, and must be allowed to keep the result.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 setup: $(VENV)/.ready

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,16 @@ def _freeze_older_objects() -> None:
     of the time of many tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_trace_function_stays() -> Iterator[None]:
+    """Fail a test that leaves a trace function set, rather than a later test."""
+    before = sys.gettrace()
+    yield
+    after = sys.gettrace()
+    sys.settrace(before)
+    assert after is before
 
 
 @pytest.fixture

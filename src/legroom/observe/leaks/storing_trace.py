@@ -4,8 +4,9 @@ The detector first searches the source code for the name of the container, which
 search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no source
 code. The search finds too many lines if several lines store items under the same name. In these cases, the user's lines
 are traced for at most two iterations, until the container grows once. If a small container does not grow but its
-tensors are replaced, the trace ends when a tensor is replaced. A trace function that is already set (by a debugger or a
-coverage tool) is not replaced. The trace keeps a reference to the container, and drops this reference when no other
+tensors are replaced, the trace ends when a tensor is replaced. After `MAX_EVENTS`, the trace ends in any case: a program
+may run for long after its last iteration. A trace function that is already set (by a debugger or a coverage tool) is not
+replaced. The trace keeps a reference to the container, and drops this reference when no other
 object references the container.
 """
 
@@ -20,6 +21,8 @@ from legroom.memory.events import Frame
 from legroom.observe.source.user_files import is_user_file
 
 MAX_ITERATIONS = 2
+MAX_EVENTS = 1_000_000
+"""About a second."""
 
 
 class StoringTrace:
@@ -33,6 +36,7 @@ class StoringTrace:
         self._container: Any = None
         self._replaced = replaced
         self._state: Any = 0
+        self._events = 0
         self._lines: dict[int, int] = {}
         """Maps the `id` of a frame to its last line."""
         self._trace = self._event  # one bound method, so that it can be compared by identity
@@ -64,7 +68,11 @@ class StoringTrace:
             frame = frame.f_back
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self._container is None or not is_user_file(frame.f_code.co_filename):
+        self._events += 1
+        if self._container is None or self._events > MAX_EVENTS:  # also if another thread ended the trace
+            self.end()
+            return None
+        if not is_user_file(frame.f_code.co_filename):
             return None
         state, before = self._measure(), self._state
         self._state = state

@@ -1,6 +1,7 @@
 """If the source does not show which line stores, two iterations are traced."""
 
 import sys
+import threading
 import weakref
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from tests.unit.observe.leaks.loops import leaks_of
 
+from legroom.observe.leaks import storing_trace
 from legroom.observe.leaks.storing_trace import StoringTrace
 
 pytestmark = pytest.mark.slow
@@ -88,3 +90,27 @@ def test_the_trace_does_not_keep_the_container_alive() -> None:
     still = alive() is not None
     trace.end()
     assert not still
+
+
+def test_a_trace_ends_after_a_number_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storing_trace, "MAX_EVENTS", 20)
+    store: list[int] = []
+    trace = StoringTrace(id(store))
+    assert trace.begin(sys._getframe())
+    for number in range(30):  # the program goes on, but there is no further iteration
+        number += 1
+    ended = sys.gettrace() is None
+    trace.end()
+    assert ended
+
+
+def test_a_trace_that_another_thread_ended_does_not_stay() -> None:
+    store: list[int] = []
+    trace = StoringTrace(id(store))
+    assert trace.begin(sys._getframe())
+    other = threading.Thread(target=trace.end)
+    other.start()
+    other.join()
+    stays = sys.gettrace() is not None
+    sys.settrace(None)
+    assert not stays
