@@ -6,9 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from legroom.observe.source import loaded_modules
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # on a busy machine, the default profile fails tests because they are slow
@@ -22,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest runs one worker per core
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_OWN_CODE = tuple(f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("tests", "bench"))
 _SYSTEM = Path(__file__).parent / "system"
 _GPU = Path(__file__).parent / "gpu"
 
@@ -60,6 +64,22 @@ def _no_trace_function_stays() -> Iterator[None]:
     after = sys.gettrace()
     sys.settrace(before)
     assert after is before
+
+
+@pytest.fixture(autouse=True)
+def _other_tests_are_not_user_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exclude `bench` and the tests in other folders from the user's modules. A search through hundreds of modules takes seconds, and a user's
+    program has few."""
+    all_modules, folder = loaded_modules._user_modules, str(request.path.parent)
+
+    def user_modules(*state: Any) -> list[tuple[str, str]]:
+        return [
+            (name, file)
+            for name, file in all_modules(*state)
+            if not file.startswith(_OWN_CODE) or os.path.dirname(file) == folder
+        ]
+
+    monkeypatch.setattr(loaded_modules, "_user_modules", user_modules)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,11 @@ from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders.python_names import attributes_of, locals_of
 from legroom.observe.source.loaded_modules import user_modules
 from legroom.observe.source.user_files import is_user_file
+
+_WITHOUT_TENSORS = frozenset(
+    {FunctionType, BuiltinFunctionType, ModuleType, type, str, bytes, int, float, bool, type(None)}
+)
+"""Most variables of modules have one of these types."""
 
 
 class NamedTensor(NamedTuple):
@@ -59,7 +64,7 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[NamedTensor, Any]]:
 
 def _variables_in(namespace: dict[str, Any], file: str) -> Iterator[tuple[NamedTensor, Any]]:
     for name, value in list(namespace.items()):
-        if isinstance(name, str) and not name.startswith("__"):
+        if type(value) not in _WITHOUT_TENSORS and isinstance(name, str) and not name.startswith("__"):
             yield NamedTensor(name, name, False, file, ""), value
 
 

@@ -335,7 +335,7 @@ class _ArgumentUse(NamedTuple):
 
 def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
     """Return how the called function uses the argument, or None if the function does not belong to the user."""
-    for file in (each for each in files if contains(each, passed.function)):
+    for file in (each for each in files if contains(each, f"def {passed.function}")):
         function = functions_in(file).get(passed.function)
         if function is None:
             continue
@@ -369,7 +369,7 @@ def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[st
 def _literal_arguments(function: str, parameter: str, files: Iterable[str]) -> set[str] | None:
     """Return the strings that all calls of a function pass for a parameter, or None if a call passes another value."""
     found: set[str] = set()
-    for file in (each for each in files if contains(each, function)):
+    for file in (each for each in files if contains(each, f"def {function}")):
         definition = functions_in(file).get(function)
         tree = tree_of(file)
         if definition is None or tree is None:
