@@ -44,6 +44,8 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
     if _is_added_by_callback(program, store):
         yield _copied(store)
         return
+    if any(each.target == store.target and each.function is store.function for each in program.releases):
+        return  # a pool of opponents with a limit
     scope = outlives_its_step(program, store)
     if scope is None or not any(
         _adds_copies(program, loop, models) and _is_repeated(program, node, loop)
@@ -153,7 +155,7 @@ def _is_repeated(program: Program, node: cst.CSTNode, loop: LoopFact) -> bool:
     return True
 
 
-_MANY = re.compile(r"epoch|step|iter|round|cycle|^(?:e|ep|it|i|t|k|n|_)$", re.IGNORECASE)
+_MANY = re.compile(r"epoch|step|iter|round|cycle|generation|episode|^(?:e|ep|it|i|t|k|n|_)$", re.IGNORECASE)
 _FEW = re.compile(
     r"fold|task|seed|trial|member|client|stage|domain|expert|layer|head|agent|model", re.IGNORECASE
 )

@@ -39,6 +39,7 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import (
     EXCEPTION,
     GRAPH,
+    MODEL,
     PLAIN,
     TENSOR,
     UNKNOWN,
@@ -46,6 +47,7 @@ from legroom.diagnose.lint.flow.values import (
     ValueKind,
     container,
     join_values,
+    with_item,
 )
 
 _MAX_PASSES = 5
@@ -139,7 +141,10 @@ class _Walker(Assignments):
                 value = join_values(value, each)
             if value.kind is ValueKind.UNKNOWN and not (value.class_name or value.function):
                 value = self._guess_parameter(name)
+            elif value == MODEL:
+                value = self.program.object_used_as(name, function, is_model=True) or value
             self.names[name] = value
+        self._bind_outputs_of_step()
         if self.program.is_autograd_function(function.class_name):
             self.no_grad = function.no_grad = True
             for name in function.parameters[1:2] if function.name == "forward" else ():
@@ -160,6 +165,17 @@ class _Walker(Assignments):
                         and self.names[parameter.name.value].kind is ValueKind.UNKNOWN
                     ):
                         self.names[parameter.name.value] = self.model_input  # from other layers
+
+    def _bind_outputs_of_step(self) -> None:
+        """Bind the results of a step that Ignite or Lightning passes to a handler. Lightning detaches only the loss."""
+        function = self.function
+        step = self.program.handlers.steps.get(function)
+        if step is not None and function.parameters:
+            self.names[f"{function.parameters[0]}.state.output"] = step.returns
+        if function.name == "on_train_batch_end" and "outputs" in function.parameters:
+            for each in self.program.methods.get("training_step", [])[:1]:
+                returned = each.returns if each.returns.mapping else container(mapping=True)
+                self.names["outputs"] = with_item(returned, "loss", TENSOR)
 
     def _default(self, name: str) -> Value:
         """Return the value of a parameter's default."""
@@ -215,7 +231,9 @@ class _Walker(Assignments):
                 self.function.returned_nodes.append(node.value)
         elif kind is cst.FunctionDef:
             self.names[node.name.value] = Value(
-                ValueKind.UNKNOWN, function=self._qualified_name(node.name.value)
+                ValueKind.UNKNOWN,
+                function=self._qualified_name(node.name.value),
+                items=self.kept_by(node) or None,
             )
         elif kind is cst.AugAssign:
             self.augment(node)

@@ -13,6 +13,7 @@ from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.observations import ADDING_METHODS, FactRecorder, stored_names
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
     dotted,
     has_modulo,
     is_call_of,
@@ -89,8 +90,11 @@ class Assignments(FactRecorder):
         given = [
             self.parameter_of[name] for name in sorted(stored_names(expression)) if name in self.parameter_of
         ]
+        self.parameters_in.pop(path, None)
         if given:
             self.parameter_of[path] = given[0]
+            if contained_parts(expression):
+                self.parameters_in[path] = given
         elif path not in read:  # value = value.item()
             self.parameter_of.pop(path, None)
         if any(name in _GRAD_SWITCHES for name in map(last_name, names_in(expression))):

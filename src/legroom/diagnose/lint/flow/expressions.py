@@ -77,6 +77,9 @@ class Expressions:
     ) -> None:
         raise NotImplementedError
 
+    def kept_by(self, node: cst.Lambda | cst.FunctionDef) -> tuple[Value, ...]:
+        raise NotImplementedError
+
     def evaluate_silently(self, node: cst.BaseExpression) -> Value:
         """Evaluate an expression without recording facts again."""
         recording, self.recording = self.recording, False
@@ -137,9 +140,9 @@ class Expressions:
             return PLAIN
         if isinstance(node, cst.Await):
             return self.value_of(node.expression)
-        if isinstance(node, cst.Lambda):  # a lambda keeps its default values
-            given = [self.value_of(each.default) for each in node.params.params if each.default is not None]
-            return Value(ValueKind.CONTAINER, items=tuple(given)) if given else UNKNOWN
+        if isinstance(node, cst.Lambda):
+            kept = self.kept_by(node)
+            return Value(ValueKind.CONTAINER, items=kept) if kept else UNKNOWN
         if isinstance(node, cst.Yield):
             return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
         self._record_nested(node)
@@ -247,7 +250,8 @@ class Expressions:
         for each in node.slice:
             if isinstance(each.slice, cst.Index):
                 self.value_of(each.slice.value)
-        if owner.kind is ValueKind.UNKNOWN and any(_is_text(each.slice, "params") for each in node.slice):
+        keys = [string_value(getattr(each.slice, "value", None)) for each in node.slice]
+        if owner.kind is ValueKind.UNKNOWN and "params" in keys:
             return container(PARAMETER)  # an optimizer's parameter group
         if owner.kind is ValueKind.CONTAINER:
             if (
@@ -494,7 +498,3 @@ _METHOD = re.compile(
 )
 """Matches methods of a model, which may disable gradients themselves. `model.encoder` is a submodule."""
 _VALUES_AND_INDICES = ("values", "indices")
-
-
-def _is_text(node: cst.BaseSlice, text: str) -> bool:
-    return isinstance(node, cst.Index) and string_value(node.value) == text

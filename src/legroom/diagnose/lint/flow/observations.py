@@ -6,6 +6,7 @@ from dataclasses import replace
 import libcst as cst
 
 from legroom.diagnose.lint.flow.call_results import element_of
+from legroom.diagnose.lint.flow.evidence.captured import captured_names, defaults_of
 from legroom.diagnose.lint.flow.expressions import Expressions
 from legroom.diagnose.lint.flow.facts import (
     CallFact,
@@ -87,6 +88,8 @@ class FactRecorder(Expressions):
         """Names assigned to bound methods that add to a container. A list of callbacks has the name of the list."""
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
         """Maps a name to the parameter that it refers to, or of which it is a part."""
+        self.parameters_in: dict[str, list[str]] = {}
+        """Maps the name of a new tuple, list or object to all parameters that it contains."""
         self.depends_on: dict[str, set[str]] = {}
         """Maps a name to the names from which it was last computed. Detached names are omitted."""
         self.alias_of: dict[str, str] = {}
@@ -96,6 +99,15 @@ class FactRecorder(Expressions):
 
     def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
         raise NotImplementedError
+
+    def kept_by(self, node: cst.Lambda | cst.FunctionDef) -> tuple[Value, ...]:
+        """Return the values that a closure keeps alive: its defaults, and the local variables that it reads. All closures of
+        a loop share the variables of the loop, which keep only their last value."""
+        defaults = [self.value_of(each) for each in defaults_of(node)]
+        if self.loops or isinstance(self.function.node, cst.Module):
+            return tuple(defaults)
+        captured = (self.names.get(name, UNKNOWN) for name in sorted(captured_names(node, self.function)))
+        return (*defaults, *(each for each in captured if each.has_graph))
 
     def record_store(
         self,
@@ -145,9 +157,12 @@ class FactRecorder(Expressions):
             return  # a local name
         if grows and not self.function.owns(target):
             for name in sorted(stored_names(expression, no_grad=self.no_grad)):
-                parameter = self.parameter_of.get(name)
-                if parameter is not None and parameter != target.partition(".")[0]:
-                    self.function.stored_parameters.setdefault(parameter, store)
+                for parameter in self.parameters_in.get(name, self.parameters_of(name)):
+                    if parameter != target.partition(".")[0]:
+                        self.function.stored_parameters.setdefault(parameter, store)
+
+    def parameters_of(self, name: str) -> list[str]:
+        return [self.parameter_of[name]] if name in self.parameter_of else []
 
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
         """Return the value with the attributes of the object in its contents. The attributes matter for
@@ -188,6 +203,10 @@ class FactRecorder(Expressions):
             other.is_dispatched = True
             values = self.argument_values(other, node, arguments)
             other.call_sites.append(CallSite(self.function, self.loops, self.no_grad, node, values))
+        for handler, indices in self.program.handlers.called_by(node, local):
+            handler.is_dispatched = True
+            values = {name: arguments[index] for name, index in indices.items()}
+            handler.call_sites.append(CallSite(self.function, self.loops, self.no_grad, node, values))
         target = path_of(receiver(node)) if method else None
         if local is not None:
             self._record_stored_parameters(local, node, target)

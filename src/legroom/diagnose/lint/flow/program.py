@@ -13,6 +13,7 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from legroom.diagnose.lint.flow.evidence.called_models import called_models
+from legroom.diagnose.lint.flow.evidence.handlers import Handlers, find_handlers
 from legroom.diagnose.lint.flow.evidence.object_classes import (
     annotated_names,
     called_methods,
@@ -304,6 +305,11 @@ class Program:
             for name, method in known.methods.items():
                 found.setdefault(name, []).append(method)
         return found
+
+    @cached_property
+    def handlers(self) -> Handlers:
+        """The functions that decorators register as handlers of events."""
+        return find_handlers(self.functions.values(), self.nodes)
 
     @cached_property
     def passed_names(self) -> frozenset[str]:

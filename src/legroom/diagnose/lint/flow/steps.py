@@ -101,7 +101,7 @@ def runs_every_step(program: Program, function: Function, seen: frozenset[Functi
         return False
     if function.name in STEP_FUNCTIONS:
         return True
-    if is_forward(program, function):
+    if is_forward(program, function) or function in program.handlers.steps:
         return True
     if function.backward and not function.call_sites:  # called from another file: a step or a closure
         return True

@@ -43,7 +43,7 @@ class Value:
     element: "Value | None" = None
     """The elements of a container. For a dict, these are the elements that are not in `items_by_key`."""
     items: "tuple[Value, ...] | None" = None
-    """The items of a tuple."""
+    """The items of a tuple, or the values that a closure keeps alive."""
     class_name: str | None = None
     """The class of the instance, if it is defined in this file."""
     function: str | None = None
@@ -68,7 +68,7 @@ class Value:
         """True if storing the value keeps a graph alive."""
         if self.kind is ValueKind.GRAPH:
             return True
-        if self.kind is ValueKind.CONTAINER or self.class_name is not None:
+        if self.kind is ValueKind.CONTAINER or self.class_name is not None or self.function is not None:
             return any(each.has_graph for each in self.contents)
         return False
 

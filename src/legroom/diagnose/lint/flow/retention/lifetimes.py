@@ -59,11 +59,11 @@ def outlives_its_step(
     return store.function if _survives_in_callers(program, store) else None
 
 
-def outlives_call(program: Program, call: CallFact, store: StoreFact) -> bool:
+def outlives_call(program: Program, call: CallFact, store: StoreFact, *, every_step: bool = False) -> bool:
     """Return True if a value that a call passes to a storing function is still stored in the next step. `store` is the
-    statement in the function that stores the value."""
+    statement in the function that stores the value. With `every_step`, other functions must release it in every step."""
     if (
-        is_released_elsewhere(program, store)
+        is_released_elsewhere(program, store, every_step=every_step)
         or (is_length_limited(program, store) and not is_unlimited(program, store))
         or ends_with_enclosing_call(program, store)
         or call.local is None
@@ -86,6 +86,8 @@ def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
     while owner is not None and not owner.owns(store.target):
         owner = owner.outer
     if owner is None or isinstance(owner.node, cst.Module):
+        return False
+    if any(each.function is inner for each in program.handlers.registered):
         return False
     made_in = {loop for site in owner.call_sites for loop in site.loops}
     if inner.call_sites and all(site.loops and site.loops[-1] in made_in for site in inner.call_sites):

@@ -18,6 +18,8 @@ The rule also covers containers that collect tensors without a graph:
 - metrics of torchmetrics that store every prediction and are never reset
 - states on the GPU in a replay memory, if the program moves each sample to the GPU again, or if the states are images
 - models of objects of which each round uses only some, and caches under random keys
+- results of a model for every request, session or text, in a cache from which nothing removes old entries
+- closures that read a loss or output and run later, such as `jobs.append(lambda: log(loss))`
 
 The container may be local, global, or in an object whose methods store their arguments. The finding is at the statement
 that stores the value. If a method stores any value, such as the method of an average meter, the finding is at its call.
@@ -73,6 +75,7 @@ from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new
 from legroom.diagnose.lint.collected.on_gpu import collected_states
 from legroom.diagnose.lint.collected.outputs import collected_outputs
 from legroom.diagnose.lint.collected.replay import replayed_on_gpu
+from legroom.diagnose.lint.collected.requests import kept_for_requests
 from legroom.diagnose.lint.collected.trainer_predictions import collected_by_trainer
 from legroom.diagnose.lint.collected.unreachable import unreachable_entries
 from legroom.diagnose.lint.detaching import (
@@ -110,13 +113,20 @@ from legroom.diagnose.lint.rules.growth.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growth.growing_tensor import is_concatenated_to_itself
 
 CODE = "LG101"
-_FINDERS = (metrics_without_reset, replayed_on_gpu, idle_models, unreachable_entries, collected_by_trainer)
+_FINDERS = (
+    metrics_without_reset,
+    replayed_on_gpu,
+    idle_models,
+    unreachable_entries,
+    kept_for_requests,
+    collected_by_trainer,
+)
 
 
 def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
         if _collects_graph(program, store):
-            scope = outlives_its_step(program, store)
+            scope = outlives_its_step(program, store, every_step=_is_closure(program, store.expression))
             if scope is not None and key_is_new(program, store, scope):
                 yield _stored(program, store)
         else:
@@ -236,6 +246,8 @@ def _stored(program: Program, store: StoreFact) -> Problem:
         remedy = f"Store {{}} without its graph: {_addition(program, parts, store)}"
     if not parts:
         edits, remedy = [], "Store only numbers or detached tensors"
+    if any(_is_closure(program, part) for part in parts):
+        edits, remedy = [], "Compute the number before the closure, or let the closure read a detached tensor"
     what = _describe(program, parts)
     action = "accumulates" if store.how in {"augment", "assign"} else "stores"
     return Problem(
@@ -282,7 +294,11 @@ def _passed_to_storing_functions(program: Program) -> Iterator[Problem]:
             found.setdefault(passed.store.node, []).append(passed)
     for each in found.values():
         store = each[0].store
-        if _is_for_any_value(store) or _receives_other_values(store) or any(map(_names_its_value, each)):
+        if (
+            _is_for_any_value(store)
+            or _receives_other_values(store)
+            or any(_names_its_value(program, passed) for passed in each)
+        ):
             yield from (_reported_at_call(program, passed) for passed in each)
         else:
             yield _reported_at_store(program, each)
@@ -298,7 +314,8 @@ def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
         value = site.values.get(name)
         if value is None or not value.has_graph or not _is_passed_directly(call.local, name):
             continue
-        if _is_reported_at_store(store) or not outlives_call(program, call, store):
+        every_step = any(_is_closure(program, each.value) for each in call.node.args)
+        if _is_reported_at_store(store) or not outlives_call(program, call, store, every_step=every_step):
             continue
         if store.value.kind in (ValueKind.PLAIN, ValueKind.TENSOR) or _replaces(program, call, store):
             continue
@@ -329,12 +346,12 @@ def _is_for_any_value(store: StoreFact) -> bool:
     return store.how in {"augment", "assign"} and any(_METER_VALUE.search(name) for name in names)
 
 
-def _names_its_value(passed: _Passed) -> bool:
-    """Return True for `log("loss", loss)`, `log({"loss": loss})` and `push((state, log_prob))`: the function also stores
-    other values."""
-    return any(
-        isinstance(each.value, (cst.BaseString, cst.Dict, cst.Tuple)) for each in passed.call.node.args
-    )
+def _names_its_value(program: Program, passed: _Passed) -> bool:
+    """Return True for `log("loss", loss)`, `log({"loss": loss})`, `push((state, log_prob))` and `defer(lambda:
+    log(loss))`: the function also stores other values."""
+    kinds = (cst.BaseString, cst.Dict, cst.Tuple)
+    arguments = [each.value for each in passed.call.node.args]
+    return any(isinstance(each, kinds) or _is_closure(program, each) for each in arguments)
 
 
 def _receives_other_values(store: StoreFact) -> bool:
@@ -485,9 +502,17 @@ def _is_reported_at_store(store: StoreFact) -> bool:
     return store.value.has_graph and (function.name == "forward" or function.is_dispatched or is_own)
 
 
+def _is_closure(program: Program, expression: cst.BaseExpression) -> bool:
+    """Return True for a function that keeps a graph alive and runs later, such as `lambda: log(loss)`."""
+    value = program.value(expression)
+    return (isinstance(expression, cst.Lambda) or value.function is not None) and value.has_graph
+
+
 def _describe(program: Program, parts: list[cst.BaseExpression]) -> str:
     if len(parts) == 1 and (path := dotted(parts[0])) is not None:
         return f"`{path}`"
+    if len(parts) == 1 and _is_closure(program, parts[0]):
+        return "a closure"
     if len(parts) == 1:
         text = " ".join(program.source(parts[0]).split())
         if len(text) <= 40:

@@ -5,7 +5,8 @@ The rule checks for `create_graph=True` in two cases:
 
 - A call to `backward` has the argument.
 - A call to `torch.autograd.grad` has the argument, but nothing computes a second derivative: the gradients reach no
-  other backward pass, are not returned, and are not passed to other code.
+  other backward pass, are not returned, and are not passed to other code. Gradients that a function returns count if only
+  evaluations call the function. A `True` that a call passes on as `create_graph` counts if the result is only read.
 
 ## Why this is a problem
 With `create_graph=True`, gradients have their own graph, so all activations of the step and the intermediate results of
@@ -51,7 +52,7 @@ from legroom.diagnose.lint.flow.syntax import (
     names_with_graph,
     walk,
 )
-from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG109"
@@ -81,6 +82,9 @@ _HARMLESS = frozenset(
 
 def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
+        passed = _passed_to_create_graph(program, call)
+        if passed is not None and _is_only_read(program, call.node):
+            yield _unneeded(passed)
         argument = keyword(call.node, "create_graph")
         if argument is None or not is_true(argument):
             continue
@@ -93,24 +97,43 @@ def check(program: Program) -> Iterator[Problem]:
                 "you need no second derivative",
             )
         elif (call.name or "").endswith("autograd.grad") and not _may_be_differentiated(program, call):
-            yield Problem(
-                node=argument,
-                message="`create_graph=True` keeps all activations and the graph of the gradients alive, but nothing "
-                "computes a second derivative",
-                help="Remove `create_graph=True`. If another backward pass uses the same loss, write "
-                "`retain_graph=True`",
-            )
+            yield _unneeded(argument)
 
 
-def _may_be_differentiated(program: Program, call: CallFact) -> bool:
+def _unneeded(argument: cst.Arg) -> Problem:
+    return Problem(
+        node=argument,
+        message="`create_graph=True` keeps all activations and the graph of the gradients alive, but nothing "
+        "computes a second derivative",
+        help="Remove `create_graph=True`. If another backward pass uses the same loss, write `retain_graph=True`",
+    )
+
+
+def _passed_to_create_graph(program: Program, call: CallFact) -> cst.Arg | None:
+    """Return the argument True that a function of this file passes on as `create_graph`."""
+    if call.local is None:
+        return None
+    given = {name: each for name, each in call.local.receives(call.node) if is_true(each)}
+    if not given:
+        return None
+    for inner in program.calls:
+        argument = keyword(inner.node, "create_graph") if inner.function is call.local else None
+        if argument is not None and (inner.name or "").endswith("autograd.grad"):
+            return given.get(dotted(argument.value) or "")
+    return None
+
+
+def _may_be_differentiated(program: Program, call: CallFact, depth: int = 0) -> bool:
     """Return True if another backward pass, or other code, may use the gradients with their graph."""
     function = call.function
+    if _is_only_read(program, call.node):
+        return False
     names = _derived_names(program, call)
     if names is None:
         return True
     if any(
         names & names_with_graph(each) and _may_have_graph(program, each) for each in function.returned_nodes
-    ):
+    ) and not _is_only_evaluated(program, function, depth):
         return True
     if any(
         isinstance(node, cst.Yield) and names & names_with_graph(node)
@@ -123,6 +146,36 @@ def _may_be_differentiated(program: Program, call: CallFact) -> bool:
         other.function is function and other is not call and _may_differentiate(program, other, names)
         for other in program.calls
     )
+
+
+def _is_only_read(program: Program, node: cst.CSTNode) -> bool:
+    """Return True for `slopes(x).norm().tolist()`, which reads the numbers of a result."""
+    parent = program.parent.get(node)
+    while isinstance(parent, (cst.Attribute, cst.Call, cst.Subscript)):
+        if isinstance(parent, cst.Call) and parent.func is not node:
+            return False
+        if isinstance(parent, cst.Attribute) and parent.attr.value in {"item", "tolist", "detach", "numpy"}:
+            return True
+        node, parent = parent, program.parent.get(parent)
+    return False
+
+
+def _is_only_evaluated(program: Program, function: Function, depth: int) -> bool:
+    """Return True if only evaluations call a function, and none of them computes a second derivative."""
+    calls = [each for each in program.calls if each.local is function]
+    return (
+        bool(calls)
+        and depth < _MAX_DEPTH
+        and function.name not in program.passed_names
+        and all(
+            EVALUATION_NAMES.search(each.function.name)
+            and not _may_be_differentiated(program, each, depth + 1)
+            for each in calls
+        )
+    )
+
+
+_MAX_DEPTH = 3
 
 
 def _derived_names(program: Program, call: CallFact) -> set[str] | None:
@@ -144,7 +197,8 @@ def _derived_names(program: Program, call: CallFact) -> set[str] | None:
                 if _reads_grad(program, call.function):
                     return None
                 continue  # p.grad = gradient, for the optimizer
-            if not call.function.owns(store.target) or "." in store.target:
+            is_rebound = store.how == "assign" and store.target in call.function.parameters
+            if "." in store.target or not (is_rebound or call.function.owns(store.target)):
                 return None
             names.add(store.target)
         for loop in program.loops:
@@ -185,6 +239,8 @@ def _may_differentiate(program: Program, call: CallFact, names: set[str]) -> boo
     if name.startswith(("torch.", "numpy.", "math.")) or last_name(name) in _HARMLESS:
         return False
     if call.receiver.is_tensor or call.receiver.kind is ValueKind.CONTAINER or call.method in _HARMLESS:
+        return False
+    if call.receiver.kind is ValueKind.CRITERION and call.local is None:
         return False
     return any(
         names & names_with_graph(argument.value) and (value.has_graph or value.kind is ValueKind.UNKNOWN)

@@ -1,0 +1,218 @@
+"""Finds caches that keep a result of a model for every request, session or text, for LG101. Nothing removes old entries, so a
+service that runs for days fills its GPU."""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.collected.additions import is_visible
+from legroom.diagnose.lint.collected.new_keys import key_of, key_repeats
+from legroom.diagnose.lint.collected.on_gpu import moves_to_host
+from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
+from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.releases import is_length_limited
+from legroom.diagnose.lint.flow.steps import is_in_step_code
+from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
+    dotted,
+    is_call_of,
+    is_true,
+    keyword,
+    last_name,
+    method_name,
+    names_in,
+    receiver,
+    root,
+)
+from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
+from legroom.diagnose.lint.rule import Problem
+
+_MAX_DEPTH = 10
+_TEXT = r"caption|prompt|text|sentence|query|question|utterance|message|url"
+_TEXTS = re.compile(rf"(?:^|_)(?:{_TEXT})$", re.IGNORECASE)
+_REQUESTS = re.compile(
+    rf"(?:^|_)(?:{_TEXT}|session|user|request|client|conversation|customer|visitor)$"
+    r"|^(?:session|user|request|client|chat|conversation|job|image|doc|document|customer|thread|item|video|clip)_?id$|^uid$",
+    re.IGNORECASE,
+)
+"""Names of keys that are new with each request or text."""
+_NEW_DICTS = {"dict", "OrderedDict", "defaultdict"}
+
+
+def kept_for_requests(program: Program) -> Iterator[Problem]:
+    """Find `self.sessions[session_id] = features` and `self.audit.append({"id": request_id, "scores": scores})`."""
+    if not program.uses_gpu:
+        return
+    for store in program.stores:
+        key = _request_of(program, store)
+        if key is None or not _is_unbounded(program, store) or is_used_in_backward(program, store.target):
+            continue
+        if store.value.has_graph:
+            if not is_in_step_code(program, store) or (store.how == "item" and not store.mapping):
+                yield Problem(
+                    node=store.expression,
+                    message=f"`{store.target}` keeps a result with its autograd graph for every `{key}`, and nothing removes "
+                    "old entries",
+                    help="Run the model in `torch.no_grad()`, and limit the number of entries or copy each to host memory",
+                )
+        elif store.how == "item" and _is_output(program, store.expression, store.function, store.order):
+            yield Problem(
+                node=store.expression,
+                message=f"`{store.target}` keeps a result on the GPU for every `{key}`, and nothing removes old entries",
+                help="Limit the number of entries, or copy each entry to host memory: add `.cpu()`",
+            )
+
+
+def _request_of(program: Program, store: StoreFact) -> str | None:
+    """Return the name of the key under which a value is stored, if each request has a new key."""
+    function = store.function
+    if isinstance(function.node, cst.Module) or function.name in {"__init__", "__post_init__"}:
+        return None
+    if function.owns(store.target) or program.is_module_class(function.class_name) or store.value.host:
+        return None
+    if store.how == "append" and store.value.has_graph:
+        return next((name for name in function.parameters if _REQUESTS.search(name)), None)
+    if store.how != "item" or not store.varying_key or not isinstance(store.node, cst.Assign):
+        return None
+    known = _TEXTS if is_in_step_code(program, store) and not store.value.has_graph else _REQUESTS
+    key = key_of(store)
+    if any(key_repeats(program, each) for each in key):
+        return None
+    return next((name for each in key for name in _sources(program, store, each) if known.search(name)), None)
+
+
+def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
+    """Return the last names of the variables that a key is made of, also through one assignment and one argument."""
+    names = sorted(names_in(key))
+    made = [
+        each.expression
+        for each in program.stores
+        if each.target in names and each.function is store.function and each.how == "assign"
+    ]
+    bound = [
+        loop.node.iter
+        for loop in store.loops
+        if isinstance(loop.node, cst.For) and not loop.bound.isdisjoint(names)
+    ]
+    made += [
+        each.iter
+        for node in bound
+        for made_by in program.stores
+        if made_by.target in names_in(node) and isinstance(made_by.expression, cst.ListComp)
+        for each in (made_by.expression.for_in,)
+    ]
+    found = [*names, *(name for each in (*made, *bound) for name in sorted(names_in(each)))]
+    return [name for path in found for name in (last_name(path), last_name(path).removesuffix("s"))]
+
+
+def _is_unbounded(program: Program, store: StoreFact) -> bool:
+    """Return True if the file creates a plain dict or list, and never removes an entry, limits its length or passes it on."""
+    if store.bounded or is_length_limited(program, store):
+        return False
+    known = program.classes.get(store.function.class_name or "")
+    is_thread = known is not None and all(last_name(base) in {"Thread", "ABC"} for base in known.bases)
+    if not is_thread and not is_visible(program, store):
+        return False
+    name = last_name(store.target)
+    if any(last_name(each.target) == name for each in program.releases):
+        return False
+    made = [each for each in program.stores if last_name(each.target) == name and each.how == "assign"]
+    if any(each.function.name and each.function.name != "__init__" for each in made):
+        return False
+    if not made and f"{name}: " not in program.text:
+        return False
+    if any(not _is_new_container(each.expression) for each in made):
+        return False
+    for node in program.nodes:
+        if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:
+            continue
+        parent = program.parent.get(node)
+        if isinstance(parent, cst.Attribute) and parent.attr is node:
+            continue
+        if isinstance(parent, cst.Arg) and not _only_reads(program.parent.get(parent)):
+            return False
+        if any(isinstance(each, cst.Comparison) for each in _measuring(program, node)):
+            return False
+    return True
+
+
+def _is_new_container(node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.Call):
+        return last_name(dotted(node.func) or "") in _NEW_DICTS
+    return isinstance(node, (cst.Dict, cst.List)) and not node.elements
+
+
+def _only_reads(call: cst.CSTNode | None) -> bool:
+    names = ("len", "list", "sorted", "sum", "max", "min", "print", "any", "all", "enumerate", "tuple")
+    return call is not None and any(is_call_of(call, name) for name in names)
+
+
+def _measuring(program: Program, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield the expressions around `len(cache)`."""
+    argument = program.parent.get(node)
+    call = program.parent.get(argument) if isinstance(argument, cst.Arg) else None
+    if call is not None and is_call_of(call, "len"):
+        for each in program.ancestors(call):
+            if isinstance(each, cst.BaseStatement):
+                return
+            yield each
+
+
+def _is_output(
+    program: Program, node: cst.BaseExpression, function: Function, order: int, depth: int = 0
+) -> bool:
+    """Return True if an expression is the output of a model on the GPU, or is a part of it."""
+    value = program.value(node)
+    if depth > _MAX_DEPTH or value.host or value.kind is ValueKind.PLAIN:
+        return False
+    parts = contained_parts(node)
+    if parts:
+        return any(_is_output(program, each, function, order, depth + 1) for each in parts)
+    if isinstance(node, cst.Call):
+        return _is_output_of_call(program, node, function, order, depth)
+    if isinstance(node, cst.Subscript) or (
+        isinstance(node, cst.Attribute)
+        and node.attr.value not in NUMBER_ATTRIBUTES
+        and root(dotted(node) or "") != "self"
+    ):
+        return _is_output(program, node.value, function, order, depth + 1)
+    path = dotted(node)
+    made = [
+        each
+        for each in program.stores
+        if each.target == path and each.function is function and each.how == "assign" and each.order < order
+    ]
+    if made:
+        last = made[-1]
+        return not last.value.host and _is_output(program, last.expression, function, last.order, depth + 1)
+    for loop in program.loops:
+        if loop.function is function and path in loop.bound and isinstance(loop.node, cst.For):
+            sources = loop.node.iter.args if is_call_of(loop.node.iter, "zip") else ()  # type: ignore[attr-defined]
+            return any(_is_output(program, each.value, function, loop.first, depth + 1) for each in sources)
+    return path in function.parameters and any(
+        _is_output(program, argument.value, site.caller, program.order[site.call], depth + 1)
+        for site in function.call_sites
+        for name, argument in function.receives(site.call)
+        if name == path
+    )
+
+
+def _is_output_of_call(program: Program, node: cst.Call, function: Function, order: int, depth: int) -> bool:
+    called: CallFact | None = next((each for each in program.calls if each.node is node), None)
+    if called is None or moves_to_host(node) or method_name(node) in {"cpu", "numpy", "tolist", "item"}:
+        return False
+    if method_name(node) == "encode" and is_true(keyword(node, "convert_to_tensor")):
+        return True
+    if called.local is not None and called.receiver.kind is not ValueKind.MODEL:
+        return any(
+            _is_output(program, each, called.local, program.order[each], depth + 1)
+            for each in called.local.returned_nodes
+        )
+    if called.receiver.kind is ValueKind.MODEL:
+        return called.result.is_tensor or called.result.kind in (ValueKind.CONTAINER, ValueKind.UNKNOWN)
+    inner = receiver(node)
+    if inner is None or not called.result.is_tensor:
+        return False
+    return _is_output(program, inner, function, order, depth + 1)
