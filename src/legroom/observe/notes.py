@@ -22,6 +22,11 @@ COMMUNICATION_EXCLUDED = (
 COMMUNICATION_BYTES = 556 * 2**20
 """The device memory that the first all-reduce adds, as measured by `bench/accuracy/measure_cases.py context`."""
 
+ONE_STEP = (
+    "Only one optimizer step was traced. Later steps start with the optimizer state allocated, so they may need more "
+    "memory or a smaller batch size."
+)
+
 CUDNN_CRASHED = (
     "cuDNN crashed when it was queried. The affected convolutions use recorded or predicted workspace sizes instead. `LEGROOM_CUDNN=off` skips "
     "the query."

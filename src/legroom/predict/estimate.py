@@ -8,7 +8,7 @@ from legroom import schemas
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
-from legroom.observe.notes import COMMUNICATION, COMMUNICATION_EXCLUDED
+from legroom.observe.notes import COMMUNICATION, COMMUNICATION_EXCLUDED, ONE_STEP
 from legroom.predict.fit import FitVerdict, non_torch_bytes, replay, safe_reserved, verdict
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.units import format_size
@@ -132,6 +132,8 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
         COMMUNICATION_EXCLUDED if note == COMMUNICATION and trace.gpu.is_size else note
         for note in trace.notes
     ]
+    if trace.lacks_second_step:
+        notes.insert(0, ONE_STEP)
     if is_validation:
         notes.append(
             "The validation needs more memory than the training. Reduce the batch size of the validation"

@@ -8,6 +8,7 @@ from torch import nn
 
 import legroom
 from legroom.errors import UsageError
+from legroom.observe.notes import ONE_STEP
 from legroom.predict.fit import replay
 from legroom.units import MiB
 
@@ -231,3 +232,22 @@ def test_flex_attention_is_traced():
     result = legroom.estimate(lambda x: loss(x).backward(), torch.ones(2, 64, 32), gpu="8GiB", search=False)
 
     assert result.peak_allocated >= 2 * 64 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "is_noted"),
+    [(torch.optim.AdamW, 1, True), (torch.optim.AdamW, 2, False), (torch.optim.SGD, 1, False)],
+)
+def test_a_single_step_of_an_optimizer_with_state_is_noted(
+    optimizer: type[torch.optim.Optimizer], steps: int, is_noted: bool
+) -> None:
+    result = legroom.estimate(
+        nn.Linear(64, 64),
+        torch.zeros(8, 64),
+        gpu="1GiB",
+        optimizer=lambda parameters: optimizer(parameters, lr=0.1),
+        steps=steps,
+        search=False,
+    )
+    assert (ONE_STEP in result.notes) == is_noted
+    assert result.as_json()["notes"] == list(result.notes)

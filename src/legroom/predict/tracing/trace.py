@@ -66,6 +66,19 @@ class Trace:
     is_partial: bool = False
     """True if the trace was stopped before a training step was complete."""
 
+    @property
+    def lacks_second_step(self) -> bool:
+        """True if the first step allocated optimizer state, and no later step was traced or is added by `requests`."""
+        return (
+            self.trains
+            and self.first_batch is None
+            and sum(type(event) is Step for event in self.events) == 1
+            and any(
+                isinstance(event, Alloc | Tag) and event.category is Category.OPTIMIZER_STATE
+                for event in self.events
+            )
+        )
+
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
         """Return all requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
