@@ -100,8 +100,11 @@ def write_forest(path: Path, formulas: Sequence[list[str]], forests: Sequence[Se
                 used.setdefault(feature, set()).add(_threshold(feature, value))
     thresholds = [sorted(used.get(feature, ())) for feature in range(max(used, default=-1) + 1)]
     numbers = [{value: number for number, value in enumerate(values)} for values in thresholds]
-    planes = np.array([value for values in thresholds for value in values], "<f4").view("u1").reshape(-1, 4)
-    columns: list[Any] = [planes[:, place].copy() for place in range(4)]
+    floats = np.array([value for values in thresholds for value in values], "<f4")
+    first, second = floats.view("u1").reshape(-1, 4).T[:2].copy()
+    upper = [np.array(values, "<f4").view("<u2")[1::2] for values in thresholds]
+    differences = [np.diff(one, prepend=np.uint16(0)) for one in upper]
+    columns: list[Any] = [first, second, np.concatenate([*differences, np.array([], "<u2")])]
     headers = []
     for names, trees, nodes in zip(formulas, forests, forests_by_level, strict=True):
         inner = [

@@ -7,6 +7,7 @@ log the kernels that it skips without a GPU.
 """
 
 import json
+import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -178,8 +179,7 @@ def _forests() -> dict[ConvOperation, _Forest]:
     file = decompress(FOREST)
     counts = json.loads(file.readline())
     headers = [ForestHeader(*json.loads(file.readline())) for _ in OPERATIONS]
-    values = _read_thresholds(file, sum(counts))
-    thresholds = [values[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+    thresholds = _read_thresholds(file, counts)
     found: dict[ConvOperation, _Forest] = {}
     for operation, header in zip(OPERATIONS, headers, strict=True):
         inner_count = sum(header.feature_counts)
@@ -200,9 +200,18 @@ def _read_bits(file: BytesIO, count: int) -> str:
     return f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"[:count]
 
 
-def _read_thresholds(file: BytesIO, count: int) -> Sequence[float]:
-    """Read floats whose first, second, third and fourth bytes are stored separately, because that compresses better."""
-    interleaved = bytearray(4 * count)
-    for place in range(4):
-        interleaved[place::4] = file.read(count)
-    return read_array(BytesIO(interleaved), "f", count)
+def _read_thresholds(file: BytesIO, counts: Sequence[int]) -> list[Sequence[float]]:
+    """Read the thresholds of each feature. For better compression, the first and the second bytes of the floats are stored
+    separately, and the upper halves as differences, because thresholds are sorted.
+    """
+    total = sum(counts)
+    interleaved = bytearray(4 * total)
+    interleaved[0::4], interleaved[1::4] = file.read(total), file.read(total)
+    upper = array("H")
+    for count in counts:
+        upper.extend(accumulate(read_array(file, "H", count)))
+    if sys.byteorder == "big":
+        upper.byteswap()
+    interleaved[2::4], interleaved[3::4] = upper.tobytes()[0::2], upper.tobytes()[1::2]
+    floats = BytesIO(interleaved)
+    return [read_array(floats, "f", count) for count in counts]
