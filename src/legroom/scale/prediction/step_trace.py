@@ -173,10 +173,11 @@ def outside_virtual_gpu(function: Callable[[], T]) -> T:
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         data = pipe.read()
-    os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not data:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise LegroomError(
-            "The process that predicts memory exited without a result. Check that enough host memory is free."
+            f"The process that predicts memory exited without a result ({how}). Check that enough host memory is free."
         )
     succeeded, result = pickle.loads(data)
     if not succeeded:

@@ -137,7 +137,7 @@ class StudyProcess:
             pipe = _connect(server)
         except OSError:
             raise ServerGone(
-                "The process that starts trials was killed, possibly because the machine ran out of memory. "
+                "The process that starts trials has exited, and its exit code is unknown. Check that enough host memory is free. "
                 "Completed trials are saved. Resume the study to continue."
             ) from None
         number = 0

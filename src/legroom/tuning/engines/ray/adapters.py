@@ -8,6 +8,7 @@ copied checkpoint) is a new trial for Ray.
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -18,6 +19,7 @@ from legroom.errors import LegroomError
 from legroom.tuning.engines.ray import workers
 from legroom.tuning.engines.ray.channel import TASKS
 from legroom.tuning.engines.ray.trial import kill_process, read_result
+from legroom.tuning.engines.ray.worker_exits import exit_reason
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.study_runner import StudyRunner
 from legroom.tuning.trial.process import TrialExit
@@ -118,15 +120,19 @@ class DispatchScheduler(FIFOScheduler):
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        # Exceptions of the function are handled in the worker. Ray does not pass the reason for a worker's exit to
-        # the scheduler.
-        end = TrialExit(
-            state=TrialState.FAILED,
-            reason="The process exited without a result. The process was killed, possibly because the "
-            "machine ran out of memory",
-        )
+        # Exceptions of the function are handled in the worker. Ray writes the reason for a worker's exit to a file.
+        end = TrialExit(state=TrialState.FAILED, reason=exit_reason(_last_error(trial)))
         with self._shared.record_error():
             self._shared.dispatcher.ended(self._shared.numbers[trial.trial_id], end)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
+
+
+def _last_error(trial: Trial) -> str:
+    """Return the message of the last error of a trial, or "" if it is unknown."""
+    try:
+        text = Path(trial.error_file or "").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    return text.rpartition("Failure # ")[2]

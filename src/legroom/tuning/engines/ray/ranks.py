@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.tuning.engines.ray.channel import TuneChannel, adapt_to_worker
+from legroom.tuning.engines.ray.worker_exits import exit_reason
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.trial.process import TrialExit, TrialTask, run_trial
 from legroom.tuning.trial.ranks import Answers, RankGroup
@@ -125,10 +126,7 @@ def _receive(reference: Any, rank: int) -> ReportMessage | TrialExit:
 
     try:
         message: ReportMessage | TrialExit = ray.get(reference)
-    except RayError:
-        reason = (
-            f"The process of rank {rank} exited without a result. The process was killed, possibly because "
-            "the machine ran out of memory"
-        )
+    except RayError as error:
+        reason = exit_reason(str(error), f"The process of rank {rank}")
         return TrialExit(state=TrialState.FAILED, reason=reason)
     return message

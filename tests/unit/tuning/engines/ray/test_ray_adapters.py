@@ -1,6 +1,7 @@
 """The searcher and scheduler for Ray Tune, with a fake dispatcher and without Ray."""
 
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,12 +114,44 @@ def test_the_dispatcher_learns_how_the_function_ended() -> None:
     assert dispatcher.calls == [(7, TrialState.FAILED, "ValueError: x, train.py:3")]
 
 
-def test_a_dead_worker_is_a_failed_trial() -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits unexpectedly. Worker exits with an exit code 4.",
+            "The process exited without a result (exit code 4)",
+        ),
+        (
+            "Task was killed due to the node running low on memory.",
+            "The process was killed by Ray, because the machine ran low on memory",
+        ),
+        ("The actor is dead because it was killed by `ray.kill`.", "The process was killed with `ray.kill`"),
+        (
+            "Worker unexpectedly exits with a connection error code 2. End of file.",
+            "The process exited without a result. Ray does not report the exit code or the signal. Common causes are `os._exit`, "
+            "a crash in native code, and a machine that ran out of memory",
+        ),
+    ],
+)
+def test_a_dead_worker_is_a_failed_trial_with_the_reason_that_ray_reports(
+    error: str, reason: str, tmp_path: Path
+) -> None:
     dispatcher = FakeDispatcher()
-    DispatchScheduler(shared_state(dispatcher)).on_trial_error(None, trial())
+    dead = trial()
+    file = tmp_path / "error.txt"
+    file.write_text(f"Failure # 1 (occurred at noon)\nexit code 9\nFailure # 2 (occurred later)\n{error}\n")
+    dead.error_file = str(file)
+    DispatchScheduler(shared_state(dispatcher)).on_trial_error(None, dead)
+    assert dispatcher.calls == [(7, TrialState.FAILED, reason)]
+
+
+def test_a_dead_worker_without_a_reported_reason_is_a_failed_trial() -> None:
+    dispatcher = FakeDispatcher()
+    dead = trial()
+    dead.error_file = None
+    DispatchScheduler(shared_state(dispatcher)).on_trial_error(None, dead)
     (call,) = dispatcher.calls
-    assert call[:2] == (7, TrialState.FAILED)
-    assert call[2].startswith("The process exited without a result")
+    assert call[2].startswith("The process exited without a result. Ray does not report")
 
 
 def test_the_original_error_is_kept_when_ray_wraps_it() -> None:

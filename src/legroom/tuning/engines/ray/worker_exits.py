@@ -1,0 +1,24 @@
+"""Describes why a worker of Ray died, as far as Ray reports it.
+
+Ray reports the exit code of a worker that ends the interpreter (`sys.exit`), but neither the code of `os._exit` nor a
+signal.
+"""
+
+import re
+
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+
+
+def exit_reason(error: str, process: str = "The process") -> str:
+    """Return a sentence for the error message of Ray, without a full stop."""
+    code = _EXIT_CODE.search(error)
+    if code is not None:
+        return f"{process} exited without a result (exit code {code[1]})"
+    if "running low on memory" in error:
+        return f"{process} was killed by Ray, because the machine ran low on memory"
+    if "ray.kill" in error:
+        return f"{process} was killed with `ray.kill`"
+    return (
+        f"{process} exited without a result. Ray does not report the exit code or the signal. Common causes are `os._exit`, a "
+        "crash in native code, and a machine that ran out of memory"
+    )
