@@ -30,6 +30,7 @@ from legroom.observe.holders.python_names import (
     locals_of,
 )
 from legroom.observe.source.files import built_at, function_at
+from legroom.observe.source.storing_lines import find_usage
 from legroom.observe.source.user_files import is_user_file
 
 MAX_LEVELS = 12
@@ -275,7 +276,7 @@ class _Search:
                 root = Root(closing, code.co_filename, code.co_name, line, "cycle")
                 return describe_path(root, [target], self._created_in)
             path = self._path_of_instance(item)
-            owner = type(item)
+            owner, closing = _completing_attribute(item, closing)
             classes = frozenset(each.__name__ for each in owner.__mro__)
             return path._replace(stored_as=closing, is_attribute=True, file=file_of(owner), classes=classes)
         named = [item for item in candidates if attributes_of(item) is not None]
@@ -306,22 +307,52 @@ def _closes_cycle(owner: Any) -> str | None:
     return next((name for name, value in attributes.items() if _references(value, owner)), None)
 
 
+def _completing_attribute(owner: Any, name: str) -> tuple[type, str]:
+    """Return the attribute whose assignment completes the cycle that starts with the attribute `name` of `owner`, and the
+    class of the object that has the attribute. A constructor assigns a reference to the object that it receives
+    (`self.parent = parent`) before the new object is assigned (`self.child = Child(self)`)."""
+    attributes = [(type(owner), name)]
+    chain = [owner, *_chain_to((attributes_of(owner) or {}).get(name), owner)]
+    for position, item in enumerate(chain[1:-1], start=1):
+        following = chain[position + 1 : position + 3]  # the namespace of an object may be between them
+        held = attributes_of(item) or {}
+        attributes += [
+            (type(item), key) for key, value in held.items() if any(value is one for one in following)
+        ]
+    for kind, attribute in attributes:
+        classes = frozenset(each.__name__ for each in kind.__mro__)
+        usage = find_usage(attribute, is_attribute=True, file=file_of(kind), classes=classes)
+        if any(each.constructs for each in usage.statements):
+            return kind, attribute
+    return attributes[0]
+
+
 def _references(value: Any, owner: Any) -> bool:
     """Return whether `value` is `owner` or references it through a few other objects."""
+    return bool(_chain_to(value, owner))
+
+
+def _chain_to(value: Any, owner: Any) -> list[Any]:
+    """Return the objects from `value` to `owner`, or an empty list if `value` does not reference `owner`."""
     seen: set[int] = set()
-    level = [value]
+    levels = [[value]]
     for _ in range(MAX_CYCLE_LENGTH):
-        if any(each is owner for each in level):
-            return True
-        seen.update(map(id, level))
+        if any(each is owner for each in levels[-1]):
+            chain = [owner]
+            for level in reversed(levels[:-1]):
+                chain.append(
+                    next(each for each in level if any(one is chain[-1] for one in gc.get_referents(each)))
+                )
+            return chain[::-1]
+        seen.update(map(id, levels[-1]))
         if len(seen) > MAX_CYCLE_OBJECTS:
-            return False
-        level = [
+            return []
+        levels.append([
             each
-            for each in gc.get_referents(*level)
+            for each in gc.get_referents(*levels[-1])
             if id(each) not in seen and not isinstance(each, _NOT_IN_CYCLES)
-        ]
-    return False
+        ])  # fmt: skip
+    return []
 
 
 def _is_of_user(item: Any) -> bool:

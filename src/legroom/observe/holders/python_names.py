@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.observe.source.loaded_modules import module_namespaces
+from legroom.observe.source.loaded_modules import module_namespaces, user_modules
 from legroom.observe.source.user_files import is_user_file
 
 CONTAINERS = (list, dict, tuple, set, frozenset, deque)
@@ -78,9 +78,19 @@ class Variables:
             frame = frame.f_back
 
     def _read_context(self, file: str | None) -> None:
-        """Read the values of context variables, which the garbage collector does not track."""
+        """Read the values of context variables, which the garbage collector does not track. `file` is used if no module
+        has a global variable for the context variable."""
         for variable, value in contextvars.copy_context().items():
-            self.locals.setdefault(id(value), []).append(Root(variable.name, file, "", 0, "variable"))
+            name, defined_in = next(
+                (
+                    (name, path)
+                    for path, module in user_modules()
+                    for name, each in list(vars(module).items())
+                    if each is variable
+                ),
+                (variable.name, file),
+            )
+            self.locals.setdefault(id(value), []).append(Root(name, defined_in, "", 0, "variable"))
             del value
 
     def others(self, root: Root, item: Any) -> list[Root]:

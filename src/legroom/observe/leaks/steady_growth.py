@@ -15,6 +15,7 @@ from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.graph_ages import with_graph
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import bytes_of, other_views
+from legroom.observe.leaks.running_calls import is_local_to_call
 from legroom.observe.leaks.survivors import ALL_SIZES, SurvivorHistory
 from legroom.observe.leaks.suspects import (
     COLLECTED_RESULTS,
@@ -23,7 +24,6 @@ from legroom.observe.leaks.suspects import (
     Suspect,
     Targets,
     is_collectable,
-    is_local_to_call,
     is_prepared_for_training,
     is_read,
     is_sequence,

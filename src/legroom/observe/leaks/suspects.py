@@ -7,7 +7,6 @@ end. A cache that checks for a key before it stores a value may stop growing.
 """
 
 import gc
-import inspect
 import sys
 import time
 import weakref
@@ -21,9 +20,10 @@ import torch
 from legroom.memory.detected_leak import DetectedLeak, LeakHolder, LeakKind
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
-from legroom.observe.holders.python_names import Variables, locals_of
+from legroom.observe.holders.python_names import Variables
 from legroom.observe.leaks.graph_ages import GraphPart
 from legroom.observe.leaks.named_sizes import NamedTensor
+from legroom.observe.leaks.running_calls import is_local_to_call
 from legroom.observe.source import storing_lines
 from legroom.observe.source.files import (
     built_at,
@@ -257,6 +257,8 @@ def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatem
         return []  # the cached function itself is named
     usage = usage._replace(statements=tuple(each for each in usage.statements if is_user_file(each.file)))
     candidates = usage.candidates(path.keys)
+    if path.how == "cycle":
+        return candidates[::-1]  # the last of several assignments completes the cycle
     if path.filled_by_iterator:
         nested = [each for each in usage.statements if each.uses_itself]
         return nested or [each for each in usage.statements if each.replaces] or candidates
@@ -463,44 +465,3 @@ def is_fed_back(
     if named.is_attribute and usage.may_reset:
         return True
     return statement is not None and is_passed_in_loop(named.stored_as, statement.file, statement.line)
-
-
-def is_owned_by_call(owner: int) -> bool:
-    """Return whether an object is the value of a local variable of a function that is called, directly or indirectly, from
-    a loop. An argument belongs to the caller."""
-    frame: FrameType | None = sys._getframe(1)
-    inside = False
-    while frame is not None:
-        code = frame.f_code
-        if is_user_file(code.co_filename):
-            if inside and is_in_loop(code.co_filename, frame.f_lineno or 0):
-                return True
-            if code.co_flags & inspect.CO_OPTIMIZED:
-                arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-                inside = inside or any(
-                    id(value) == owner and name not in arguments for name, value in locals_of(frame)
-                )
-        frame = frame.f_back if code.co_name != "<module>" else None
-    return False
-
-
-def is_local_to_call(root: StoredName | NamedTensor) -> bool:
-    """Return whether a local variable belongs to a function that is called, directly or indirectly, from a loop. Such a
-    variable is freed when the call ends.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    inside = from_enclosing = False
-    while frame is not None:
-        code = frame.f_code
-        if inside and is_user_file(code.co_filename) and is_in_loop(code.co_filename, frame.f_lineno or 0):
-            return True
-        owns_it = root.name in code.co_cellvars if from_enclosing else code.co_name == root.function
-        if not inside and owns_it and code.co_filename == root.file:
-            if root.name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-                return False  # an argument such as `self` belongs to the caller
-            # A comprehension or an inner function may use a variable of the enclosing function.
-            from_enclosing = root.name in code.co_freevars
-            inside = not from_enclosing
-        # The code that runs the script is not a loop of the script.
-        frame = frame.f_back if code.co_name != "<module>" else None
-    return False

@@ -31,6 +31,7 @@ from legroom.observe.leaks.live_objects import (
     trained_parameters_and_buffers,
 )
 from legroom.observe.leaks.named_sizes import NamedTensor, named_sizes
+from legroom.observe.leaks.running_calls import is_local_to_call, is_owned_by_call
 from legroom.observe.leaks.steady_growth import (
     MAX_ENSEMBLE,
     NUMBER_BYTES,
@@ -50,8 +51,6 @@ from legroom.observe.leaks.suspects import (
     holder_being_built,
     is_collectable,
     is_fed_back,
-    is_local_to_call,
-    is_owned_by_call,
     is_prepared_for_training,
     is_read,
     is_sequence,

@@ -12,6 +12,7 @@ from legroom.observe.source.files import COMPREHENSIONS, FUNCTIONS, LOOPS, own_n
 from legroom.observe.source.names import SourceName
 from legroom.observe.source.statements import LengthCheck, Occurrence, PassedArgument, StoringStatement
 from legroom.observe.source.syntax import (
+    STORING_METHODS,
     assigns_local,
     branches,
     called_name,
@@ -21,20 +22,18 @@ from legroom.observe.source.syntax import (
     is_concatenation,
     is_consumed,
     is_empty,
+    is_in_place,
     is_incremented,
     is_number,
     is_slice,
     is_zero_or_one,
     literal_keys,
     pairs_of,
+    parts_of,
     replaces_contents,
     wraps_around,
 )
 
-_STORING_METHODS = {
-    "append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait",
-    "push", "write", "store", "register", "record", "log", "heappush", "insort", "insort_left", "insort_right",
-}  # fmt: skip
 _REMOVING_METHODS = frozenset({
     "pop", "popleft", "popitem", "clear", "remove", "discard", "get_nowait", "heappop", "heapreplace", "heappushpop",
 })  # fmt: skip
@@ -269,7 +268,9 @@ class NameReader:
                 concatenates = any(map(is_concatenation, computed))
                 self._store(node, [value], uses_itself=True, adds=not concatenates, concatenates=concatenates)
             else:
-                self._store(node, [value], replaces=True, constructs=called_name(value)[:1].isupper())
+                self._store(
+                    node, [value], replaces=True, constructs=called_name(value).lstrip("_")[:1].isupper()
+                )
         elif self._named.is_it(value) and not self._is_alias:
             for target in flat:
                 self._follow_alias(target)
@@ -336,11 +337,13 @@ class NameReader:
         if called in self._removing_methods and (of_name or first_is_name):
             occurrence = self._with_key(owner) if of_name else self._occurrence
             self.removals.append(occurrence._replace(removes_one=called != "clear"))
-        elif called in _STORING_METHODS and (of_name or first_is_name):
+        elif called in STORING_METHODS and (of_name or first_is_name):
             values = node.args[1:] if first_is_name and not of_name else node.args
             self._store(node, values, keys=literal_keys(owner))
-        elif of_name and called.endswith("_") and not called.endswith("__") and node.args:
-            # `total.add_(loss)`
+        elif of_name and (
+            is_in_place(node) or (called == "set" and any(map(self._named.is_it, parts_of(node))))
+        ):
+            # `total.add_(loss)`, `variable.set((*variable.get(), loss))`
             self._store(node, node.args, uses_itself=True, adds=True, keys=literal_keys(owner))
         elif self._feeding and of_name and node.args and called.startswith(_FEEDING_PREFIXES):
             self._store(node, node.args)
@@ -489,12 +492,3 @@ class NameReader:
     @property
     def _occurrence(self) -> Occurrence:
         return Occurrence(self._function, bool(self._loops))
-
-
-def is_storing_call(node: ast.AST) -> bool:
-    """Return whether a node is a call to a method that stores a value."""
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in _STORING_METHODS
-    )

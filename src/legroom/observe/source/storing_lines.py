@@ -26,9 +26,9 @@ from legroom.observe.source.files import (
     tree_of,
     user_files,
 )
-from legroom.observe.source.reader import NameReader, is_storing_call
+from legroom.observe.source.reader import NameReader
 from legroom.observe.source.statements import Occurrence, PassedArgument, StoringStatement
-from legroom.observe.source.syntax import called_name, literal_keys
+from legroom.observe.source.syntax import called_name, is_storing_call, literal_keys
 
 
 class NameUsage(NamedTuple):
@@ -442,7 +442,9 @@ def _combine(
         each for each in removals if each.function in calls.passed or not _is_of_other_key(each, keys, files)
     ]
     removals, limits = during_loop(removals), that_run(limits)
-    resets = that_run(each for reader in readers for each in reader.resets)
+    # `__del__` runs when the object is freed, so it does not reset an attribute of a live object.
+    found = [each for reader in readers for each in reader.resets if each.function != "__del__"]
+    resets = that_run(found)
     emptying = {each.function for each in (*removals, *resets, *limits)} - {""}
     checks = [check for reader in readers for check in reader.length_checks]
     repeatedly_reset = any(

@@ -257,3 +257,30 @@ def is_empty(value: ast.expr) -> bool:
 
 def is_number(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant | ast.JoinedStr) or called_name(value) in _NUMBERS
+
+
+def is_in_place(call: ast.Call) -> bool:
+    """Return whether a call passes a value to a method of a tensor that changes the tensor, as in `total.add_(loss)`."""
+    called = called_name(call)
+    return called.endswith("_") and not called.endswith("__") and bool(call.args)
+
+
+def parts_of(call: ast.Call) -> list[ast.expr]:
+    """Return all expressions in the positional arguments of a call."""
+    return [part for each in call.args for part in ast.walk(each) if isinstance(part, ast.expr)]
+
+
+STORING_METHODS = {
+    "append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait",
+    "push", "write", "store", "register", "record", "log", "heappush", "insort", "insort_left", "insort_right",
+}  # fmt: skip
+"""Methods and functions that store a value in a container."""
+
+
+def is_storing_call(node: ast.AST) -> bool:
+    """Return whether a node is a call to a method that stores a value."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in STORING_METHODS
+    )

@@ -1,5 +1,6 @@
 """Kinds of holders: replay memories, queues of the standard library, optimizers, reference cycles, numbers on the host."""
 
+import contextvars
 import gc
 import logging
 import logging.handlers
@@ -171,6 +172,47 @@ def test_a_cycle_of_parent_and_child_is_reported_at_the_line_that_closes_it() ->
     assert (leak.how, leak.name, leak.line) == ("cycle", "_Parent.value", keep.__code__.co_firstlineno + 2)
 
 
+class _Request:
+    def __init__(self) -> None:
+        self.response: _Response | None = None
+
+    def __del__(self) -> None:
+        self.response = None
+
+
+class _Response:
+    def __init__(self, request: _Request, value: Any) -> None:
+        self.request = request
+        self.value = value
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_cycle_is_reported_where_the_new_object_is_assigned_not_in_its_constructor() -> None:
+    def keep(step: int, loss: Any, output: Any) -> None:
+        request = _Request()
+        request.response = _Response(request, output.detach().clone())
+
+    (leak,) = leaks_of(keep, iterations=10)
+    assert (leak.how, leak.name, leak.line) == ("cycle", "_Response.value", keep.__code__.co_firstlineno + 2)
+
+
+class _Peer:
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+        self.other: _Peer | None = None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_cycle_of_two_equal_objects_is_reported_at_the_last_assignment() -> None:
+    def keep(step: int, loss: Any, output: Any) -> None:
+        first, second = _Peer(output.detach().clone()), _Peer()
+        first.other = second
+        second.other = first
+
+    (leak,) = leaks_of(keep, iterations=10)
+    assert (leak.how, leak.name, leak.line) == ("cycle", "_Peer.value", keep.__code__.co_firstlineno + 3)
+
+
 @pytest.mark.usefixtures("no_collector")
 def test_a_cycle_through_a_closure_names_the_attribute_with_the_function() -> None:
     def keep(step: int, loss: Any, output: Any) -> None:
@@ -246,3 +288,14 @@ def test_an_average_with_a_graph_is_named_by_its_attribute_not_by_a_variable_tha
     assert smooth.requires_grad
     assert found[0].name == ('averages["loss"].value' if in_dict else "average.value")
     assert found[0].function == "update"
+
+
+_losses: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("_losses", default=())
+
+
+def test_a_tuple_in_a_context_variable_is_reported_at_the_line_that_sets_it() -> None:
+    def keep(step: int, loss: Any, output: Any) -> None:
+        _losses.set((*_losses.get(), loss))
+
+    (leak,) = leaks_of(keep, iterations=20)
+    assert (leak.name, leak.line) == ("_losses", keep.__code__.co_firstlineno + 1)
