@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legroom.arguments import check_count
 from legroom.errors import UsageError
 from legroom.gpus.catalog import GpuSpec, find_gpu, real_gpu
 from legroom.gpus.machine import visible_gpus
@@ -60,6 +61,7 @@ def max_batch(
 
     With `safe`, the safe bound must fit too.
     """
+    check_count("multiple_of", multiple_of)
     traced = _Target(target, args, gpu, optimizer, 2)
     trace = traced.trace()
     if trace.batch_size is None:
@@ -115,7 +117,7 @@ class _Target:
                 raise UsageError("Pass a model and one batch: `legroom.estimate(model, batch, gpu='24GiB')`.")
         elif not callable(target):
             raise UsageError(f"Pass a model or a step function, not a {type(target).__name__}.")
-        self._target, self._args, self._steps = target, args, steps
+        self._target, self._args, self._steps = target, args, check_count("steps", steps)
         self._gpu = _default_gpu() if gpu is None else find_gpu(gpu)
         self._optimizer = optimizer or torch.optim.AdamW
 

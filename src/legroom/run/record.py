@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
+from legroom.arguments import check_path
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
@@ -224,7 +225,7 @@ class BlockRecording:
         overwritten only with `force=True`, and only if it is a capture.
         """
         finished = self._result
-        target = Path(path)
+        target = check_path("path", path)
         copy_capture(finished.path, target, force=force)
         finished.report = replace(finished.report, capture=str(target))
         return target

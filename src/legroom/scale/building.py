@@ -9,6 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader, Dataset
 
+from legroom.arguments import check_count
 from legroom.errors import UsageError
 from legroom.observe.virtual.single_rank import has_no_peers
 from legroom.scale.auto_strategy import StrategyChoice, cheapest
@@ -52,12 +53,8 @@ class ParallelOptions:
     def check(self) -> None:
         if self.schedule not in ("1f1b", "gpipe"):
             raise UsageError(f"schedule='{self.schedule}' is not valid. Use '1f1b' or 'gpipe'.")
-        if self.micro_batches is not None and (
-            not isinstance(self.micro_batches, int) or self.micro_batches < 1
-        ):
-            raise UsageError(
-                f"micro_batches={self.micro_batches!r} is not valid. Pass an integer of 1 or more."
-            )
+        if self.micro_batches is not None:
+            check_count("micro_batches", self.micro_batches)
         _check_batch(self.batch)
 
 

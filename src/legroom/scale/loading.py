@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from legroom.arguments import check_count
 from legroom.errors import UsageError
 from legroom.gpus.machine import processors
 from legroom.scale.shares import split_by_shares
@@ -172,8 +173,7 @@ def _checked_length(dataset: Any) -> int:
 
 
 def _check(batch_size: int, shares: Sequence[float], options: dict[str, Any]) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"batch_size={batch_size!r} is not valid. Pass an integer of 1 or more.")
+    check_count("batch_size", batch_size)
     active = sum(share > 0 for share in shares)
     if batch_size < active:
         raise UsageError(

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
+from legroom.arguments import check_positive
 from legroom.errors import UsageError
 from legroom.log import log
 from legroom.scale.auto_strategy import StrategyChoice
@@ -75,8 +76,8 @@ def parallel(
         raise UsageError(
             f"weight= is a {type(weight).__name__}. Pass a function that counts the elements of a batch."
         )
-    if clip_norm is not None and (isinstance(clip_norm, str) or not clip_norm > 0):
-        raise UsageError(f"clip_norm={clip_norm!r} is not valid. Pass a number above 0.")
+    if clip_norm is not None:
+        check_positive("clip_norm", clip_norm)
     strategy_name = _strategy_name(strategy)
     devices = setup_rank(read_world(os.environ))
     options = ParallelOptions(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legroom.arguments import check_count, check_names
 from legroom.errors import UsageError
 from legroom.train.guarding.batches.splitting import BatchArguments, concatenate_results, to_device
 from legroom.train.guarding.evaluation import Evaluation
@@ -58,6 +59,8 @@ def evaluate(
             "evaluate() expects a function that takes a batch as its third argument, not a "
             f"{type(function).__name__}."
         )
+    unsplit = frozenset(check_names("unsplit", unsplit, "['mask']"))
+    check_count("batch_dim", batch_dim, minimum=0)
     device = _device(model)
     function = function or (lambda *batch: _outputs(model, batch))
 
@@ -70,11 +73,11 @@ def evaluate(
     def batches() -> Iterator[tuple[Any, ...]]:
         for batch in loader:
             arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-            batch_sizes.append(BatchArguments(arguments, {}, batch_dim, frozenset(unsplit)).batch_size)
+            batch_sizes.append(BatchArguments(arguments, {}, batch_dim, unsplit).batch_size)
             yield arguments
 
     with _eval_mode(model), _ranks(model) as ranks:
-        evaluation = Evaluation(model, device, max_micro_batch_size, batch_dim, frozenset(unsplit), ranks)
+        evaluation = Evaluation(model, device, max_micro_batch_size, batch_dim, unsplit, ranks)
         for arguments in ranks.join(batches()):
             result = to_device(evaluation.evaluate(on_device, arguments, {}), _CPU)
             if len(results) < len(batch_sizes):  # otherwise a repeated batch, because other ranks have more

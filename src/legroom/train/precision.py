@@ -49,11 +49,18 @@ def precision(
     default."""
     if isinstance(kind, Precision):
         return kind
-    target = default_device() if device is None else torch.device(device)
+    target = default_device() if device is None else _device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("There is no CUDA device. Omit device=, or use a virtual GPU (legroom.VirtualGPU).")
     name, reason = chosen_precision(kind, target)
     return Precision(name, reason, target.type, init_scale=init_scale, on_finding=on_finding)
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (TypeError, RuntimeError):
+        raise UsageError("device= is not a valid device. Pass a string such as 'cuda' or 'cpu'.") from None
 
 
 class Precision:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from legroom.arguments import check_count, check_path
 from legroom.errors import MissingExtra, UsageError
 from legroom.observe.notes import COMMUNICATION_BYTES
 from legroom.tuning.callbacks import FunctionOfStudy, as_callback
@@ -145,7 +146,7 @@ def tune(
         ranks=ranks,
         time_budget=None if time_budget is None else parse_seconds(time_budget),
         seed=seed,
-        folder=Path(storage) if storage is not None else Path(f"{function.name}-study"),
+        folder=check_path("storage", storage) if storage is not None else Path(f"{function.name}-study"),
         shape_parameters=None if shape_parameters is None else frozenset(shape_parameters),
         points=points,
     )
@@ -308,8 +309,8 @@ def _check(
             "`address`, or use engine='ray'."
         )
     for name, count in counts.items():
-        if count is not None and (not isinstance(count, int) or count < 1):
-            raise UsageError(f"{name}={count} is not valid. Use an integer of 1 or more.")
+        if count is not None:
+            check_count(name, count)
     if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise UsageError(f"seed={seed} is not valid. Use an integer from 0 to {(1 << 32) - 1}.")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from legroom.arguments import check_path
 from legroom.errors import UsageError
 from legroom.tuning.api import EVERY, make_runner, read_any_space
 from legroom.tuning.job import TuneJob
@@ -60,7 +61,7 @@ class AskTell:
             sampler=sampler,
             trials=EVERY,
             seed=seed,
-            folder=Path(storage),
+            folder=check_path("storage", storage),
             points=tuple(points_to_evaluate),
         )
         self._runner = make_runner(self._job, resume, ())

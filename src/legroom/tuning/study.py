@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom import schemas
+from legroom.arguments import check_path
 from legroom.errors import MissingExtra, UsageError
 from legroom.tuning.job import TuneJob
 from legroom.tuning.memory.admission import TrialGpu
@@ -41,7 +42,7 @@ class Study:
     @classmethod
     def load(cls, folder: str | Path) -> "Study":
         """Load a study from its folder."""
-        facts, trials = read_study(Path(folder))
+        facts, trials = read_study(check_path("folder", folder))
         ends = [trial.ended for trial in trials if trial.ended is not None]
         return cls(
             metric=facts["metric"],
@@ -168,13 +169,13 @@ class Study:
         """Write a CSV file with one row per trial. A row contains configuration, value, steps, state, memory and reason."""
         rows = self.table
         names = list(dict.fromkeys(name for row in rows for name in row))
-        with open(path, "w", newline="", encoding="utf-8") as file:
+        with open(check_path("path", path), "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names)
             writer.writeheader()
             writer.writerows(rows)
 
     def to_json(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+        check_path("path", path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
 
     def as_json(self) -> dict[str, Any]:
         """Return all results, including the learning curves, for JSON output. NaN and infinity become None, because

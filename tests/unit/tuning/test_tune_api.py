@@ -28,8 +28,8 @@ FILE = Path(__file__).with_name("tuned_functions.py")
         ({"search": GridSampler}, r"search= is the class GridSampler. Pass an object: `GridSampler\(...\)`"),
         ({"scheduler": "hyperband"}, "Choose asha, median, pbt or none"),
         ({"engine": "slurm"}, "Unknown engine `slurm`. Choose auto, local, ray"),
-        ({"trials": 0}, "trials=0 is not valid. Use an integer of 1 or more"),
-        ({"parallel": "two"}, "parallel=two is not valid. Use an integer of 1 or more"),
+        ({"trials": 0}, "trials=0 is not valid. Pass an integer of 1 or more"),
+        ({"parallel": "two"}, "parallel='two' is not valid. Pass an integer of 1 or more"),
         ({"metric": 3}, "metric=3 is not valid. Use the name"),
         (
             {"address": "host:6379"},

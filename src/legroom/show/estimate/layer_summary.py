@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from legroom.arguments import check_names
 from legroom.errors import UsageError
 from legroom.predict.layers.shape_mismatch import ShapeMismatch, format_shape
 from legroom.predict.layers.summary import LayerRow, LayerSummary, summarize
@@ -38,7 +39,11 @@ def summary(
             "Pass a batch or a size: `legroom.summary(model, batch)` or `legroom.summary(model, input_size=(32, 3, 224, 224))`."
         )
     if input_size is not None:
-        sizes = [input_size] if _is_size(input_size) else list(input_size)
+        sizes = (
+            [input_size]
+            if _is_size(input_size)
+            else check_names("input_size", input_size, "(32, 3, 224, 224)")
+        )
         tensors = [torch.empty(*_checked(size), dtype=dtype, device="meta") for size in sizes]
         batch = tensors[0] if len(tensors) == 1 else (*tensors, None)
     elif _is_size(batch):

@@ -34,6 +34,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from legroom.arguments import check_count, check_path
 from legroom.errors import CheckpointError, UsageError
 from legroom.log import log
 from legroom.train.checkpoints import catalog, reading, saving
@@ -66,11 +67,10 @@ class Checkpoints:
         higher_is_better: bool = False,
         background: bool = False,
     ) -> None:
-        if keep is not None and keep < 1:
-            raise UsageError(f"keep={keep} would keep no checkpoint. Pass 1 or more, or None to keep all.")
-        if keep_best < 1:
-            raise UsageError(f"keep_best={keep_best} is not valid. Pass 1 or more.")
-        self.folder = Path(folder)
+        if keep is not None:
+            check_count("keep", keep, otherwise="None to keep all checkpoints")
+        check_count("keep_best", keep_best)
+        self.folder = check_path("folder", folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"{self.folder} is a file. Pass a folder for the checkpoints.")
         self._keep, self._metric, self._keep_best = keep, best, keep_best

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from legroom.arguments import check_names
 from legroom.diagnose.oom.recognize import ErrorClassification
 from legroom.errors import LegroomError, UsageError
 from legroom.train.guarding.checkpointing import checkpoint_blocks
@@ -40,6 +41,7 @@ class Fallbacks:
     """The allowed fallbacks in order. `active` contains the fallbacks in use."""
 
     def __init__(self, names: Sequence[FallbackName], model: nn.Module, device: torch.device) -> None:
+        names = check_names("fallbacks", names, "['checkpoint']")
         unknown = [name for name in names if name not in _FALLBACKS]
         if unknown:
             raise UsageError(

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import nn
 
+from legroom.arguments import check_count, check_names, check_positive
 from legroom.errors import UsageError
 from legroom.findings import Finding
 from legroom.log import log
@@ -113,7 +114,8 @@ class Guard:
         self.sizer = sizer or MicroBatchSizer(max_size=max_micro_batch_size)
         self._plan_cache = PlanCache(model, self.device, precision) if cache_sizes and sizer is None else None
         self._max_micro_batch_size = max_micro_batch_size
-        self._batch_dim, self._unsplit = batch_dim, frozenset(unsplit)
+        self._batch_dim = check_count("batch_dim", batch_dim, minimum=0)
+        self._unsplit = frozenset(check_names("unsplit", unsplit, "['mask']"))
         self._reduction: Reduction | None = None if reduction == "auto" else reduction
         self._weight, self._clip_norm, self._coupling = weight, clip_norm, coupling
         self._ranks: RankCoordinator = ranks or _ranks_for(model)
@@ -535,8 +537,8 @@ def _check(
         raise UsageError(
             f"reduction='{reduction}' is not valid. Use 'auto', 'mean' or 'sum'. For a mean over tokens, pass weight=."
         )
-    if clip_norm is not None and (isinstance(clip_norm, str) or not clip_norm > 0):
-        raise UsageError(f"clip_norm={clip_norm!r} is not valid. Pass a norm above zero, or omit clip_norm.")
+    if clip_norm is not None:
+        check_positive("clip_norm", clip_norm)
     if weight is not None and not callable(weight):
         raise UsageError(
             f"weight= is a {type(weight).__name__}. Pass a function that counts the elements of a batch."

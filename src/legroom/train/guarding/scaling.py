@@ -27,6 +27,10 @@ class UserScaling:
     """Scaling with the user's own GradScaler, or without one. The user's function applies autocast."""
 
     def __init__(self, scaler: Any = None) -> None:
+        if scaler is not None and not hasattr(scaler, "unscale_"):
+            raise UsageError(
+                f"scaler= is a {type(scaler).__name__}. Pass a torch.amp.GradScaler, or use precision='fp16'."
+            )
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._is_unscaled = False
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from legroom.arguments import check_count
 from legroom.diagnose.oom.recognize import classify
 from legroom.errors import LegroomError, UsageError
 from legroom.memory.allocator.settings import AllocatorSettings
@@ -108,13 +109,18 @@ def find_batch(
     "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError
     if a batch of `multiple_of` samples does not fit.
     """
-    if not 1 <= multiple_of <= max_batch_size:
+    for name, value in (
+        ("start", start),
+        ("multiple_of", multiple_of),
+        ("max_batch_size", max_batch_size),
+        ("steps", steps),
+    ):
+        check_count(name, value)
+    if multiple_of > max_batch_size:
         raise UsageError(
             f"multiple_of={multiple_of} is not valid. Pass a number between 1 and max_batch_size "
             f"({max_batch_size})."
         )
-    if steps < 1 or start < 1:
-        raise UsageError("start and steps must be 1 or more.")
     gpu_in_use()
     run = _as_step(step, loss_fn)
     snapshot = StateSnapshot(step, loss_fn, extra_state, data=batch)

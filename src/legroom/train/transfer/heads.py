@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legroom.arguments import check_count
 from legroom.errors import UsageError
 
 HEAD_NAMES = ("classifier", "score", "fc", "heads", "head", "classification_head", "last_linear", "output")
@@ -22,8 +23,7 @@ def replace_head(model: nn.Module, num_classes: int) -> tuple[str, ...]:
     `freeze(model, trainable=...)`."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"replace_head() expects a model (nn.Module), not a {type(model).__name__}.")
-    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
-        raise UsageError(f"num_classes={num_classes} is not valid. Pass an integer of 1 or more.")
+    check_count("num_classes", num_classes)
     if isinstance(model, _HEAD_LAYERS):
         raise UsageError(
             "The model is a single layer, which cannot be replaced in place. Create a new layer instead."

@@ -157,6 +157,6 @@ def real_gpus() -> list[TrialGpu]:
 def gpus_for(gpu: str | None) -> list[TrialGpu]:
     """Return the GPUs for trials. `None` means all GPUs of this machine, or the host if there is no GPU. `cpu` means the
     host."""
-    if gpu is not None and gpu.strip().lower() == "cpu":
+    if isinstance(gpu, str) and gpu.strip().lower() == "cpu":
         return []
     return real_gpus() if gpu is None else virtual_gpus(gpu)

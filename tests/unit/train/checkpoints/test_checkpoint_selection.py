@@ -295,7 +295,7 @@ def test_the_closest_name_has_the_same_last_part():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda folder: legroom.Checkpoints(folder, keep=0), "keep=0 would keep no checkpoint"),
+        (lambda folder: legroom.Checkpoints(folder, keep=0), "keep=0 is not valid"),
         (lambda folder: legroom.Checkpoints(folder).save(1), "No objects are tracked"),
         (
             lambda folder: legroom.Checkpoints(folder).track(x=3),

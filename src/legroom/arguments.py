@@ -1,0 +1,53 @@
+"""Checks of arguments of public functions. A wrong type raises `UsageError` with one line that says what to pass.
+
+A value that is not a plain number or string is described by its type, because `repr` may be long or call user code.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import UsageError
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Return the path that a string or a `pathlib.Path` describes."""
+    if isinstance(value, str | os.PathLike) and value != "":
+        path = os.fspath(value)
+        if isinstance(path, str):
+            return Path(path)
+    raise UsageError(f"{_given(name, value)} is not a path. Pass a string or a pathlib.Path.")
+
+
+def check_count(name: str, value: Any, *, minimum: int = 1, otherwise: str = "") -> int:
+    """Return an integer of at least `minimum`. `otherwise` names another valid value, such as `None for no limit`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
+        return value
+    alternative = f", or {otherwise}" if otherwise else ""
+    raise UsageError(
+        f"{_given(name, value)} is not valid. Pass an integer of {minimum} or more{alternative}."
+    )
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Return a number above 0. A tensor or an array with one element is also a number."""
+    try:
+        if not isinstance(value, bool | str | bytes) and value > 0:
+            return value  # type: ignore[no-any-return]
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise UsageError(f"{_given(name, value)} is not valid. Pass a number above 0, or omit {name}.")
+
+
+def check_names(name: str, value: Any, example: str) -> tuple[Any, ...]:
+    """Return the items of a list or another collection. A string is not a collection of names."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return tuple(value)
+    raise UsageError(f"{_given(name, value)} is not valid. Pass a list, such as {name}={example}.")
+
+
+def _given(name: str, value: Any) -> str:
+    """Return `folder=3`, or `folder=<Linear>` for a value that is not plain."""
+    is_plain = value is None or isinstance(value, int | float | str | bytes)
+    return f"{name}={value!r}" if is_plain else f"{name}=<{type(value).__name__}>"
