@@ -10,6 +10,7 @@ The port to the CPU is a rewriting of the source: devices are renamed, `.cuda()`
 remains of `torch.cuda` is a stand-in that knows nothing. It shares no code with the virtual GPU.
 """
 
+import gc
 import json
 import os
 import re
@@ -60,6 +61,8 @@ def main() -> None:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError):  # one that does not fit this torch: transformers must not try it
         sys.modules["torchvision"] = None  # type: ignore[assignment]
+    gc.collect()
+    gc.freeze()  # forks need not scan objects that exist already
 
     jobs: list[tuple[str, str, Callable[[], int]]] = []
     for name, gpu in wanted:
