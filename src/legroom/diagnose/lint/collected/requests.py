@@ -47,9 +47,11 @@ def kept_for_requests(program: Program) -> Iterator[Problem]:
         return
     for store in program.stores:
         key = _request_of(program, store)
-        if key is None or not _is_unbounded(program, store) or is_used_in_backward(program, store.target):
+        if key is None or not _is_unbounded(program, store):
             continue
         if store.value.has_graph:
+            if program.mentions("backward") and is_used_in_backward(program, store.target):
+                continue
             if not is_in_step_code(program, store) or (store.how == "item" and not store.mapping):
                 yield Problem(
                     node=store.expression,
@@ -57,7 +59,11 @@ def kept_for_requests(program: Program) -> Iterator[Problem]:
                     "old entries",
                     help="Run the model in `torch.no_grad()`, and limit the number of entries or copy each to host memory",
                 )
-        elif store.how == "item" and _is_output(program, store.expression, store.function, store.order):
+        elif (
+            store.how == "item"
+            and not _is_read_at_once(program, store.target)
+            and _is_output(program, store.expression, store.function, store.order)
+        ):
             yield Problem(
                 node=store.expression,
                 message=f"`{store.target}` keeps a result on the GPU for every `{key}`, and nothing removes old entries",
@@ -136,6 +142,16 @@ def _is_unbounded(program: Program, store: StoreFact) -> bool:
         if any(isinstance(each, cst.Comparison) for each in _measuring(program, node)):
             return False
     return True
+
+
+def _is_read_at_once(program: Program, target: str) -> bool:
+    """Return True for `torch.stack(list(self.classes.values()))`: the program computes with all entries."""
+    return any(
+        isinstance(node, cst.Attribute)
+        and node.attr.value in {"values", "items"}
+        and last_name(dotted(node.value) or "") == last_name(target)
+        for node in program.nodes
+    )
 
 
 def _is_new_container(node: cst.BaseExpression) -> bool:

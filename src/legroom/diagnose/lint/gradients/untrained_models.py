@@ -49,8 +49,10 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
     for call, path, argument in _model_calls(program):
         if path in reported or call.no_grad or not call.result.has_graph:
             continue
-        is_copy = argument is None and _is_copied(program, path)
-        if not builds_unused_graph(program, call, argument=argument, trained=is_copy):
+        is_trainable = argument is None and (
+            _is_copied(program, path) or _is_created_trainable(program, path, call)
+        )
+        if not builds_unused_graph(program, call, argument=argument, trained=is_trainable):
             continue
         trained = _optimized_names(program, call.function)
         names = model_aliases(program, path)
@@ -92,6 +94,19 @@ def _is_copied(program: Program, path: str) -> bool:
     return len(made) == 1 and any(
         isinstance(node, cst.Call) and last_name(dotted(node.func) or "") == "deepcopy"
         for node in walk(made[0])
+    )
+
+
+def _is_created_trainable(program: Program, path: str, call: CallFact) -> bool:
+    """Return True if the file creates a model of its own class, and neither the class nor the file freezes parameters."""
+    known = program.classes.get(_called_model(program, call).class_name or "")
+    made = program.assigned(path)
+    return (
+        known is not None
+        and len(made) == 1
+        and any(isinstance(node, cst.Call) and dotted(node.func) == known.name for node in walk(made[0]))
+        and not program.mentions("requires_grad", "requires_grad_")
+        and not any(isinstance(node, cst.Name) and _FREEZING.search(node.value) for node in walk(known.node))
     )
 
 
@@ -225,7 +240,7 @@ def _is_in_training_step(program: Program, call: CallFact) -> bool:
     training steps of this file call with data. Models of other modules may be frozen or trained from outside."""
     function = call.function
     if not program.is_module_class(function.class_name):
-        return _trains(function, call.loops)
+        return _trains(function, call.loops) or _is_loss_of_trainer(program, function)
     if (
         function.name != "forward"
         or not function.call_sites
@@ -238,6 +253,17 @@ def _is_in_training_step(program: Program, call: CallFact) -> bool:
         any(loop.trains for loop in site.loops)
         and all(name in site.values and site.values[name].kind in known for name in read)
         for site in function.call_sites
+    )
+
+
+def _is_loss_of_trainer(program: Program, function: Function) -> bool:
+    """Return True for `compute_loss` of a `Trainer` of Transformers, which trains only the model that it receives."""
+    known = program.classes.get(function.class_name or "")
+    return (
+        function.name == "compute_loss"
+        and known is not None
+        and any(last_name(base).endswith("Trainer") and base not in program.classes for base in known.bases)
+        and "model" in function.parameters
     )
 
 
@@ -296,6 +322,8 @@ def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) 
 def _optimized_names(program: Program, function: Function) -> set[str]:
     """Return all names from which the optimizers are created that take a step in a function. If these are unknown,
     return the names of all optimizers of the file."""
+    if _is_loss_of_trainer(program, function):
+        return {"model", "self.model"}
     sources = optimizers_of(program, function) or [
         *(each.expression for each in program.stores if each.value.kind is ValueKind.OPTIMIZER),
         *(call.node for call in program.calls if call.result.kind is ValueKind.OPTIMIZER),

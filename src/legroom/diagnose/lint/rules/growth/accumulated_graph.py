@@ -97,6 +97,7 @@ from legroom.diagnose.lint.flow.retention.limits import is_replayed
 from legroom.diagnose.lint.flow.retention.releases import survives
 from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop
 from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
     dotted,
     method_name,
     names_in,
@@ -349,9 +350,10 @@ def _is_for_any_value(store: StoreFact) -> bool:
 def _names_its_value(program: Program, passed: _Passed) -> bool:
     """Return True for `log("loss", loss)`, `log({"loss": loss})`, `push((state, log_prob))` and `defer(lambda:
     log(loss))`: the function also stores other values."""
-    kinds = (cst.BaseString, cst.Dict, cst.Tuple)
-    arguments = [each.value for each in passed.call.node.args]
-    return any(isinstance(each, kinds) or _is_closure(program, each) for each in arguments)
+    return any(
+        isinstance(each, cst.BaseString) or bool(contained_parts(each)) or _is_closure(program, each)
+        for each in (argument.value for argument in passed.call.node.args)
+    )
 
 
 def _receives_other_values(store: StoreFact) -> bool:

@@ -231,7 +231,7 @@ def _may_have_graph(program: Program, node: cst.BaseExpression) -> bool:
 def _may_differentiate(program: Program, call: CallFact, names: set[str]) -> bool:
     """Return True if a call runs a backward pass through one of the names, or is an unknown function that may."""
     read = names_with_graph(call.node)
-    if not names & read:
+    if not names & read or call.no_grad:
         return False
     name = call.name or ""
     if call.method in {"backward", "manual_backward"} or name.endswith("autograd.grad"):
