@@ -3,6 +3,7 @@ as large as the model."""
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import libcst as cst
 
@@ -199,7 +200,12 @@ def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact,
     if call is None or call.local is None:
         inner = receiver(part)  # copy.deepcopy(model).eval()
         return _copied_before(program, inner, store, depth) if inner is not None and depth == 0 else set()
-    inside = next((each for each in program.stores if each.function is call.local), store)
+    inside = max(
+        (each for each in program.stores if each.function is call.local),
+        key=lambda each: each.order,
+        default=store,
+    )
+    inside = replace(inside, at=replace(inside.at, order=inside.order + 1))  # after the last assignment
     given = {name: dotted(argument.value) or "" for name, argument in call.local.receives(part)}
     return {
         given.get(model, model)

@@ -12,7 +12,7 @@ from legroom.diagnose.lint.collected.on_gpu import moves_to_host
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.retention.releases import is_length_limited
+from legroom.diagnose.lint.flow.retention.releases import encloses, is_length_limited
 from legroom.diagnose.lint.flow.steps import is_in_step_code
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
@@ -38,6 +38,10 @@ _REQUESTS = re.compile(
     re.IGNORECASE,
 )
 """Names of keys that are new with each request or text."""
+_STARTING = re.compile(r"^(?:__init__|\w*(?:start|startup|setup|init|load|lifespan)\w*)$")
+"""Functions that create the state of a service."""
+_CREATED = r"\b{name}\b[^=\n]*=\s*(?:\{{\}}|\[\]|dict\(\)|(?:\w+\.)?(?:OrderedDict|defaultdict|field)\()"
+"""The statement in the body of a class that creates a container."""
 _NEW_DICTS = {"dict", "OrderedDict", "defaultdict"}
 
 
@@ -60,7 +64,7 @@ def kept_for_requests(program: Program) -> Iterator[Problem]:
                     help="Run the model in `torch.no_grad()`, and limit the number of entries or copy each to host memory",
                 )
         elif (
-            store.how == "item"
+            bool(_key_of(store))
             and not _is_read_at_once(program, store.target)
             and _is_output(program, store.expression, store.function, store.order)
         ):
@@ -78,15 +82,26 @@ def _request_of(program: Program, store: StoreFact) -> str | None:
         return None
     if function.owns(store.target) or program.is_module_class(function.class_name) or store.value.host:
         return None
-    if store.how == "append" and store.value.has_graph:
+    key = _key_of(store)
+    if not key and store.how == "append" and store.value.has_graph:
         return next((name for name in function.parameters if _REQUESTS.search(name)), None)
-    if store.how != "item" or not store.varying_key or not isinstance(store.node, cst.Assign):
+    if not key or (store.how == "item" and not store.varying_key):
         return None
     known = _TEXTS if is_in_step_code(program, store) and not store.value.has_graph else _REQUESTS
-    key = key_of(store)
     if any(key_repeats(program, each) for each in key):
         return None
     return next((name for each in key for name in _sources(program, store, each) if known.search(name)), None)
+
+
+def _key_of(store: StoreFact) -> list[cst.CSTNode]:
+    """Return the key of `cache[key] = value`, `cache[key].append(value)` and `cache.setdefault(key, []).append(value)`."""
+    if store.how == "item":
+        return key_of(store) if isinstance(store.node, cst.Assign) else []
+    owner = receiver(store.node) if store.how == "append" and isinstance(store.node, cst.Call) else None
+    if isinstance(owner, cst.Subscript):
+        return [each.slice for each in owner.slice]
+    is_default = isinstance(owner, cst.Call) and method_name(owner) == "setdefault" and bool(owner.args)
+    return [owner.args[0].value] if isinstance(owner, cst.Call) and is_default else []
 
 
 def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
@@ -125,9 +140,12 @@ def _is_unbounded(program: Program, store: StoreFact) -> bool:
     if any(last_name(each.target) == name for each in program.releases):
         return False
     made = [each for each in program.stores if last_name(each.target) == name and each.how == "assign"]
-    if any(each.function.name and each.function.name != "__init__" for each in made):
+    if any(
+        not _STARTING.search(each.function.name) and not encloses(each.function, store.function)
+        for each in made
+    ):
         return False
-    if not made and f"{name}: " not in program.text:
+    if not made and re.search(_CREATED.format(name=re.escape(name)), program.text) is None:
         return False
     if any(not _is_new_container(each.expression) for each in made):
         return False
@@ -221,10 +239,12 @@ def _is_output_of_call(program: Program, node: cst.Call, function: Function, ord
         return False
     if method_name(node) == "encode" and is_true(keyword(node, "convert_to_tensor")):
         return True
-    if called.local is not None and called.receiver.kind is not ValueKind.MODEL:
+    functions = [called.local] if called.local is not None else _decorated(program, node, function)
+    if functions and called.receiver.kind is not ValueKind.MODEL:
         return any(
-            _is_output(program, each, called.local, program.order[each], depth + 1)
-            for each in called.local.returned_nodes
+            _is_output(program, each, inner, program.order[each], depth + 1)
+            for inner in functions
+            for each in inner.returned_nodes
         )
     if called.receiver.kind is ValueKind.MODEL:
         return called.result.is_tensor or called.result.kind in (ValueKind.CONTAINER, ValueKind.UNKNOWN)
@@ -232,3 +252,16 @@ def _is_output_of_call(program: Program, node: cst.Call, function: Function, ord
     if inner is None or not called.result.is_tensor:
         return False
     return _is_output(program, inner, function, order, depth + 1)
+
+
+def _decorated(program: Program, node: cst.Call, function: Function) -> list[Function]:
+    """Return the functions that `fn(text)` runs in a decorator such as `def memo(fn): ...`."""
+    outer = function.outer
+    if outer is None or dotted(node.func) not in outer.parameters:
+        return []
+    return [
+        each
+        for each in program.functions.values()
+        if isinstance(each.node, cst.FunctionDef)
+        and any(dotted(decorator.decorator) == outer.name for decorator in each.node.decorators)
+    ]

@@ -225,10 +225,10 @@ class FactRecorder(Expressions):
         elif method in _REMOVING_METHODS and target is not None:
             self.record_release(node, target, _REMOVING_METHODS[method])
         elif method in _IN_PLACE_METHODS and target is not None and any(each.has_graph for each in arguments):
-            given = next(
+            added = next(
                 each.value for each, value in zip(node.args, arguments, strict=True) if value.has_graph
             )
-            self.record_store(node, target, "augment", given, GRAPH, uses_old_value=True)
+            self.record_store(node, target, "augment", added, GRAPH, uses_old_value=True)
             self.names[target] = GRAPH
         elif (
             name in _SORTED_INSERTS
@@ -248,9 +248,10 @@ class FactRecorder(Expressions):
             self.record_release(node, target, "detach")
         elif method in _QUEUE_GETTERS and target is not None and not positional(node):  # queue.get()
             self.record_release(node, target, "shrink")
-        elif name == "atexit.register" and len(arguments) > 1:
+        elif name == "atexit.register" and arguments:
+            given = next((i for i, each in enumerate(arguments) if each.has_graph), len(arguments) - 1)
             self.record_store(
-                node, "atexit", "append", node.args[1].value, arguments[1], uses_old_value=False
+                node, "atexit", "append", node.args[given].value, arguments[given], uses_old_value=False
             )
         elif method == "register_buffer" and len(arguments) > 1 and target is not None:
             self._record_named_item(node, target, 0, arguments)

@@ -1,10 +1,10 @@
-"""Finds functions that a decorator registers as handlers of an event, and the calls that run them.
+"""Finds functions that a decorator or a call registers as handlers of an event, and the calls that run them.
 
-`@trainer.register("batch_end")` adds a function to a container, and `trainer.emit("batch_end", loss=loss)` calls every
+`@trainer.register("batch_end")` or `signal.connect(function)` adds a function to a container, and `trainer.emit("batch_end", loss=loss)` calls every
 function in that container. `@trainer.on(Events.ITERATION_COMPLETED)` does the same with an engine of Ignite.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
@@ -26,7 +26,7 @@ _STEP_EVENTS = ("ITERATION", "BATCH", "STEP")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """A function that a decorator registers."""
+    """A function that a decorator or a call registers."""
 
     function: Function
     registry: str
@@ -86,6 +86,7 @@ def find_handlers(functions: Iterable[Function], nodes: Sequence[cst.CSTNode]) -
         for decorator in function.node.decorators
         if (handler := _registered(function, decorator.decorator, by_name)) is not None
     )
+    registered += tuple(_passed_to_register(nodes, by_name))
     if not registered:
         return Handlers((), {}, {}, {})
     registries = {each.registry for each in registered}
@@ -119,11 +120,26 @@ def _registered(
         return None
     if isinstance(called, cst.Attribute) and called.attr.value == "on" and "on" not in by_name:
         return Handler(function, dotted(called.value) or "", event)
-    for register in by_name.get(last_name(path), ()):
-        registry = _registry(register)
+    registry = _registry_of(by_name.get(last_name(path), ()))
+    return Handler(function, registry, event) if registry is not None else None
+
+
+def _passed_to_register(
+    nodes: Iterable[cst.CSTNode], by_name: Mapping[str, list[Function]]
+) -> Iterator[Handler]:
+    """Yield a handler for `signal.connect(function)`."""
+    for node in nodes:
+        if not isinstance(node, cst.Call) or not node.args:
+            continue
+        register = by_name.get(last_name(dotted(node.func) or ""))
+        given = [name for each in node.args if (name := dotted(each.value) or "") in by_name]
+        registry = _registry_of(register) if register and given else None
         if registry is not None:
-            return Handler(function, registry, event)
-    return None
+            yield Handler(by_name[given[0]][0], registry, _event(node.args[0].value))
+
+
+def _registry_of(functions: Iterable[Function]) -> str | None:
+    return next((found for each in functions if (found := _registry(each)) is not None), None)
 
 
 def _registry(register: Function) -> str | None:
