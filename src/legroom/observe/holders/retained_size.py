@@ -67,6 +67,9 @@ class RetainedStorages:
         level = self._without_leaves([value])
         while level and len(seen) < MAX_OBJECTS:
             new = dict(zip(map(id, level), level, strict=True))
+            for key in new.keys() & self._results.keys():
+                self._storages |= self._results[key][1]
+                del new[key]
             for known in (seen, self._without_memory):
                 for key in new.keys() & known:
                     del new[key]
@@ -95,7 +98,7 @@ class RetainedStorages:
         return referents(items)
 
     def _find_referents(self, kind: type) -> _Referents:
-        if issubclass(kind, _LEAVES) or _is_observer(kind):
+        if issubclass(kind, _LEAVES) or _is_observer(kind) or kind.__module__.startswith(_TEST_RUNNER):
             self._leaves.add(kind)
             return _no_referents
         if issubclass(kind, torch.optim.Optimizer):
@@ -152,6 +155,8 @@ def _is_observer(kind: type) -> bool:
     return is_legroom_class(kind) and not kind.__module__.startswith(_RETAINING_PACKAGES)
 
 
+_TEST_RUNNER = ("_pytest.", "pluggy.")
+"""Each object of pytest references the whole session, which may have thousands of tests."""
 _RETAINING_PACKAGES = ("legroom.train.", "legroom.scale.", "legroom.tuning.", "legroom.integrations.")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from legroom.observe.holders.holders import clear_locals_copy
 from legroom.observe.source.batch_argument import batch_size_rank, integer_arguments
 from legroom.observe.source.batch_setting import SIZE, BatchSetting
+from legroom.observe.source.files import user_files
 from legroom.observe.source.user_files import is_user_file
 
 MAX_CONFIG_BYTES = 200_000
@@ -218,13 +219,7 @@ class ScriptSettings:
 
     def _sources(self) -> Iterator[tuple[str, str]]:
         """Yield the path and text of the script, its own modules, and the configuration files that it opened."""
-        modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        paths = dict.fromkeys(
-            [*(path for path in modules if isinstance(path, str) and path.endswith(".py")), *self._opened]
-        )
-        for path in paths:
-            if not is_user_file(path):
-                continue
+        for path in dict.fromkeys([*user_files(), *filter(is_user_file, self._opened)]):
             try:
                 if os.path.getsize(path) <= MAX_CONFIG_BYTES:
                     yield os.path.abspath(path), Path(path).read_text("utf-8")

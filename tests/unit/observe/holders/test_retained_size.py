@@ -126,3 +126,18 @@ def test_the_search_is_freed_without_the_garbage_collector() -> None:
         assert tensor() is None
     finally:
         gc.enable()
+
+
+def test_objects_of_a_test_runner_are_not_searched(request: pytest.FixtureRequest) -> None:
+    request.node.kept = torch.ones(4)
+    assert not RetainedStorages(measure).by(request)
+    assert RetainedStorages(measure).by(request.node.kept)
+
+
+def test_a_result_is_used_again_in_the_search_from_an_object_that_contains_the_value() -> None:
+    inner = [torch.ones(4)]
+    retained = RetainedStorages(measure)
+    first = retained.by(inner)
+    inner.append(torch.ones(8))  # not found, because `inner` is not searched again
+    assert retained.by({"inner": inner, "other": torch.ones(16)}).keys() > first.keys()
+    assert len(retained.by([inner, 3])) == 1
