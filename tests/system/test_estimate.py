@@ -336,7 +336,7 @@ for _ in range(2):
         (
             TRAINING,
             ("--no-such-argument",),
-            "unrecognized arguments: --no-such-argument. The script had used no GPU memory. Put the arguments of the script after the name of the script.",
+            "unrecognized arguments: --no-such-argument. The script had used no GPU memory. Put the script's arguments after its name.",
         ),
     ],
 )

@@ -56,7 +56,7 @@ every step alive
   number.  [--fix]
 
 Found 1 problem in 1 of 1 file; 1 fixable with `--fix`.
-Show the meaning of a code: legroom explain LG101
+Explain a code: legroom explain LG101
 """
     )
 

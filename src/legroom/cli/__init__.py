@@ -149,7 +149,7 @@ app.command(
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(launch)
-app.command("monitor", cls=Command, short_help="Show GPUs, processes and runs, live.")(monitor)
+app.command("monitor", cls=Command, short_help="Show a live view of GPUs, processes and runs.")(monitor)
 app.command("report", cls=Command, short_help="Show the report of a recorded run.")(report)
 app.command("diff", cls=Command, short_help="Show what grew between two recorded runs.")(diff)
 app.command("lint", cls=Command, short_help="Find and fix memory bugs in Python code.")(lint)

@@ -32,7 +32,7 @@ def estimate(
         typer.Option(
             "--gpu",
             metavar="NAME|SIZE",
-            help="GPU to estimate for: a size such as 24GiB, or a name such as rtx4090, a100-80gb or t4. Default: the first GPU of this machine.",
+            help="GPU to estimate for: a size such as 24GiB, or a name such as rtx4090, a100-80gb or t4. Default: the first GPU on this machine.",
             show_default=False,
         ),
     ] = None,
@@ -42,7 +42,7 @@ def estimate(
             "--batch-size",
             min=1,
             metavar="N",
-            help="Override the batch size of the DataLoader.",
+            help="Override the DataLoader's batch size.",
             show_default=False,
         ),
     ] = None,
@@ -127,6 +127,6 @@ def _gpu_of_this_machine() -> "GpuSpec":
     if not found:
         raise UsageError("No GPU given. Add `--gpu` with a size (24GiB) or a name (rtx4090).")
     say(
-        f"No --gpu given. The estimate is for the GPU of this machine: {found[0].name}, {format_size(found[0].total)}."
+        f"No --gpu given. The estimate is for the GPU in this machine: {found[0].name}, {format_size(found[0].total)}."
     )
     return real_gpu(found[0].name, found[0].total)

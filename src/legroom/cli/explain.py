@@ -26,9 +26,7 @@ def explain(
     ],
     checks: Annotated[
         bool,
-        typer.Option(
-            "--checks/--no-checks", help="Also check the memory, versions and limits of this machine."
-        ),
+        typer.Option("--checks/--no-checks", help="Also check this machine's memory, versions and limits."),
     ] = True,
     format: FormatOption = Format.TEXT,
 ) -> int:

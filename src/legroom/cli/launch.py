@@ -115,7 +115,7 @@ def launch(
         bool,
         typer.Option(
             "--dry-run",
-            help="Show the plan and the predicted memory of each rank, and do not start the ranks.",
+            help="Show the plan and the predicted memory of each rank without starting the ranks.",
         ),
     ] = False,
     verbose: VerboseOption = False,

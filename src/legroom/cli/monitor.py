@@ -21,11 +21,11 @@ def monitor(
     once: Annotated[bool, typer.Option("--once", help="Print the current state as text and exit.")] = False,
     format: FormatOption = Format.TEXT,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", help="Time between two updates.")
+        float, typer.Option("--interval", metavar="SECONDS", help="Time between updates.")
     ] = 1.0,
     serve: Annotated[
         bool,
-        typer.Option("--serve", help="Show the monitor in a browser on this machine, read-only."),
+        typer.Option("--serve", help="Serve a read-only monitor to a browser on this machine."),
     ] = False,
     port: Annotated[
         int | None,

@@ -30,7 +30,7 @@ HtmlOption = Annotated[
     typer.Option(
         "--html",
         metavar="PAGE",
-        help="Write a web page: one file without network access.",
+        help="Write a web page: a single file that works offline.",
         show_default=False,
     ),
 ]

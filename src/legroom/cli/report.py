@@ -42,7 +42,7 @@ def report(
             "--device",
             metavar="N",
             help="GPU to show.",
-            show_default="the GPU that ran out of memory, or the fullest",
+            show_default="the GPU that ran out of memory, or else the fullest GPU",
         ),
     ] = None,
     html: HtmlOption = None,

@@ -31,7 +31,7 @@ def make_guard(accelerator: Any, model: Any, optimizer: Any, **options: Any) -> 
         )
     if accelerator.gradient_accumulation_steps > 1:
         raise UsageError(
-            "Guard splits batches itself. Remove `gradient_accumulation_steps`, and multiply the batch size by it."
+            "Guard splits batches itself. Remove `gradient_accumulation_steps`, and multiply the batch size by its value."
         )
     if not isinstance(optimizer, _optimizers.AcceleratedOptimizer):
         raise UsageError("Prepare the optimizer first: `accelerator.prepare(model, optimizer)`.")

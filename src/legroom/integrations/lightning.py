@@ -82,7 +82,7 @@ def _find_batch(trainer: Any, module: Any) -> FittedBatch:
     owner = next((each for each in owners if hasattr(each, "batch_size")), None)
     if owner is None or not isinstance(owner.batch_size, int):
         raise UsageError(
-            "find_batch requires an attribute or hyperparameter `batch_size` of the module or data module, and a `train_dataloader` method "
+            "find_batch requires a `batch_size` attribute or hyperparameter on the module or data module, and a `train_dataloader` method "
             "that uses it."
         )
     if not module.automatic_optimization or len(trainer.optimizers) != 1:

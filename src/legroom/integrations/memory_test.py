@@ -170,7 +170,7 @@ class MemoryTest:
             needed = event.reserved - event.cached + oom.block - self._before
             allowed = self._limit if self._limit is not None else event.limit
             yield (
-                f"The test needs at least {format_size(needed)} of GPU memory, and {format_size(allowed)} is allowed. "
+                f"The test needs at least {format_size(needed)} of GPU memory, but only {format_size(allowed)} is allowed. "
                 f"Tried to allocate {format_size(oom.block)} at {_location(event.frame)}."
             )
         rows = _largest(self._recording.by_line())
@@ -196,7 +196,7 @@ class MemoryTest:
         for path, *_ in found[:TOP_LINES]:
             where = f"  {format_location(path.file, path.line or None)}" if path.file else ""
             lines.append(
-                f"  {path.name or 'an object without a name'}{f' ({path.described})' if path.described else ''}{where}"
+                f"  {path.name or 'an unnamed object'}{f' ({path.described})' if path.described else ''}{where}"
             )
         return lines
 

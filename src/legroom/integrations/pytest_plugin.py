@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--legroom-report",
         metavar="DIR",
         default=None,
-        help="Write a capture and a web page of each test with a mark `gpu_memory` or `no_leaks` to DIR.",
+        help="Write a capture and a web page to DIR for each test marked `gpu_memory` or `no_leaks`.",
     )
 
 
@@ -205,7 +205,7 @@ def _finish(item: pytest.Item, test: "MemoryTest") -> None:
         if not result["peak"] and not test.has_failed:
             item.warn(
                 pytest.PytestWarning(
-                    f"{item.name} used no GPU memory, so the marks of Legroom have no effect. Move its tensors to `cuda`."
+                    f"{item.name} used no GPU memory, so Legroom's marks have no effect. Move its tensors to `cuda`."
                 )
             )
     if leaked:

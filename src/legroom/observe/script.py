@@ -296,7 +296,7 @@ def _load_module(name: str) -> CodeType:
         package, spec = name, importlib.util.find_spec(f"{name}.__main__")
         if spec is None:
             raise UsageError(
-                f"`{package}` is a package without a `__main__.py`. Give a module of the package, for example `-m {package}.train`."
+                f"`{package}` is a package without a `__main__.py`. Give a module in the package, for example `-m {package}.train`."
             )
     if spec is None:
         raise UsageError(f"No module named `{name}`. Check the name and the current folder.")

@@ -135,9 +135,7 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
     if trace.lacks_second_step:
         notes.insert(0, ONE_STEP)
     if is_validation:
-        notes.append(
-            "The validation needs more memory than the training. Reduce the batch size of the validation"
-        )
+        notes.append("Validation needs more memory than training. Reduce the validation batch size")
     return Estimate(
         gpu=trace.gpu,
         peak_requested=peaks.requested,

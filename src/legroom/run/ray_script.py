@@ -96,7 +96,7 @@ def _run_arguments(ray_tune: Any, function: Any, arguments: Mapping[str, Any]) -
 
     ignored = [name for name, value in arguments.items() if value and name not in (*USED, *SILENT)]
     if ignored:
-        say(f"Arguments of `tune.run` that Legroom does not use: {', '.join(ignored)}.")
+        say(f"Ignored arguments of `tune.run`: {', '.join(ignored)}.")
     given = arguments.get
     settings = ray_tune.TuneConfig(
         metric=given("metric"),

@@ -241,7 +241,7 @@ class Recording:
         sentences = [f"{gpus}{'s' if len(devices) > 1 else ''}: {sizes}."]
         if kind == "host" and any(each.partition("=")[0] == "--gpu" for each in self._script.arguments):
             sentences.append(
-                "`--gpu` after the script is an argument of the script. For a virtual GPU, put `--gpu` before the script."
+                "`--gpu` after the script is passed to the script. For a virtual GPU, put `--gpu` before the script."
             )
         if self._spill is not None:
             sentences.append("Saved activations move to host memory.")

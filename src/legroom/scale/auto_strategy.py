@@ -57,7 +57,7 @@ def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> Strate
         best = min((each for each in predictions if each.peak), key=lambda each: each.peak / each.capacity)
         reason = (
             f"strategy='auto' selected {best.strategy}, although no strategy is predicted to fit: it needs the least memory, "
-            f"{format_size(best.peak)} of {format_size(best.capacity)} on the GPU with the highest use. Reduce the batch size, or "
+            f"{format_size(best.peak)} of {format_size(best.capacity)} on the GPU with the highest memory use. Reduce the batch size, or "
             "use more GPUs."
         )
         return StrategyChoice(best.strategy, reason, tuple(predictions), note)
@@ -65,7 +65,7 @@ def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> Strate
     rank = "the cheapest strategy" if chosen is predictions[0] else "the cheapest strategy that fits"
     reason = (
         f"strategy='auto' selected {chosen.strategy}, {rank}: it needs {format_size(chosen.peak)} of "
-        f"{format_size(chosen.capacity)} on the GPU with the highest use, and {COSTS[chosen.strategy]}."
+        f"{format_size(chosen.capacity)} on the GPU with the highest memory use, and {COSTS[chosen.strategy]}."
     )
     return StrategyChoice(chosen.strategy, reason, tuple(predictions), note)
 

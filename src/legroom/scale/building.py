@@ -98,7 +98,7 @@ class Builder:
         is_traced = any(isinstance(parameter, FakeTensor) for parameter in self.model.parameters())
         if strategy in ("auto", "pipeline") and is_traced and has_no_peers():
             raise UsageError(
-                f"A dry run cannot trace strategy='{strategy}', which predicts the memory itself. Use --strategy ddp or fsdp, or "
+                f"A dry run cannot trace strategy='{strategy}', which needs its own memory prediction. Use --strategy ddp or fsdp, or "
                 "launch the script on virtual GPUs."
             )
         choice = self._choose() if strategy == "auto" else StrategyChoice(strategy, "")

@@ -51,6 +51,6 @@ def replace_parameters(
                 if state and replacement is not None:
                     raise UsageError(
                         "The optimizer already has state, which cannot be moved to sharded parameters. "
-                        "Call legroom.parallel first, then load the state of the optimizer."
+                        "Call legroom.parallel first, then load the optimizer state."
                     )
         group["params"] = [parameter for parameter in new if parameter is not None]

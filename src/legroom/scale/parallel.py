@@ -241,5 +241,5 @@ def _strategy_name(strategy: str) -> str:
         if name not in NAMES:
             raise UsageError(f"{source}'{name}' is not valid. Use one of {', '.join(NAMES)}.")
     if override and strategy not in ("auto", override):
-        log.warning("LEGROOM_STRATEGY=%s overrides strategy='%s' of the script.", override, strategy)
+        log.warning("LEGROOM_STRATEGY=%s overrides strategy='%s' in the script.", override, strategy)
     return override or strategy

@@ -130,7 +130,7 @@ def _check_address(address: str, help: RayHelp) -> None:
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit():
         raise UsageError(
-            f"`{help.address}{address}` is not a valid address. Use `host:6379`, or `auto` for the cluster of this machine."
+            f"`{help.address}{address}` is not a valid address. Use `host:6379`, or `auto` for the cluster on this machine."
         )
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()

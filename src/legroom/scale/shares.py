@@ -43,7 +43,9 @@ def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: 
     if len(given) != count:
         raise UsageError(f"shares= has {len(given)} numbers for {count} devices. Pass one number per device.")
     if any(not share >= 0 for share in given) or sum(given) == 0:
-        raise UsageError("shares= must contain non-negative numbers, at least one of them greater than 0.")
+        raise UsageError(
+            "shares= must contain non-negative numbers, and at least one must be greater than 0."
+        )
     if not zero_allowed and 0 in given:
         raise UsageError(
             "A share of 0 leaves a rank without samples. Start one rank fewer, or pass a share above 0."

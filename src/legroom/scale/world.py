@@ -133,7 +133,7 @@ def _reject_shared_devices(device: torch.device) -> None:
     sharing = [rank for rank, other in enumerate(all_ranks) if other == identity]
     if len(sharing) > 1:
         raise UsageError(
-            f"Ranks {' and '.join(map(str, sharing))} use the same GPU of {identity[0]}. Start one rank per GPU, or set "
+            f"Ranks {' and '.join(map(str, sharing))} use the same GPU on {identity[0]}. Start one rank per GPU, or set "
             "CUDA_VISIBLE_DEVICES to a different GPU for each rank."
         )
 
@@ -150,7 +150,7 @@ def _init_process_group(world: World, device: torch.device) -> None:
     report = threading.Timer(
         waiting.REPORT_SECONDS,
         lambda: log.warning(
-            "Rank %d of %d still waits for other ranks at %s. All ranks must call legroom.parallel().",
+            "Rank %d of %d is still waiting for other ranks at %s. All ranks must call legroom.parallel().",
             world.rank,
             world.size,
             address,
@@ -200,7 +200,7 @@ def _connection_error(message: str, address: str, world: World, timeout: float) 
     port = address.rpartition(":")[2]
     if "EADDRINUSE" in message or "ddress already in use" in message:
         return UsageError(
-            f"Port {port} of this machine is in use. Set MASTER_PORT to another port, or use `legroom "
+            f"Port {port} is in use on this machine. Set MASTER_PORT to another port, or use `legroom "
             "launch`, which selects a free port."
         )
     joined = _JOINED.search(message)

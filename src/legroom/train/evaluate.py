@@ -83,7 +83,7 @@ def evaluate(
             if len(results) < len(batch_sizes):  # otherwise a repeated batch, because other ranks have more
                 results.append(result)
     if not results:
-        raise UsageError("The loader yielded no batch.")
+        raise UsageError("The loader yielded no batches.")
     return _plain(concatenate_results(results, batch_sizes, batch_dim))
 
 

@@ -184,7 +184,7 @@ class StudyRunner:
             )
             if fit.micro_batch is not None:
                 record.reason = (
-                    f"Runs its batch of {record.memory.batch_size} in micro-batches of {fit.micro_batch}"
+                    f"The batch of {record.memory.batch_size} runs in micro-batches of {fit.micro_batch}"
                 )
         self._changed(record)
 
@@ -339,7 +339,7 @@ class StudyRunner:
         rejected = sum(record.state is TrialState.NEVER_FITS for record in self.records)
         if self.job.search != "grid" and rejected >= MAX_REJECTED * self.job.trials:
             self.notify(
-                f"{rejected} proposed configurations can never fit, so the search stops. Reduce the space or use a larger GPU."
+                f"{rejected} proposed configuration{'s' if rejected > 1 else ''} can never fit, so the search stops. Reduce the space or use a larger GPU."
             )
             return False
         return len(self.records) - rejected < self.job.trials

@@ -141,7 +141,7 @@ class TrialDispatcher:
         if min_size is not None:
             self._alone[number] = min_size
             which = "a larger GPU" if min_size else "a GPU"
-            self._runner.requeue(number, TrialState.WAITING, f"{end.reason}; restarts with {which} to itself")
+            self._runner.requeue(number, TrialState.WAITING, f"{end.reason}; restarting alone on {which}")
         elif end.state is TrialState.STOPPED and decision.action is Action.PAUSE:
             self._runner.requeue(number, TrialState.PAUSED, decision.reason)
         elif end.state is TrialState.STOPPED and decision.action is Action.EXPLOIT:

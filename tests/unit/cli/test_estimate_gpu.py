@@ -19,7 +19,7 @@ def test_the_first_visible_gpu_is_used_and_named(
     )
     gpu = _gpu_of_this_machine()
     assert (gpu.name, gpu.total, gpu.capability) == ("t4", 15 * GiB, find_gpu("t4").capability)
-    assert "for the GPU of this machine: Tesla T4, 15.00 GiB" in capsys.readouterr().err.replace("\n", " ")
+    assert "for the GPU in this machine: Tesla T4, 15.00 GiB" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_without_a_gpu_the_error_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:

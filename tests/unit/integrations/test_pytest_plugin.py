@@ -58,7 +58,7 @@ def test_a_test_that_needs_more_memory_fails_with_the_needed_memory_and_the_larg
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "The test needs at least 90.0 MiB of GPU memory, and 64.0 MiB is allowed. "
+            "The test needs at least 90.0 MiB of GPU memory, but only 64.0 MiB is allowed. "
             "Tried to allocate 40.0 MiB at test_memory.py:4.",
             "Largest lines:",
             "     20.0 MiB  input  test_memory.py:8   first = torch.zeros(20 << 20, dtype=torch.uint8, device=*",
@@ -435,7 +435,7 @@ def test_a_marked_test_without_gpu_memory_is_a_warning_of_one_line(project: pyte
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines(
         [
-            "*test_on_the_cpu used no GPU memory, so the marks of Legroom have no effect. Move its tensors to `cuda`."
+            "*test_on_the_cpu used no GPU memory, so Legroom's marks have no effect. Move its tensors to `cuda`."
         ]
     )
 

@@ -37,7 +37,7 @@ def test_the_message_contains_the_reason_and_the_alternatives() -> None:
     message = cheapest(predictions(30.5, 9.75, 0), note="Without activations.").message
     assert message.splitlines() == [
         "strategy='auto' selected fsdp, the cheapest strategy that fits: it needs",
-        "9.75 GiB of 24.00 GiB on the GPU with the highest use, and it gathers",
+        "9.75 GiB of 24.00 GiB on the GPU with the highest memory use, and it gathers",
         "weights twice and sends gradients once per step.",
         "Without activations.",
         "    strategy      needs         of",

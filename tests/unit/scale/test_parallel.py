@@ -224,5 +224,5 @@ def test_an_optimizer_with_state_is_rejected_for_sharded_parameters() -> None:
     model(batch()[0]).sum().backward()
     optimizer.step()
     replacements = {parameter: nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()}
-    with pytest.raises(UsageError, match="then load the state of the optimizer"):
+    with pytest.raises(UsageError, match="then load the optimizer state"):
         replace_parameters(optimizer, replacements)

@@ -33,7 +33,7 @@ def test_shares_are_equal_by_default() -> None:
     [
         ([1, 2], "2 numbers for 3 devices"),
         ([1, -1, 1], "must contain non-negative numbers"),
-        ([0, 0, 0], "at least one of them greater than 0"),
+        ([0, 0, 0], "at least one must be greater than 0"),
         ([0, 1, 1], "leaves a rank without samples"),
     ],
 )

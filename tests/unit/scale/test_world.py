@@ -66,7 +66,7 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         other.listen()
         port = other.getsockname()[1]
         set_address(monkeypatch, port, "5")
-        with pytest.raises(UsageError, match=f"Port {port} of this machine is in use. Set MASTER_PORT"):
+        with pytest.raises(UsageError, match=f"Port {port} is in use on this machine. Set MASTER_PORT"):
             setup_rank(World(0, 2, 0, 2, launched=True))
 
 
@@ -80,7 +80,7 @@ def test_waiting_for_a_missing_rank_is_reported_and_times_out(
     set_address(monkeypatch, port, "1")
     with pytest.raises(UsageError, match="Rank 0 of 2 waited 1 s at 127.0.0.1:.* and 1 of 2 ranks connected"):
         setup_rank(World(0, 2, 0, 2, launched=True))
-    assert "Rank 0 of 2 still waits for other ranks at 127.0.0.1:" in caplog.text
+    assert "Rank 0 of 2 is still waiting for other ranks at 127.0.0.1:" in caplog.text
 
 
 def test_an_invalid_timeout_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

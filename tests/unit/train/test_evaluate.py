@@ -111,7 +111,7 @@ def test_a_single_sample_that_does_not_fit_is_evaluated_on_the_cpu():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: legroom.evaluate(nn.Linear(2, 2), []), "The loader yielded no batch"),
+        (lambda: legroom.evaluate(nn.Linear(2, 2), []), "The loader yielded no batches"),
         (lambda: legroom.evaluate([], nn.Linear(2, 2)), "expects the model"),
         (
             lambda: legroom.evaluate(nn.Linear(2, 2), 64),

@@ -106,7 +106,7 @@ def libraries(machine: Machine, torch: TorchFacts) -> DoctorCheck:
             Finding(
                 code="LG906",
                 message="torch cannot find cuDNN. Convolutions are slow or fail.",
-                fix="Reinstall torch. The wheels of torch include cuDNN.",
+                fix="Reinstall torch. The torch wheels include cuDNN.",
             )
         )
     if torch.cuda and torch.device_count > 1 and not torch.nccl:
@@ -150,7 +150,7 @@ def library_path(machine: Machine) -> DoctorCheck:
                 code="LG908",
                 message=f"LD_LIBRARY_PATH contains {', '.join(found)}, which torch may load instead of its "
                 "own libraries.",
-                fix="Unset LD_LIBRARY_PATH for training. The wheels of torch include these libraries.",
+                fix="Unset LD_LIBRARY_PATH for training. The torch wheels include these libraries.",
             ),
         ),
     )

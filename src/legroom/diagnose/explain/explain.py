@@ -205,9 +205,9 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
 
 
 _PROGRAM_ERROR = (
-    "a program error, not a memory error. Look at the last line of your own code in the traceback."
+    "a programming error, not a memory error. Look at the last line of your own code in the traceback."
 )
-_SYSTEM_ERROR = "an error of the operating system (files, processes or network), not a memory error."
+_SYSTEM_ERROR = "an operating system error (files, processes or network), not a memory error."
 _MEMORY_CODES = frozenset(f"LG70{number}" for number in range(8))
 
 

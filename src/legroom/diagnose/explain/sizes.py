@@ -37,7 +37,7 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
     others = _others(sizes)
     if others is not None and others > limit // 10:
         yield {
-            "cause": f"Other processes use {format_size(others)} of this GPU.",
+            "cause": f"Other processes use {format_size(others)} of memory on this GPU.",
             "check": "List the processes with `nvidia-smi` or `legroom doctor`. An earlier run may not have "
             "exited.",
             "fix": "Stop these processes, or select another GPU with `CUDA_VISIBLE_DEVICES`.",

@@ -140,7 +140,7 @@ def longest_literal(pattern: str) -> str:
 _NOT, _SURE, _HOST = Certainty.NOT_MEMORY, Certainty.SURE, Certainty.HOST
 _PINNED, _DISGUISED, _LIKELY = Certainty.PINNED, Certainty.DISGUISED, Certainty.LIKELY
 
-_CUDA = "An allocation of GPU memory failed."
+_CUDA = "A GPU memory allocation failed."
 _LIBRARY = "The library could not allocate its GPU workspace."
 _RESOURCE = (
     "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory "
@@ -149,16 +149,16 @@ _RESOURCE = (
 _HEAP = "The heap of another runtime (Java, Node.js) reached its own limit, which is independent of the free host memory."
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
 _HANDLE = "The library could not be initialized on the GPU, often because no GPU memory is free."
-_FAILED = "The library failed on the GPU and gave no reason. A lack of memory is one of the possible causes."
+_FAILED = "The library failed on the GPU without reporting a reason. A lack of memory is one possible cause."
 _ARENA = (
-    "The memory pool of ONNX Runtime could not grow. With the CUDA provider, GPU memory ran out. With the CPU provider, "
+    "ONNX Runtime's memory pool could not grow. With the CUDA provider, GPU memory ran out. With the CPU provider, "
     "host memory ran out."
 )
 _ENGINE = (
     "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout causes the same "
     "message."
 )
-_SYSTEM = "An allocation of host memory failed."
+_SYSTEM = "A host memory allocation failed."
 _SHARED = "The shared memory (/dev/shm) through which processes exchange tensors is full."
 _KILLED = (
     "A process was killed. Either the operating system killed the process because host memory ran out, or a "
@@ -209,7 +209,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_SURE, "XPU", r"XPU out of memory\b|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_DEVICE_MEMORY", _CUDA),
     _message(
         _SURE, "MPS", r"MPS backend out of memory|kIOGPUCommandBufferCallbackErrorOutOfMemory|Invalid buffer size: |greater than the maximum allowed buffer size",
-        "An allocation of GPU memory on the Mac failed.",
+        "A GPU memory allocation on the Mac failed.",
     ),
     _message(_SURE, "NCCL", r"Cuda failure (?:\d+ )?'out of memory'", _LIBRARY),
     _message(
@@ -228,7 +228,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(
         _SURE, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED at [^\n]{0,300}CUDACachingAllocator",
-        "An allocation failed. PyTorch could not query NVML (a library of the NVIDIA driver) for the sizes in its error message.",
+        "An allocation failed. PyTorch could not query NVML (an NVIDIA driver library) for the sizes in its error message.",
     ),
     # Libraries that run on a GPU and report `out of memory` through their own check.
     _message(_SURE, "CUDA", r"out of memory[^\n]{0,200}\.cuh?\b|\.cuh?\b[^\n]{0,120}\bout of memory|\bError out of memory at line \d", _CUDA),
@@ -327,12 +327,12 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(
         _DISGUISED, "NCCL", r"NCCL[^\n]{0,300}unhandled cuda error(?!.{0,2000}Cuda failure)|ncclUnhandledCudaError(?!.{0,2000}Cuda failure)",
-        "A CUDA call inside NCCL failed and gave no reason. GPU memory may have run out: NCCL allocates its buffers outside PyTorch's allocator.",
+        "A CUDA call inside NCCL failed, but no reason was reported. GPU memory may have run out: NCCL allocates its buffers outside PyTorch's allocator.",
     ),
     _message(_DISGUISED, "XPU", r"(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|CL_OUT_OF_RESOURCES", _FAILED),
     _message(
         _DISGUISED, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED|handles_\.at\(i\) INTERNAL ASSERT FAILED",
-        "An internal check of PyTorch failed, usually after a failed allocation.",
+        "An internal PyTorch check failed, usually after a failed allocation.",
     ),
     _message(_DISGUISED, "CUDA", r"assertion '[^'\n]{0,80}cudaSuccess' failed in [^\n]{0,120}(?:Memory|alloc)", _FAILED),
     _message(_LIKELY, "ONNX Runtime", r"Failed to allocate memory for requested buffer", _ARENA),

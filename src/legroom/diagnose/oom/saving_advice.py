@@ -58,7 +58,7 @@ def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
         f"{format_size(oom.requested)} failed. Gradients and Adam's state need another three times the size of the "
         "weights.",
         fix="Load the weights in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a "
-        "quantized model, or split the model over several GPUs.",
+        "quantized model, or split the model across several GPUs.",
         **location(evidence.oom.frame),
         bytes=needed,
         saves=needed // 2,
@@ -124,7 +124,7 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG608",
-        message=f"{format_size(other)} of the device is used outside this process's PyTorch allocator.",
+        message=f"{format_size(other)} of device memory is used outside this process's PyTorch allocator.",
         fix="Run `nvidia-smi` to list the processes on the GPU. The memory is used by another process, "
         "a notebook kernel that is still running, or another library in this process.",
         bytes=other,
@@ -161,7 +161,7 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     )
     if stateless > evidence.budget:
         fix = (
-            "Freeze parameters that need no training, load the weights in half precision, or split the model over "
+            "Freeze parameters that need no training, load the weights in half precision, or split the model across "
             "several GPUs (`legroom launch --strategy fsdp`). Even without optimizer state, "
             f"weights and gradients need {format_size(stateless)}."
         )
@@ -205,7 +205,7 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     fix = f"Pass `foreach=False` to {where} (one parameter at a time, slower)."
     if _support_fused(at_once):
         fix = (
-            f"Pass `fused=True` to {where} (no temporaries, also faster) or `foreach=False` (one parameter at a "
+            f"Pass `fused=True` to {where} (no temporaries, and faster) or `foreach=False` (one parameter at a "
             "time, slower)."
         )
     yield Finding(

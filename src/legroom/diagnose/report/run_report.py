@@ -231,7 +231,7 @@ class RunReport:
         elif first.code == "LG613" and not self.command.is_launch:
             yield self.command.with_spilling().text, "with saved activations in host memory"
         elif first.code in ("LG401", "LG604") and "LG613" in codes and not self.command.is_launch:
-            yield self.command.with_spilling().text, "without changing the code, slower"
+            yield self.command.with_spilling().text, "without changing the code, but slower"
             yield self.command.text, "after changing the code"
         elif evidence.get("arguments") is not None:
             again = self.command.with_arguments(evidence["arguments"])

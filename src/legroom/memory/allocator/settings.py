@@ -201,7 +201,7 @@ def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
         key = tokens[position]
         if key not in _KEYS and key not in _IGNORED_KEYS:
             raise UsageError(
-                f"`{key}` is not an option of the CUDA allocator. Write `option:value` pairs separated by commas. "
+                f"`{key}` is not a CUDA allocator option. Write `option:value` pairs separated by commas. "
                 f"Options: {', '.join(_KEYS)}."
             )
         if tokens[position + 1 : position + 2] != [":"] or position + 2 >= len(tokens):

@@ -65,8 +65,8 @@ def _read(path: Path) -> Capture:
         raise CaptureError(f"Cannot read {path}: {error.strerror or error}.") from None
     except UnsafePickle:
         raise CaptureError(
-            f"{path} contains more than plain data. Loading it could run code, so Legroom does not load it. A snapshot "
-            "of torch.cuda.memory._dump_snapshot() contains only plain data."
+            f"{path} contains more than plain data. Loading it could run code, so Legroom does not load it. A snapshot written "
+            "by torch.cuda.memory._dump_snapshot() contains only plain data."
         ) from None
     except ValueError as error:
         raise CaptureError(f"{path} is damaged or incomplete ({error}). Record the snapshot again.") from None

@@ -76,7 +76,7 @@ class CudaApi:
         reason."""
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         if record is None:
-            return "this version of torch records no allocator history"
+            return "this torch version does not record the allocator history"
         parameters = inspect.signature(record).parameters
         self._options = {"context": "alloc", "stacks": "python", "max_entries": entries}
         if "skip_actions" in parameters:

@@ -18,7 +18,7 @@ def use(*gpus: str | int | GpuSpec | None) -> VirtualGPU | None:
     names = [gpu for gpu in gpus if gpu is not None]
     if not gpus or len(names) != len(gpus) > 1:
         raise UsageError(
-            "Pass the size or the name of a GPU: `legroom.use('8GiB')`. `legroom.use(None)` ends it."
+            "Pass the size or the name of a GPU: `legroom.use('8GiB')`. `legroom.use(None)` deactivates the virtual GPU."
         )
     new = VirtualGPU(*names) if names else None  # an invalid size leaves the current virtual GPU unchanged
     active = VirtualGPU.active()

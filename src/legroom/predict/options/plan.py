@@ -53,7 +53,7 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
     ),
     MemoryOption.EIGHT_BIT_OPTIMIZER: (
         "an additional dependency, and slightly noisier updates",
-        "use an 8-bit optimizer such as `AdamW8bit` of bitsandbytes or torchao",
+        "use an 8-bit optimizer such as `AdamW8bit` from bitsandbytes or torchao",
     ),
     MemoryOption.SPILL: (
         "time to copy activations to the host and back, and the same amount of host memory",

@@ -373,7 +373,7 @@ class TracingProcess:
             or time.monotonic() < self._evaluation_ends
         ):
             return False
-        self._note(f"An evaluation before the training was stopped after {MAX_EVALUATION:.0f} seconds")
+        self._note(f"An evaluation before training was stopped after {MAX_EVALUATION:.0f} seconds")
         return True
 
     def _stop_at_first_call(self) -> None:

@@ -136,7 +136,7 @@ class TracedScript:
         if not result["reserved"]:
             raise CannotTrace(
                 "The script used no GPU memory, so there is nothing to estimate. "
-                'Move the model to "cuda", or pass the argument of the script that selects the GPU.',
+                'Move the model to "cuda", or pass the script argument that selects the GPU.',
                 output=self._process.output,
             )
         return Trace(
@@ -214,7 +214,7 @@ class TracedScript:
             if "EOFError" in error:
                 message += " Under `legroom estimate`, a script cannot read standard input."
             if not error and result["exit_code"] == 2:  # the exit code of argparse
-                message += " Put the arguments of the script after the name of the script."
+                message += " Put the script's arguments after its name."
         else:
             batches = f"after {_count(result['batches'], 'batch', 'batches')} " if result["batches"] else ""
             message = f"The script ended {batches}without an optimizer step, so there is no step to estimate. {memory}"

@@ -88,7 +88,7 @@ def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
             if not before < len(recorder.attempts) <= plan.max_restarts:
                 raise
             log.warning(
-                "The launch at %s no longer responds. Waiting up to %.0f seconds until it is started again.",
+                "The launch at %s no longer responds. Waiting up to %.0f seconds for it to be restarted.",
                 plan.rendezvous,
                 plan.wait,
             )
@@ -280,8 +280,8 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception, *, is_lost: bool) -> L
         )
     if is_lost:
         return LegroomError(
-            f"The launch at {plan.rendezvous} no longer responds. Start the launch on all nodes again. With "
-            "`--max-restarts`, start only the node with that address again; the other nodes wait for it."
+            f"The launch at {plan.rendezvous} no longer responds. Restart the launch on all nodes. "
+            "With `--max-restarts`, restart only the node with that address; the other nodes wait for it."
         )
     return LegroomError(
         f"Cannot connect to {plan.rendezvous}. Start the node with that address first, and check that the port is open."

@@ -85,7 +85,7 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
     if not reader.attempts and not interrupted:
         reason = message.strip().splitlines()[-1] if message.strip() else "Ray did not report a reason"
         raise LegroomError(
-            f"Ray could not start the ranks: {reason}. Run `ray status` to see the resources of the cluster."
+            f"Ray could not start the ranks: {reason}. Run `ray status` to see the cluster's resources."
         )
     return LaunchResult(
         attempts=tuple(reader.attempts),

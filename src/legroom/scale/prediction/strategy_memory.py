@@ -1,4 +1,4 @@
-"""Predicts the memory of each strategy on the GPU with the highest use. Without a batch, the prediction uses only the
+"""Predicts the memory of each strategy on the GPU with the highest memory use. Without a batch, the prediction uses only the
 weights."""
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ COORDINATOR_ITERATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class StrategyPrediction:
-    """The prediction for one strategy on the GPU with the highest use."""
+    """The prediction for one strategy on the GPU with the highest memory use."""
 
     strategy: str
     peak: int

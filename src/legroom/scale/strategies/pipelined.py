@@ -195,7 +195,7 @@ class PipelinedModel(nn.Module):
         if self._output:
             return self._output.pop()
         raise UsageError(
-            "This model is split over several ranks. Call the model exactly once, in the function passed to "
+            "This model is split across several ranks. Call the model exactly once, in the function passed to "
             "run.step or run.evaluate."
         )
 

@@ -80,7 +80,7 @@ CATALOGUE = {
     "after changing the batch size": "batch size를 바꾼 후",
     "find the largest batch size": "가능한 가장 큰 batch size 찾기",
     "with less fragmentation": "단편화를 줄여서",
-    "without changing the code, slower": "코드를 고치지 않고, 더 느림",
+    "without changing the code, but slower": "코드를 고치지 않고, 더 느림",
     "after changing the code": "코드를 고친 후",
     "with a smaller batch size, after changing the code": "코드를 고친 후 더 작은 batch size로",
     "the complete report": "전체 리포트",
@@ -177,7 +177,7 @@ CATALOGUE = {
         "weight가 메모리에 들어가지 않습니다. device에 weight {weights}가 있는 상태에서 {requested}를 할당하지 못했습니다. gradient와 Adam의 상태에는 "
         "weight의 세 배가 더 필요합니다."
     ),
-    "Load the weights in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a quantized model, or split the model over several GPUs.": (
+    "Load the weights in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a quantized model, or split the model across several GPUs.": (
         "weight를 half precision으로 불러오거나(`.to(device)` 전에 `model.to(torch.bfloat16)`), quantize한 모델에 adapter를 학습하거나, 모델을 여러 "
         "GPU에 나누세요."
     ),
@@ -201,7 +201,7 @@ CATALOGUE = {
     "Raise the fraction, or remove the call if no other process uses the GPU.": (
         "비율을 높이거나, GPU를 쓰는 다른 프로세스가 없다면 이 호출을 없애세요."
     ),
-    "{size:size} of the device is used outside this process's PyTorch allocator.": (
+    "{size:size} of device memory is used outside this process's PyTorch allocator.": (
         "device 메모리 {size}를 이 프로세스의 PyTorch allocator 밖에서 쓰고 있습니다."
     ),
     "Run `nvidia-smi` to list the processes on the GPU. The memory is used by another process, a notebook kernel that is still running, or another library in this process.": (
@@ -220,7 +220,7 @@ CATALOGUE = {
         "상태가 더 작은 optimizer를 쓰거나, 학습하지 않을 파라미터를 freeze하세요. momentum이 있는 SGD는 파라미터마다 tensor 하나를 저장하고, "
         "momentum이 없으면 저장하지 않습니다. 8-bit Adam의 상태는 float32 Adam의 4분의 1입니다."
     ),
-    "Freeze parameters that need no training, load the weights in half precision, or split the model over several GPUs (`legroom launch --strategy fsdp`). Even without optimizer state, weights and gradients need {size:size}.": (
+    "Freeze parameters that need no training, load the weights in half precision, or split the model across several GPUs (`legroom launch --strategy fsdp`). Even without optimizer state, weights and gradients need {size:size}.": (
         "학습하지 않을 파라미터를 freeze하거나, weight를 half precision으로 불러오거나, 모델을 여러 GPU에 나누세요"
         "(`legroom launch --strategy fsdp`). optimizer 상태를 빼도 weight와 gradient에 {size}가 필요합니다."
     ),
@@ -235,7 +235,7 @@ CATALOGUE = {
     "Pass `foreach=False` to {optimizer:term} (one parameter at a time, slower).": (
         "{optimizer}에 `foreach=False`를 넘기세요(파라미터를 하나씩 갱신, 더 느림)."
     ),
-    "Pass `fused=True` to {optimizer:term} (no temporaries, also faster) or `foreach=False` (one parameter at a time, slower).": (
+    "Pass `fused=True` to {optimizer:term} (no temporaries, and faster) or `foreach=False` (one parameter at a time, slower).": (
         "{optimizer}에 `fused=True`(임시 메모리 없음, 더 빠름)나 `foreach=False`(파라미터를 하나씩 갱신, 더 느림)를 넘기세요."
     ),
     "{size:size} (activations, inputs, results) scale with the batch size.": (
@@ -332,10 +332,10 @@ CATALOGUE = {
         "Legroom이 모르는 에러입니다. 에러가 난 위치는 traceback에 있습니다."
     ),
     "This is a warning, not an error. It is unrelated to memory.": "에러가 아니라 경고입니다. 메모리와는 관계없습니다.",
-    "{name} is a program error, not a memory error. Look at the last line of your own code in the traceback.": (
+    "{name} is a programming error, not a memory error. Look at the last line of your own code in the traceback.": (
         "{name}: 메모리 문제가 아니라 프로그램 에러입니다. traceback에서 내 코드의 마지막 줄을 보세요."
     ),
-    "{name} is an error of the operating system (files, processes or network), not a memory error.": (
+    "{name} is an operating system error (files, processes or network), not a memory error.": (
         "{name}: 메모리 문제가 아니라 운영체제(파일, 프로세스, 네트워크) 에러입니다."
     ),
     "This error is unrelated to memory, and Legroom has no explanation for it. The traceback shows where the error was raised.": (
@@ -351,7 +351,7 @@ CATALOGUE = {
     "Correct the shape, or compute in chunks. Freeing memory does not help.": (
         "shape을 고치거나 나누어 계산하세요. 메모리를 비워도 해결되지 않습니다."
     ),
-    "Other processes use {size:size} of this GPU.": "다른 프로세스가 이 GPU의 메모리를 {size} 쓰고 있습니다.",
+    "Other processes use {size:size} of memory on this GPU.": "다른 프로세스가 이 GPU의 메모리를 {size} 쓰고 있습니다.",
     "List the processes with `nvidia-smi` or `legroom doctor`. An earlier run may not have exited.": (
         "`nvidia-smi`나 `legroom doctor`로 프로세스를 확인하세요. 이전 실행이 끝나지 않았을 수 있습니다."
     ),
@@ -393,7 +393,7 @@ CATALOGUE = {
     ),
     # --- the reasons of memory errors
     "A GPU library failed while almost no GPU memory was free.": "GPU 메모리가 거의 남지 않은 상태에서 GPU 라이브러리가 실패했습니다.",
-    "An allocation of GPU memory failed.": "GPU 메모리를 할당하지 못했습니다.",
+    "A GPU memory allocation failed.": "GPU 메모리를 할당하지 못했습니다.",
     "The exception is PyTorch's own out-of-memory error.": "PyTorch의 out-of-memory 예외입니다.",
     "The library could not allocate its GPU workspace.": "라이브러리가 GPU workspace를 할당하지 못했습니다.",
     "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory causes the same status.": (
@@ -406,13 +406,13 @@ CATALOGUE = {
     "The library could not be initialized on the GPU, often because no GPU memory is free.": (
         "라이브러리를 GPU에서 초기화하지 못했습니다. 남은 GPU 메모리가 없어서인 경우가 많습니다."
     ),
-    "The library failed on the GPU and gave no reason. A lack of memory is one of the possible causes.": (
-        "라이브러리가 GPU에서 이유 없이 실패했습니다. 메모리 부족도 가능한 원인입니다."
+    "The library failed on the GPU without reporting a reason. A lack of memory is one possible cause.": (
+        "라이브러리가 GPU에서 실패했지만, 원인은 보고되지 않았습니다. 메모리 부족도 가능한 원인입니다."
     ),
     "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout causes the same message.": (
         "cuDNN이 workspace가 메모리에 들어가는 알고리즘을 찾지 못했습니다. 지원하지 않는 dtype이나 메모리 배치일 때도 같은 메시지가 나옵니다."
     ),
-    "An allocation of host memory failed.": "호스트 메모리를 할당하지 못했습니다.",
+    "A host memory allocation failed.": "호스트 메모리를 할당하지 못했습니다.",
     "Python could not allocate host memory.": "Python이 호스트 메모리를 할당하지 못했습니다.",
     "The operating system could not allocate host memory.": "운영체제가 호스트 메모리를 할당하지 못했습니다.",
     "The shared memory (/dev/shm) through which processes exchange tensors is full.": (
@@ -434,8 +434,8 @@ CATALOGUE = {
     "CUDA reported an out-of-memory error in a call that pins host memory.": (
         "호스트 메모리를 pin하는 호출에서 CUDA가 out-of-memory 에러를 냈습니다."
     ),
-    "A CUDA call inside NCCL failed and gave no reason. GPU memory may have run out: NCCL allocates its buffers outside PyTorch's allocator.": (
-        "NCCL 안의 CUDA 호출이 이유 없이 실패했습니다. NCCL은 버퍼를 PyTorch의 allocator 밖에서 할당하므로 GPU 메모리 부족일 수 있습니다."
+    "A CUDA call inside NCCL failed, but no reason was reported. GPU memory may have run out: NCCL allocates its buffers outside PyTorch's allocator.": (
+        "NCCL 내부의 CUDA 호출이 실패했지만, 원인은 보고되지 않았습니다. NCCL은 버퍼를 PyTorch의 allocator 밖에서 할당하므로 GPU 메모리 부족일 수 있습니다."
     ),
     "The message mentions a lack of memory, but does not identify the kind of memory.": (
         "메시지에 메모리가 부족하다고 나오지만, 어떤 메모리인지는 나오지 않습니다."

@@ -91,7 +91,10 @@ def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
     estimate = result.estimate
     fitting = "" if estimate.fits else result.fitting_command
     if fitting:
-        yield f"legroom run --gpu {estimate.gpu.name} {fitting}", "the batch size that fits, on a virtual GPU"
+        yield (
+            f"legroom run --gpu {estimate.gpu.name} {fitting}",
+            "run the batch size that fits on a virtual GPU",
+        )
     else:
         yield f"legroom run --gpu {estimate.gpu.name} {result.script}", "run it on a virtual GPU"
     if result.options or estimate.notes:
@@ -174,7 +177,7 @@ def format_verdict(estimate: Estimate) -> str:
             return f"May not fit: needs about {needs}, possibly up to {format_size(estimate.safe)}.{where}"
     over = estimate.peak_device - estimate.gpu.total
     if over > 0:
-        return f"Does not fit: needs {needs}, {format_size(over)} too much.{where}"
+        return f"Does not fit: needs {needs}, which is {format_size(over)} over the limit.{where}"
     return f"Does not fit: needs {needs}, but the free memory is fragmented.{where}"
 
 
@@ -189,7 +192,7 @@ def _batch(result: ScriptEstimate) -> str:
     if result.search is None:
         return f"The script was traced with batch size {size}."
     if largest is None and result.estimate.decided_by == "validation":
-        return "No training batch size fits, because the validation alone needs too much memory."
+        return "No training batch size fits, because validation alone needs too much memory."
     if largest is None:
         return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
     if largest > 0.99 * MAX_BATCH:

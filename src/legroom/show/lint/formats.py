@@ -132,7 +132,7 @@ def render_lint_summary(report: LintReport, *, fixing: bool) -> Text:
         fixable.append(f"{more} with `--fix --unsafe-fixes` (review the changes)")
     text.append(f"; {', '.join(fixable)}." if fixable else ".")
     first = report.findings[0].code
-    text.append(f"\nShow the meaning of a code: legroom explain {first}", style="dim")
+    text.append(f"\nExplain a code: legroom explain {first}", style="dim")
     return text
 
 

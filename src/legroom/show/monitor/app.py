@@ -113,7 +113,7 @@ class MonitorApp(App[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="machine", can_focus=False):
-            yield Static(Text("Reading the machine …"), id="panel")
+            yield Static(Text("Reading the machine's state …"), id="panel")
         yield Static(id="runs-title", classes="title")
         yield RowTable(RUN_COLUMNS, sorted_by="script", id="runs")
         yield Static(id="findings")
@@ -169,7 +169,7 @@ class MonitorApp(App[None]):
         except (
             Exception
         ):  # the screen was closed, or a value has an unexpected form: the next reading may work
-            log.debug("The machine was not read.", exc_info=True)
+            log.debug("The machine's state could not be read.", exc_info=True)
 
     def _add(self, snapshot: Snapshot) -> None:
         self._history.add(snapshot)

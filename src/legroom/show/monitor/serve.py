@@ -99,8 +99,8 @@ class MonitorServer:
             self._server = _Server((ADDRESS, port), Handler)
         except OSError as error:
             raise UsageError(
-                f"Cannot use port {port}: {error.strerror or error}. Choose another one with `--port`, or omit `--port` "
-                "to use a free one."
+                f"Cannot use port {port}: {error.strerror or error}. Choose another port with `--port`, or omit `--port` "
+                "to use a free port."
             ) from None
         self.port = int(self._server.server_address[1])
 

@@ -36,7 +36,7 @@ def render_snapshot(snapshot: Snapshot, *, width: int) -> RenderableType:
     return Group(*parts)
 
 
-NO_PROCESSES = "No process uses a GPU, and no run of Legroom is active."
+NO_PROCESSES = "No process uses a GPU, and no Legroom run is active."
 
 
 def finding_lines(snapshot: Snapshot) -> list[Text]:

@@ -136,7 +136,7 @@ def _about(record: TrialRecord) -> list[str]:
     memory, split, reason = record.memory, "", ""
     if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
         others = (
-            f" because other programs use {format_size(memory.used_by_others)} of the GPU"
+            f" because other programs use {format_size(memory.used_by_others)} of GPU memory"
             if memory.used_by_others
             else ""
         )

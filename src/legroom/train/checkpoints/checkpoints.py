@@ -350,7 +350,7 @@ def _finish_writing(pool: ThreadPoolExecutor, pending: "list[Future[None]]") -> 
 def _checked_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UsageError(
-            "The first argument of save() must be the step, an integer of 0 or more. Example: "
+            "The first argument of save() must be the step, a non-negative integer. Example: "
             "checkpoints.save(step, val_loss=...)."
         )
     values = {}
@@ -361,7 +361,7 @@ def _checked_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
             value = value.item()
         elif not isinstance(value, numbers.Real):
             raise UsageError(
-                f"The metric {name} is a {type(value).__name__}. Metrics of a checkpoint must be single numbers."
+                f"The metric {name} is a {type(value).__name__}. Checkpoint metrics must be single numbers."
             )
         values[name] = float(value)
     return values

@@ -181,7 +181,7 @@ class SaveCalls:
 
 
 _NOT_ALONE = (
-    "Only rank 0 called checkpoints.save(), but the weights are distributed over all ranks. Call save() on every rank, "
+    "Only rank 0 called checkpoints.save(), but the weights are distributed across all ranks. Call save() on every rank, "
     "without `if rank == 0:`."
 )
 

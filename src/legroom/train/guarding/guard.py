@@ -322,8 +322,8 @@ class Guard:
         size = stored.micro_batch(batch.batch_size)
         if size < batch.batch_size and self._coupling != "no-split":
             log.warning(
-                "Splitting the batch of %d into micro-batches of at most %d, which fit in an earlier run. The results may "
-                "differ from a run without a stored size: by rounding, and in dropout masks and batch statistics. To "
+                "Splitting the batch of %d into micro-batches of at most %d, which fit in an earlier run. The results "
+                "may differ from a run without a stored size because of rounding, dropout masks and batch statistics. To "
                 "start with the whole batch, pass Guard(..., cache_sizes=False).",
                 batch.batch_size,
                 size,

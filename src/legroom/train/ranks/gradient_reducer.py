@@ -123,7 +123,7 @@ class _Bucket:
         self._at_send = _versions(self.parameters)
         if any(gradient is not None and gradient.is_sparse for gradient in gradients):
             raise UsageError(
-                "Guard cannot average sparse gradients over ranks. Use sparse=False in the embedding."
+                "Guard cannot average sparse gradients across ranks. Use sparse=False in the embedding."
             )
         first = self.parameters[0]
         kind: dict[str, Any] = {"dtype": first.dtype, "device": first.device}

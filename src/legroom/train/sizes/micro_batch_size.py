@@ -204,7 +204,7 @@ class MicroBatchSizer:
             self._choose(
                 change.old,
                 f"micro-batches of {micro} did not fit, so micro-batches of {change.old} are used again; the "
-                f"next attempt follows after {self._wait} steps",
+                f"next attempt follows after {self._wait} step{'s' if self._wait > 1 else ''}",
             )
         else:
             self._limit, reason = self._after_failure(micro, failure, phase, progress)

@@ -155,7 +155,7 @@ class StudyProcess:
         except (EOFError, OSError):
             process.close()
             raise ServerGone(
-                "A process of the study could not be started. Check that enough host memory is free."
+                "A study process could not be started. Check that enough host memory is free."
             ) from None
         return cls(None, process.pid, pipe, process)
 

@@ -54,13 +54,16 @@ class PopulationBasedTraining:
             rng = default_rng((self._seed, number, step))
             parent = ranked[int(rng.integers(few))]
             changed = self._perturbed(self._configs[parent], rng)
-            reason = f"PBT at step {step}: rank {ranked.index(number) + 1} of {len(ranked)}; continues from trial {parent}"
+            reason = f"PBT at step {step}: rank {ranked.index(number) + 1} of {len(ranked)}; continuing from trial {parent}"
             return Decision(Action.EXPLOIT, reason, parent, changed)
         behind = [
             other for other in self._scores if other not in self._ended and self._scores[other][0] < step
         ]
         return (
-            Decision(Action.PAUSE, f"PBT at step {step}: waits for {len(behind)} other trials")
+            Decision(
+                Action.PAUSE,
+                f"PBT at step {step}: waiting for {len(behind)} other trial{'s' if len(behind) > 1 else ''}",
+            )
             if behind
             else CONTINUE
         )

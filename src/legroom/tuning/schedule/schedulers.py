@@ -38,7 +38,9 @@ class Asha:
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
         if self.max_steps is not None and step >= self.max_steps:
-            return Decision(Action.STOP, f"Complete after {step} steps (max_steps)", is_done=True)
+            return Decision(
+                Action.STOP, f"Complete after {step} step{'s' if step > 1 else ''} (max_steps)", is_done=True
+            )
         rung = self._rung_at(step)
         if rung is None or self._passed.get(number, 0) >= rung:
             return CONTINUE
@@ -88,7 +90,10 @@ class MedianStopping:
         best = min(score for _, score in self._scores[number])
         if best <= statistics.median(means):
             return CONTINUE
-        return Decision(Action.STOP, f"Worse than the median of {len(means)} other trials at step {step}")
+        return Decision(
+            Action.STOP,
+            f"Worse than the median of {len(means)} other trial{'s' if len(means) > 1 else ''} at step {step}",
+        )
 
     def ended(self, number: int) -> None:
         """Do nothing. The values stay stored for the comparison with later trials."""

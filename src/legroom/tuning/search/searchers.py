@@ -103,7 +103,7 @@ def check_search(search: str, space: Space) -> None:
     """Raise `UsageError` for an unknown search, or for a space that the search does not support."""
     if search not in SEARCHES:
         raise UsageError(
-            f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}, or pass a sampler of Optuna."
+            f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}, or pass an Optuna sampler."
         )
     sampled = [p.name for p in space.parameters if isinstance(p.domain, Sampled)]
     if sampled and search != "random":

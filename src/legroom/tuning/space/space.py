@@ -141,7 +141,7 @@ def read_space(given: Any) -> Space:
     constants: dict[str, Any] = {}
     for name, value in given.items():
         if not isinstance(name, str) or not name:
-            raise UsageError("The names of parameters must be non-empty strings.")
+            raise UsageError("Parameter names must be non-empty strings.")
         domain = read_domain(name, value)
         if domain is None:
             constants[name] = _plain_constant(name, value)
@@ -223,7 +223,7 @@ def _check_condition(
         if missing:
             raise UsageError(
                 f"Parameter `{name}` requires {other} = {missing[0]!r}, which is not one of the choices "
-                f"of `{other}`."
+                f"for `{other}`."
             )
 
 

@@ -79,7 +79,7 @@ class TestSizes:
         assert explanation.sentence == (
             "GPU 1 ran out of memory. Tried to allocate 546.0 MiB; 514.2 MiB of 15.77 GiB free."
         )
-        assert explanation.causes[0].cause == "Other processes use 2.00 GiB of this GPU."
+        assert explanation.causes[0].cause == "Other processes use 2.00 GiB of memory on this GPU."
         assert explanation.causes[1].cause == "Live tensors use 12.50 GiB of 15.77 GiB."
         assert explanation.figures["others"] == 2 << 30
 

@@ -79,7 +79,7 @@ class TestInvalidValues:
             ("roundup_power2_divisions:[64]", "`64` is not a valid entry. Examples: `256:4`, `>:8`."),
             ("roundup_power2_divisions:[64:2", "`roundup_power2_divisions`: the list has no closing `]`."),
             ("backend:mine", "`backend:mine` is unknown. Write `native` or `cudaMallocAsync`."),
-            ("expandable_segment:True", "`expandable_segment` is not an option of the CUDA allocator."),
+            ("expandable_segment:True", "`expandable_segment` is not a CUDA allocator option."),
             ("expandable_segments:True:max_split_size_mb", "Write a comma between options"),
         ],
     )

@@ -185,7 +185,7 @@ def test_importance_mentions_trials_that_are_too_few_or_were_stopped_early() -> 
 def test_importance_at_chance_level_is_described_as_such() -> None:
     text = page(study(trial(0), trial(1), importance={"lr": 0.0, "batch_size": 0.0}))
     assert (
-        "With 2 trials, no parameter on its own explains more of the variation of loss than expected by chance"
+        "With 2 trials, no parameter on its own explains more of the variation in loss than expected by chance"
         in text
     )
     assert 'class="bars"' not in text

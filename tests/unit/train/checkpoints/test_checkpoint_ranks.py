@@ -143,7 +143,7 @@ def test_rank_zero_cannot_save_shards_alone_and_all_ranks_log_the_reason(tmp_pat
     with RankPool(2) as two:
         (errors, _, _), (_, messages, _) = two.run(tasks.only_rank_zero_saves, str(tmp_path), "fsdp")
     assert errors == [
-        "Only rank 0 called checkpoints.save(), but the weights are distributed over all ranks. Call save() on every "
+        "Only rank 0 called checkpoints.save(), but the weights are distributed across all ranks. Call save() on every "
         "rank, without `if rank == 0:`."
     ]
     assert messages == [f"Rank 0 stopped: {errors[0]}"]

@@ -176,7 +176,7 @@ def test_different_shapes_are_listed(tmp_path):
 def test_a_common_prefix_is_reported_in_one_line(tmp_path):
     wrapper = nn.Module()
     wrapper.net = Net()
-    assert "All names in the file start with 'net.', but no name of the model does" in mismatch(
+    assert "All names in the file start with 'net.', but no name in the model does" in mismatch(
         tmp_path, wrapper, Net()
     )
 
@@ -318,7 +318,7 @@ def test_the_closest_name_has_the_same_last_part():
             r"save\(\) received the metric val_los, .* Use the same name: save\(step, val_loss=...\)",
         ),
         (lambda folder: legroom.Checkpoints(folder, keep_best=0), "keep_best=0 is not valid"),
-        (lambda folder: with_losses(folder, [0.1])[1].save("5"), "must be the step, an integer of 0 or more"),
+        (lambda folder: with_losses(folder, [0.1])[1].save("5"), "must be the step, a non-negative integer"),
     ],
 )
 def test_bad_input_is_rejected(tmp_path, call, message):

@@ -47,7 +47,7 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
             yield Problem(
                 node=part,
                 message=f"`{store.target}` keeps every trained model on the GPU, but the program does not compute with them again",
-                help="Store the scores, and save the state of the model to a file or in host memory",
+                help="Store the scores, and save the model's state dict to a file or keep it in host memory",
             )
         return
 

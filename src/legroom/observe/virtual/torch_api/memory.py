@@ -163,7 +163,7 @@ class _MemoryFunctions:
 
     def record_history(self, *_arguments: Any, **_options: Any) -> None:
         self._warn(
-            "A virtual GPU records no CUDA allocator history. Snapshots contain segments and blocks only. "
+            "A virtual GPU does not record the CUDA allocator history. Snapshots contain segments and blocks only. "
             "Legroom's capture file contains every allocation with its line."
         )
 

@@ -357,7 +357,7 @@ _active: Streams | None = None
 def _required() -> Streams:
     if _active is None:
         raise Unsupported(
-            "The virtual GPU of this stream is no longer active. Create a new stream inside `with "
+            "This stream's virtual GPU is no longer active. Create a new stream inside `with "
             "VirtualGPU(...)`."
         )
     return _active
@@ -365,7 +365,7 @@ def _required() -> Streams:
 
 def _external_stream(*_arguments: Any, **_options: Any) -> NoReturn:
     raise Unsupported(
-        "A virtual GPU cannot use a stream of another library. Use `torch.cuda.Stream()` instead."
+        "A virtual GPU cannot use a stream from another library. Use `torch.cuda.Stream()` instead."
     )
 
 

@@ -15,7 +15,7 @@ from legroom.memory.columns import CATEGORIES, Columns, History
 from legroom.memory.events import Frame, Phase
 from legroom.memory.layout import Layout
 from legroom.memory.moments import Site
-from legroom.show.common.formatting import clean, format_location, format_phase
+from legroom.show.common.formatting import clean, format_count, format_location, format_phase
 from legroom.show.common.html_page import compressed, fill_template
 from legroom.show.report.html_report import parts
 from legroom.show.report.run_report import format_verdict
@@ -206,11 +206,13 @@ def _layout_text(layout: Layout | None) -> str:
     if layout is None:
         return ""
     free = [block.size for segment in layout.segments for block in segment.blocks if block.alloc is None]
-    text = f"PyTorch reserved {format_size(layout.reserved)} in {len(layout.segments):,} segments."
+    text = (
+        f"PyTorch reserved {format_size(layout.reserved)} in {format_count(len(layout.segments), 'segment')}."
+    )
     if free:
         text += (
-            f" {format_size(sum(free))} of it is free, in {len(free):,} blocks. "
-            f"The largest free block has {format_size(max(free))}."
+            f" {format_size(sum(free))} of it is free, in {format_count(len(free), 'block')}. "
+            f"The largest free block is {format_size(max(free))}."
         )
     if not layout.is_exact:
         text += (

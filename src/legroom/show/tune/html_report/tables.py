@@ -99,7 +99,7 @@ def importance_bars(study: StudyFigures) -> str:
     if max(study.importance.values()) < MIN_SHOWN_IMPORTANCE:
         count = format_count(len(valued), "trial")
         return (
-            f"<p>With {count}, no parameter on its own explains more of the variation of "
+            f"<p>With {count}, no parameter on its own explains more of the variation in "
             f"{escape(study.metric)} than expected by chance.{cut_short}</p>"
         )
     rows = "".join(

@@ -121,7 +121,7 @@ def coupled_loss_finding(probe: ReductionProbe, micro_batches: int) -> Finding:
     return Finding(
         code="LG612",
         message=f"The batch is split into {micro_batches} micro-batches, but the loss is neither a mean nor "
-        f"a sum over samples. The loss of two samples is {together:.6g}, but the losses of the single "
+        f"a sum over samples. The loss of two samples is {together:.6g}, but the losses of the individual "
         f"samples are {first:.6g} and {second:.6g}. The gradients therefore differ from the gradients of the "
         "whole batch.",
         fix="If the loss is a mean over other elements, such as tokens, pass a function that counts these "

@@ -45,7 +45,7 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     function = getattr(inside, "trainable", None)
     if settings is None or function is None:
         raise UsageError(
-            "The Tuner of this version of Ray is not supported. Pass its function and space to `legroom.tune` instead."
+            "The Tuner in this Ray version is not supported. Pass its function and space to `legroom.tune` instead."
         )
     reject_class(function)
     if not callable(function):

@@ -162,7 +162,7 @@ def test_a_dumped_snapshot_can_be_read_by_torchs_viewer(host: Any, tmp_path: Pat
 
 
 def test_recording_history_warns_once_that_there_is_none(host: Any) -> None:
-    with pytest.warns(UserWarning, match="records no CUDA allocator history"):
+    with pytest.warns(UserWarning, match="does not record the CUDA allocator history"):
         torch.cuda.memory._record_memory_history(max_entries=1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -63,9 +63,9 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             node=stored[0],
             message=f"`{store.target}` stores the exception with its traceback, which keeps every tensor in its frames alive",
-            help="Store the message of the exception (`str(error)`)"
+            help="Store the exception message (`str(error)`)"
             if retains_more
-            else "Store the message of the exception (`str(error)`), or the exception without its traceback",
+            else "Store the exception message (`str(error)`), or the exception without its traceback",
             edits=tuple(
                 edit
                 for each in stored

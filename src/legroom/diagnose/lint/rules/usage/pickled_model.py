@@ -44,7 +44,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=given,
                 message=f"`{dotted(given)}` is saved as a pickled object, which depends on its code and its device",
-                help="Save the state of the model: add `.state_dict()`",
+                help="Save the model's state dict: add `.state_dict()`",
                 edits=tuple(append_to(program, given, ".state_dict()")),
                 safe=False,
             )
