@@ -106,7 +106,7 @@ def test_cores_are_split_among_the_ranks_of_a_machine(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, True])
 def test_an_invalid_batch_size_is_rejected(batch_size: Any) -> None:
-    with pytest.raises(UsageError, match="is not valid. Pass a positive integer"):
+    with pytest.raises(UsageError, match="is not valid. Pass an integer of 1 or more"):
         loader(batch_size=batch_size)
 
 
