@@ -169,5 +169,5 @@ def test_the_pytest_marks(pytester: pytest.Pytester) -> None:
     )
     result.assert_outcomes(passed=3, failed=1, errors=1)
     result.stdout.fnmatch_lines_random(
-        ["*of GPU memory, and 1.00 GiB is allowed*", f"*{8 * MiB // MiB}.0 MiB of GPU memory is still*"]
+        ["*of GPU memory, but only 1.00 GiB is allowed*", f"*{8 * MiB // MiB}.0 MiB of GPU memory is still*"]
     )

@@ -156,6 +156,6 @@ def test_a_module_without_a_batch_size_is_one_line() -> None:
     del module.batch_size
     with (
         legroom.VirtualGPU("8GiB"),
-        pytest.raises(UsageError, match="requires an attribute or hyperparameter `batch_size`"),
+        pytest.raises(UsageError, match="requires a `batch_size` attribute or hyperparameter"),
     ):
         make_trainer(LegroomCallback(find_batch=True)).fit(module)

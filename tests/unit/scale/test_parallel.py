@@ -111,7 +111,7 @@ def test_the_strategy_of_the_command_line_overrides_that_of_the_script(
         model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
         run = legroom.parallel(model, torch.optim.SGD(model.parameters(), lr=0.1), "dp", batch=batch())
     assert run.strategy == "split"
-    assert "LEGROOM_STRATEGY=split overrides strategy='dp' of the script" in caplog.text
+    assert "LEGROOM_STRATEGY=split overrides strategy='dp' in the script" in caplog.text
 
 
 def test_dp_recommends_ddp(caplog: pytest.LogCaptureFixture) -> None:

@@ -311,7 +311,7 @@ def test_the_closest_name_has_the_same_last_part():
         ),
         (
             lambda folder: with_losses(folder, ["low"]),
-            "The metric val_loss is a str. Metrics of a checkpoint must be single numbers",
+            "The metric val_loss is a str. Checkpoint metrics must be single numbers",
         ),
         (
             lambda folder: with_losses(folder, [0.1])[1].save(2, val_los=0.1),

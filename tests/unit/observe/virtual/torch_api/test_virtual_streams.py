@@ -149,7 +149,7 @@ def test_sharing_with_another_process_or_library_is_rejected(host: Any) -> None:
 def test_a_stream_that_outlives_its_gpu_raises_a_clear_error() -> None:
     with virtual_gpus(GiB):
         stream = torch.cuda.Stream()
-    with pytest.raises(Unsupported, match="virtual GPU of this stream is no longer active"), stream:
+    with pytest.raises(Unsupported, match="This stream's virtual GPU is no longer active"), stream:
         pass
 
 

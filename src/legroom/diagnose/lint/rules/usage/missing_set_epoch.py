@@ -5,7 +5,7 @@ The rule checks for files that use a shuffling `DistributedSampler` and never ca
 over a loader in a loop over epochs.
 
 ## Why this is a problem
-`DistributedSampler` computes the order of the data from its epoch number. Without `set_epoch`, every epoch has the same
+`DistributedSampler` computes the order of the data from its epoch number. Without `set_epoch`, every epoch uses the same
 order, and each rank gets the same part of the data in every epoch.
 
 ## Example
