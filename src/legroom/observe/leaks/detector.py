@@ -233,7 +233,8 @@ class LeakDetector:
         self.iterations.ignores_backward = not self._budget.expects_sample
         # After several consecutive maxima, a series of scans finds more than a rare scan.
         new_maximum = self._consecutive_maxima == 1 and self._window is None
-        searches = self.iterations.trains or self.iterations.by_model_calls
+        watched = self.iterations
+        searches = watched.trains or watched.by_model_calls or watched.has_only_batches
         if searches and self._rare_scans.is_due(iteration, new_maximum=new_maximum):
             self._timed(self._scan_for_rare_growth, iteration)
         if self._window is None:

@@ -152,6 +152,13 @@ class IterationTracker:
         return True
 
     @property
+    def has_only_batches(self) -> bool:
+        """Whether the items of a loader or of `legroom.watch` are the only sign of an iteration, because the program has
+        called no model and no optimizer."""
+        has_others = self.has_stepped or self._backwards_since_step > 0 or self._calls.has_model
+        return self._batches > 1 and not (has_others or self._calls.is_disabled)
+
+    @property
     def numbers_nodes(self) -> bool:
         """Whether the numbers of autograd nodes show their iterations. Torch numbers the nodes of each thread separately."""
         return not (self.by_lines or (self.by_model_calls and self.calls_on_several_threads))

@@ -1,6 +1,8 @@
 """Leaks that grow rarely are found; models kept on purpose and bounded containers are not reported."""
 
 import copy
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -109,3 +111,35 @@ def test_a_list_of_the_last_few_snapshots_is_not_a_leak() -> None:
                 snapshots.pop(0)
 
     assert leaks_of(keep, iterations=60) == []
+
+
+def _items(count: int, allocated: Callable[[], int], found: list[DetectedLeak]) -> Iterator[int]:
+    """Yields numbers as `legroom.watch` does. `allocated` returns the bytes that the allocator of the GPU reports."""
+    detector = LeakDetector(found.append, allocated=allocated, on_device=lambda tensor: True, fraction=1e6)
+    detector.attach()
+    try:
+        for item in range(count):
+            detector.iterations.next_batch()
+            yield item
+    finally:
+        detector.detach()
+    assert detector.error == ""
+
+
+def test_rare_growth_in_a_watched_loop_that_calls_no_model_is_reported() -> None:
+    tried, found = list[torch.Tensor](), list[DetectedLeak]()
+    for item in _items(60, lambda: 48 * len(tried), found):
+        candidate = torch.randn(3, 4)
+        if item % 4 == 0:
+            tried.append(candidate)
+    assert {leak.name for leak in found} == {"tried"}
+
+
+def test_the_best_candidates_of_a_watched_loop_are_not_a_leak() -> None:
+    best, found = list[tuple[float, int, torch.Tensor]](), list[DetectedLeak]()
+    rising = count(48, 48)  # such as fragments of other code, so that every iteration is a reason to scan
+    for item in _items(60, lambda: next(rising), found):
+        candidate = torch.randn(3, 4)
+        if item % 4 == 0:
+            best = sorted([*best, (float(candidate.sum()), item, candidate)])[-8:]
+    assert found == []
