@@ -1,4 +1,4 @@
-"""Checks of arguments of public functions. A wrong type raises `UsageError` with one line that says what to pass.
+"""Argument checks for public functions. A wrong type raises `UsageError` with one line that says what to pass.
 
 A value that is not a plain number or string is described by its type, because `repr` may be long or call user code.
 """

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EBADF, errno.EIO)
-"""The errors of a write to standard output. Errors of other files have a file name."""
+"""The errors that writing to standard output raises. Errors from other files have a file name."""
 
 
 def _discard_stdout() -> None:

@@ -1,4 +1,4 @@
-"""`legroom monitor`: live GPUs, processes and runs."""
+"""`legroom monitor`: a live view of GPUs, processes and runs."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from legroom.show.monitor.snapshot import Sampler
 
 FIRST_SAMPLE_SECONDS = 0.25
-"""The time between the two samples of `--once`. CPU use is the difference of two samples."""
+"""The time between the two samples of `--once`. CPU use is the difference between two samples."""
 
 
 def monitor(
@@ -32,7 +32,7 @@ def monitor(
         typer.Option("--port", metavar="N", help="Port for --serve.", show_default="a free port"),
     ] = None,
 ) -> int:
-    """Show GPUs, processes, and runs started with Legroom, live.
+    """Show a live view of GPUs, processes, and runs started with Legroom.
 
     Without a GPU, the host and virtual GPUs are shown. With `--format json`, or if the output is not a terminal, the
     current state is printed once.

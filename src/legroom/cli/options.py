@@ -78,7 +78,7 @@ def _is_pickle(path: Path) -> bool:
 
 
 def read_recording(path: Path) -> "Capture":
-    """Read a capture, or a snapshot of `torch.cuda.memory._dump_snapshot`."""
+    """Read a capture, or a snapshot written by `torch.cuda.memory._dump_snapshot`."""
     from legroom.memory.capture.capture import read_capture
 
     if not _is_pickle(path):

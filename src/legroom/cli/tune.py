@@ -110,7 +110,7 @@ def _script(path: str, given: dict[str, Any]) -> int:
 
 
 def _merged(path: Path, written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the file, overridden by the options of the command line."""
+    """Return the options in the file, overridden by the command-line options."""
     unknown = sorted(set(written) - set(given))
     if unknown:
         raise UsageError(f"{path}: unknown option `{unknown[0]}` in [study]. Options: {', '.join(given)}.")

@@ -33,7 +33,7 @@ KINDS = {
     "7": "errors explained",
     "9": "environment",
 }
-"""The kind of a code, by its first digit."""
+"""Maps the first digit of a code to its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""Legroom in the Trainer of Lightning.
+"""Legroom in Lightning's Trainer.
 
     trainer = Trainer(callbacks=[LegroomCallback(find_batch=True)])
     trainer.fit(module)
 
-Both packages of Lightning are supported: `lightning` and `pytorch_lightning`.
+Both Lightning packages are supported: `lightning` and `pytorch_lightning`.
 """
 
 import sys

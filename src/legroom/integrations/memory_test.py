@@ -215,8 +215,8 @@ def _device_tensors() -> list[torch.Tensor]:
 
 
 def _by_retained_size(tensors: list[torch.Tensor]) -> list["weakref.ref[torch.Tensor]"]:
-    """Return weak references to the tensors, with the tensor first that retains the most memory, also through its
-    graph."""
+    """Return weak references to the tensors, starting with the tensor that retains the most memory, including through
+    its graph."""
     retained = RetainedStorages(_measure)
     sizes = {id(tensor): sum(retained.by(tensor).values()) for tensor in tensors}
     tensors.sort(key=lambda tensor: -sizes[id(tensor)])

@@ -4,7 +4,8 @@
     @pytest.mark.no_leaks                 # the test fails if its GPU memory is still allocated after the test
 
 pytest imports this module at every start, also in projects that do not use it. Therefore it imports neither torch nor
-other modules of Legroom until a test with a mark or a fixture of this plugin runs. `-p no:legroom` disables the plugin.
+other Legroom modules until a test runs that uses a mark or a fixture of this plugin. `-p no:legroom` disables the
+plugin.
 """
 
 from collections.abc import Generator
@@ -148,8 +149,8 @@ def _start(item: pytest.Item, *, is_virtual: bool) -> None:
 
 
 def _uses_virtual_gpu(item: pytest.Item) -> bool:
-    """Return whether a test uses the fixture `virtual_gpu` of this plugin. A project may have its own fixture of this name,
-    which may use the fixture of this plugin. Without the private attribute of pytest, the fixture fails."""
+    """Return whether a test uses the fixture `virtual_gpu` of this plugin. A project may have its own fixture of this
+    name, which may use the fixture of this plugin. Without pytest's private attribute, the fixture fails."""
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     for definition in reversed(known.get("virtual_gpu", ())):
         if getattr(definition.func, "__module__", "") == __name__:

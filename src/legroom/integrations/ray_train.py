@@ -1,4 +1,4 @@
-"""Legroom in the training function of Ray Train.
+"""Legroom in a Ray Train training function.
 
 @observed
 def train_loop(config):

@@ -1,4 +1,4 @@
-"""Legroom in the Trainer of Transformers.
+"""Legroom in the Transformers Trainer.
 
 callback = LegroomCallback()
 trainer = Trainer(model, args, train_dataset=dataset, callbacks=[callback])

@@ -12,8 +12,8 @@ MINIMUM = {
     "ray": "2.40",
     "transformers": "4.48",
 }
-"""The oldest supported version of each library. The Trainer of Transformers 4.46 does not divide the loss
-by the number of accumulation steps for every model, so its effective learning rate depends on the accumulation."""
+"""The oldest supported version of each library. The Trainer in Transformers 4.46 does not divide the loss by the number
+of accumulation steps for every model, so its effective learning rate depends on the accumulation."""
 
 
 class UnsupportedLibrary(LegroomError, ImportError):  # noqa: N818

@@ -212,8 +212,8 @@ class Ledger:
             return list(self._failure(number).details)
 
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
-        """Return the memory of `device` over time in at most about `samples` samples. The samples include all peaks of
-        the kept events.
+        """Return the memory of `device` over time in roughly `samples` samples or fewer. The samples include all peaks
+        of the kept events.
         """
         with self._up_to_date():
             begin = self._spans[0].time

@@ -30,7 +30,7 @@ _POSITIONS = {category: position for position, category in enumerate(_CATEGORIES
 
 
 class TimelineBuilder:
-    """Selects at most about `samples` samples of one device from the events of a run."""
+    """Selects roughly `samples` samples or fewer of one device from the events of a run."""
 
     def __init__(
         self, device: int, tags: Mapping[int, Category], *, begin: float, end: float, samples: int

@@ -56,8 +56,8 @@ class FailedCells:
     def _short_traceback(
         shell: Any, kind: type, error: BaseException, trace: Any, tb_offset: int | None = None
     ) -> None:
-        """Show IPython's traceback without the frames of torch, and of Legroom, which a virtual GPU and `%%legroom`
-        add. These frames do not contain the cause."""
+        """Show IPython's traceback without the torch and Legroom frames that a virtual GPU and `%%legroom` add. These
+        frames do not contain the cause."""
         shell.showtraceback((kind, error, _without_legroom(trace)), tb_offset=tb_offset)
 
     def cell_ended(self, result: Any) -> None:
@@ -85,8 +85,8 @@ _HIDDEN = tuple(
 
 
 def _without_legroom(trace: TracebackType | None) -> TracebackType | None:
-    """Return a copy of a traceback without the frames of Legroom, of torch and of IPython's magics. The first frame
-    stays, because IPython omits it itself."""
+    """Return a copy of a traceback without the frames of Legroom, torch and IPython's magics. The first frame stays,
+    because IPython omits it itself."""
     entries = []
     while trace is not None:
         entries.append(trace)

@@ -14,7 +14,7 @@ from legroom.observe.training import TrainingClock, live_optimizers
 
 MAX_OPTIMIZERS = MAX_SETTINGS = 16
 _FUSED = ("Adam", "AdamW", "SGD")
-"""The optimizers of torch with a fused CUDA implementation. That of Adagrad is for the CPU only."""
+"""The torch optimizers with a fused CUDA implementation. That of Adagrad is for the CPU only."""
 _STATE_COPIES = {
     "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "Rprop": 2, "SparseAdam": 2,
     "RMSprop": 1, "Adagrad": 1, "ASGD": 1, "SGD": 0, "Muon": 1, "Adafactor": 0,

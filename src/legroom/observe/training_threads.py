@@ -21,7 +21,7 @@ import torch
 from legroom.observe.dispatch.backward_engine import in_backward_pass
 
 MAX_WAIT_SECONDS = 10.0
-"""The maximum time in seconds that a thread waits for a scan of another thread. The wait is limited because a scan
+"""The maximum time in seconds that a thread waits for a scan in another thread. The wait is limited because a scan
 calls the user's callback for leaks, which may not return.
 """
 _TORCH = Path(torch.__file__).parent

@@ -34,9 +34,9 @@ further combinations."""
 
 
 VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
-"""The fraction of the peak that the safe bound adds for a library whose version the rules do not cover. Version 9.21
-of cuDNN changed the reserved memory of 24 networks by -9% to +7%, and the bound adds 4% for any version. Other
-releases of torch were not measured."""
+"""The fraction of the peak that the safe bound adds for a library whose version the rules do not cover. cuDNN 9.21
+changed the reserved memory of 24 networks by -9% to +7%, and the bound adds 4% for any version. Other releases of torch
+were not measured."""
 
 
 class UncertainTrace(Protocol):

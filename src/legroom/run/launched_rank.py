@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _report_waits() -> None:
-    """Report waits inside DDP, FSDP2 and other code of torch, as soon as the script has a process group."""
+    """Report waits inside DDP, FSDP2 and other torch code as soon as the script has a process group."""
     while True:
         time.sleep(1.0)
         is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)

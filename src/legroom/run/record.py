@@ -5,7 +5,7 @@
     print(recording)
 
 The events go to a temporary capture of limited size, so a block of any length uses little memory. The report is built
-when the block ends. After the block, nothing of torch stays replaced, and the recording keeps no tensor, frame or
+when the block ends. After the block, no torch function stays replaced, and the recording keeps no tensor, frame or
 exception alive. Exceptions of the block pass through unchanged.
 """
 
@@ -310,7 +310,7 @@ class _Running:
         self._started = time.perf_counter()
 
     def finish(self, error: BaseException | None) -> "_Finished":
-        """Stop recording and return the result. Errors of Legroom never replace an error of the block."""
+        """Stop recording and return the result. Legroom's own errors never replace an error raised in the block."""
         seconds = time.perf_counter() - self._started
         ending = _ending(error, seconds)
         try:

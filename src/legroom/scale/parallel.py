@@ -6,7 +6,7 @@
 
 The script runs unchanged with `python`, torchrun and `legroom launch`, on a CPU, one GPU, several GPUs or several
 machines. With every strategy, the gradients of a step are the same as for the global batch, because the mean loss of
-each rank is weighted by its samples. The weights of the model are therefore the same as in a single process.
+each rank is weighted by its number of samples. The weights of the model are therefore the same as in a single process.
 """
 
 import os

@@ -100,8 +100,8 @@ def _without_services() -> Iterator[None]:
     """Start Ray without autoscaler, log monitor and dashboard, because each of these is a process that takes a second
     to start.
 
-    This function uses private functions of Ray. If a version of Ray lacks these functions, the services are started,
-    which takes one to two seconds longer.
+    This function uses private Ray functions. If a version of Ray lacks these functions, the services are started, which
+    takes one to two seconds longer.
     """
     try:
         from ray._private import node, parameter

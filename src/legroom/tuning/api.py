@@ -65,18 +65,19 @@ def tune(
     """Search for the configuration with which `train_fn(config, trial)` reports the best `metric`.
 
     `train_fn` is the training function, or a `ray.tune.Tuner`. `space` is a dict or a TOML file (see docs/tune.md).
-    `metric` (default "loss", or a list of several metrics) and `mode` ("min" or "max", default "min") can also be set in Ray's scheduler or searcher.
-    `search` is random, grid, bayes, hyperopt or optuna, a sampler of Optuna, or a searcher of Ray. `scheduler` is asha, median, pbt, None or
-    a scheduler of Ray. `points_to_evaluate` are configurations to try first. The searcher chooses the parameters that a
-    point does not set. `trials` is the number of trials to start (default 10, or the whole grid). Configurations that can never fit are not started and
-    are not included in this number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use
-    "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU. `time_budget` is a number of seconds, or text such as "20min".
-    `storage` is the folder of the study. With `resume`, the study in that folder is continued. `engine` is local, ray
-    or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials that run at the
-    same time. `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are
-    options of ASHA. `interval` is the number of steps between decisions of population-based training.
-    `shape_parameters` lists the parameters that affect memory, if you know them. `callbacks` contains objects that show
-    or log the study, or functions that are called with the study and each trial that ends. By default, a live table is shown. `[]` disables the table.
+    `metric` (default "loss", or a list of several metrics) and `mode` ("min" or "max", default "min") can also be set
+    in Ray's scheduler or searcher. `search` is random, grid, bayes, hyperopt or optuna, an Optuna sampler, or a Ray
+    searcher. `scheduler` is asha, median, pbt, None or a Ray scheduler. `points_to_evaluate` are configurations to try
+    first. The searcher chooses the parameters that a point does not set. `trials` is the number of trials to start
+    (default 10, or the whole grid). Configurations that can never fit are not started and are not included in this
+    number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use "8GiB,4GiB" for virtual
+    GPUs and "cpu" for the CPU. `time_budget` is a number of seconds, or text such as "20min". `storage` is the folder
+    of the study. With `resume`, the study in that folder is continued. `engine` is local, ray or auto. `address` is the
+    address of a Ray cluster. `parallel` is the maximum number of trials that run at the same time. `ranks` is the
+    number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are options of ASHA. `interval` is
+    the number of steps between decisions of population-based training. `shape_parameters` lists the parameters that
+    affect memory, if you know them. `callbacks` contains objects that show or log the study, or functions that are
+    called with the study and each trial that ends. By default, a live table is shown. `[]` disables the table.
     """
     stop_if_imported()
     for name, given in (("search", search), ("scheduler", scheduler)):

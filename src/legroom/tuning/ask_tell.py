@@ -7,7 +7,7 @@
         print(search.study.best_params)
 
 The storage is the same as for `legroom.tune`, so a study can be resumed and shown in the same way. Memory is not
-estimated, because the trials do not run in processes of Legroom.
+estimated, because the trials do not run in processes that Legroom starts.
 """
 
 from collections.abc import Mapping, Sequence

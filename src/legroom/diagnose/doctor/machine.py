@@ -46,9 +46,9 @@ class Machine:
     """The size of /dev/shm."""
     shared_free: Count = NA
     open_files: Count = NA
-    """The limit of open files for this process, or `UNLIMITED`."""
+    """The limit on open files for this process, or `UNLIMITED`."""
     locked: Count = NA
-    """The limit of page-locked bytes for this process, or `UNLIMITED`."""
+    """The limit on page-locked bytes for this process, or `UNLIMITED`."""
     environ: Mapping[str, str] = field(default_factory=dict)
     torch: str = ""
     """The version of the installed torch, or "" if torch is not installed."""

@@ -41,8 +41,7 @@ class TorchFacts:
     device_count: int = 0
     devices: tuple[DeviceResult, ...] = ()
     error: str = ""
-    """The reason why the test process failed, or "" if it succeeded. Torch may be impossible to import, crash or
-    hang."""
+    """The reason why the test process failed, or "" if it succeeded. Importing torch may fail, crash or hang."""
     hung: bool = False
 
 

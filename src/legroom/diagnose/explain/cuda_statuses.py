@@ -134,7 +134,7 @@ STATUSES: dict[str, tuple[CudaStatus, ...]] = {
     "LG731": _PEERS,
     "LG728": _REFUSED,
 }
-"""The statuses of each family, by the code of the page that explains it."""
+"""Maps each code to the statuses that its page explains."""
 
 
 def pattern_of(statuses: tuple[CudaStatus, ...]) -> str:

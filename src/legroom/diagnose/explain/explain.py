@@ -67,7 +67,7 @@ class Explanation:
     kind: ErrorKind
     certainty: ExplanationCertainty
     code: str = ""
-    """The code of the page that explains the error; "" if there is none."""
+    """The code whose page explains the error, or "" if there is none."""
     sentence: str
     """One sentence about the error."""
     meaning: str = ""
@@ -91,8 +91,7 @@ class Explanation:
 def explain(
     error: BaseException | str, *, here: Callable[[str], tuple[str, ...]] | None = None
 ) -> Explanation:
-    """Explain an exception or a string. `here` is a function that returns the check results of this machine for a
-    code."""
+    """Explain an exception or a string. `here` is a function that returns this machine's check results for a code."""
     if isinstance(error, BaseException):
         return _with_checks(_explain_exception(error), here)
     if not isinstance(error, str):

@@ -269,8 +269,8 @@ class _Search:
 
 
 def _may_follow_fault(pattern: MessagePattern) -> bool:
-    """Return True if this message may be a consequence of an earlier kernel failure. After such a failure, allocations of the
-    library fail too."""
+    """Return True if this message may be a consequence of an earlier kernel failure. After such a failure, the
+    library's allocations also fail."""
     return pattern.certainty in (Certainty.DISGUISED, Certainty.LIKELY) or pattern.source in _LIBRARIES
 
 
@@ -288,8 +288,8 @@ def _was_pinning(found: LogMatch) -> bool:
 
 
 def _error_of_the_operation(found: LogMatch) -> LogMatch:
-    """Return the error of the operation that torch.compile could not trace. The operation fails without torch.compile
-    too, for example because of its shapes."""
+    """Return the error of the operation that torch.compile could not trace. The operation also fails without
+    torch.compile, for example because of its shapes."""
     match = _FAILED_OPERATION.search(found.around[found.around.find(found.text) :])
     if match is None:
         return found
@@ -369,7 +369,7 @@ def _informativeness(found: LogMatch) -> int:
 
 
 _NOT_ERRORS = ("NCCL INFO", "could not destroy", "this is not a failure")
-"""Words of informational lines and of reports about the cleanup after an error."""
+"""Words in informational lines and in reports about the cleanup after an error."""
 _IN_WORKER = "LG741"
 _COMPILER = "LG752"
 _TIMEOUT = "LG730"
@@ -404,7 +404,7 @@ _ADVICE = re.compile(
 _OTHER_ERROR = re.compile(
     r"^\s*(?:\w+\.)*(?:Assertion|Attribute|FileNotFound|Import|Key|ModuleNotFound|Name|Type)Error\b"
 )
-"""Matches the error line of a program error, which may quote the name of a file or a test."""
+"""Matches the error line of a programming error, which may quote the name of a file or a test."""
 _MENTIONED = re.compile(
     r"handler|\[W\]|\bwarning\b|skipping|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
     re.IGNORECASE,

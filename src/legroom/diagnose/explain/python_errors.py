@@ -13,7 +13,7 @@ from typing import Literal
 from legroom.diagnose.explain.error_lines import ErrorLine
 
 ErrorFamily = tuple[Literal["oom", "host-oom", "not-memory", "unknown"], str]
-"""The kind of an error, and the code of the page that explains this kind, or "" if no page exists."""
+"""The kind of an error, and the code whose page explains this kind, or "" if no page exists."""
 
 
 def classify_python_error(error: ErrorLine) -> ErrorFamily:
@@ -43,8 +43,8 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
 
 
 def is_raised_by_program(frames: str) -> bool:
-    """Return True if a traceback ends with a line of the program that raises MemoryError. Usually, the program has a memory
-    of its own, such as a replay memory."""
+    """Return True if a traceback ends at a program line that raises MemoryError. Such a program usually has a memory of
+    its own, such as a replay memory."""
     return _RAISED_BY_PROGRAM.search(frames) is not None
 
 
@@ -56,8 +56,8 @@ def is_uninformative(error: ErrorLine) -> bool:
 
 
 def _library_of(error: ErrorLine) -> str:
-    """Return the code of the page for the library that contains the last file of the traceback, or that defines the
-    exception class."""
+    """Return the code for the library that contains the last file of the traceback, or that defines the exception
+    class."""
     frames = error.frames.replace("\\", "/")
     last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
     module = f"/{error.kind.lower().rpartition('.')[0].replace('.', '/')}/"
@@ -65,13 +65,13 @@ def _library_of(error: ErrorLine) -> str:
 
 
 def _code_of_errno(text: str) -> str:
-    """Return the code of the page for an error number of the operating system, if the message contains one."""
+    """Return the code for an operating system error number, if the message contains one."""
     match = _ERRNO.search(text)
     return _BY_ERRNO.get((match[1] or "errno").lower() + match[2], "") if match is not None else ""
 
 
 def _code_of_type_error(name: str, text: str) -> str:
-    """Return the code of the page for a TypeError about dtypes. Other messages of TypeErrors are about arguments."""
+    """Return the code for a TypeError about dtypes. Other TypeError messages are about arguments."""
     return "LG718" if name == "TypeError" and _DTYPE.search(text) else ""
 
 
@@ -106,7 +106,7 @@ _BY_ERRNO = {
     )
     for number in numbers
 }
-"""Page codes of error numbers: files and permissions, full disks, limits of the process, and a port in use."""
+"""Codes for error numbers: files and permissions, full disks, limits of the process, and a port in use."""
 
 _DTYPE = re.compile(
     r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are|torch\.b?(?:float|u?int|complex)\d",
@@ -135,7 +135,7 @@ _LIBRARIES = tuple(
         ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
     )
 )
-"""Page codes of libraries, by a pattern for the last file of the traceback."""
+"""Codes for libraries, each with a pattern for the last file in the traceback."""
 
 
 _CLEAR_CLASSES = frozenset(
@@ -145,7 +145,7 @@ _CLEAR_CLASSES = frozenset(
         "TabError", "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
     )
 )  # fmt: skip
-"""Exception classes that are always program errors, regardless of the message."""
+"""Exception classes that are always programming errors, regardless of the message."""
 _VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
 """Other exception classes that are not memory errors. Their message is more specific than the class."""
 
@@ -206,8 +206,8 @@ _FAMILIES = tuple(
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip
-"""Wordings and their page codes. The first match is used. The source of an error (NCCL, a process group) comes before
-its content, and devices and types come before sizes."""
+"""Wordings and their codes. The first match is used. The source of an error (NCCL, a process group) comes before its
+content, and devices and types come before sizes."""
 _RAISED_BY_PROGRAM = re.compile(
     r'file "(?![^"\n]*(?:-packages/|/lib/python))[^"\n]+", line \d+[^\n]*\n[^\n]*raise memoryerror\([^\n]*\s*[^\n]{0,40}$',
     re.IGNORECASE,

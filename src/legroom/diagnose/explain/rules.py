@@ -1,4 +1,4 @@
-"""Messages of errors that are not about memory, each with the code of the page that explains the error.
+"""Messages of errors that are not about memory, each with the code whose page explains the error.
 
 If several entries match the same line, the first entry in the table is used. The explanation (meaning, causes, checks
 and fixes) is on the code's page. `oom.known_messages` contains the messages about memory, and `memory_code` maps these
@@ -35,7 +35,7 @@ class Rule:
 
 
 def memory_code(message: MessagePattern | ErrorClassification) -> str:
-    """Return the code of the page for a message about memory; "" if the message is not about memory."""
+    """Return the code that explains a message about memory, or "" if the message is not about memory."""
     if message.certainty is Certainty.SURE:
         return "LG700"
     if message.certainty in (Certainty.DISGUISED, Certainty.LIKELY):

@@ -1,7 +1,7 @@
 """Proofs for safe fixes: a value is a tensor, and a change of its graph does not change the output of the program.
 
 The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires a proof. A
-function of this module returns True only if the file itself shows the reason.
+function in this module returns True only if the file itself shows the reason.
 """
 
 import libcst as cst

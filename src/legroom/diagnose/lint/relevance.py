@@ -1,6 +1,6 @@
 """Decides quickly whether a rule can report anything in a file.
 
-Most files of a library define models and never run them. Parsing such a file with libcst and analyzing its flow takes
+Most files in a library define models and never run them. Parsing such a file with libcst and analyzing its flow takes
 25 times as long as this check, which uses Python's own parser. The check may accept a file without findings, but it
 must not reject a file with findings.
 """
@@ -47,12 +47,12 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
 
 
 def _builds_model(node: ast.AST) -> bool:
-    """Return True for a method whose loops are not steps: they go through the layers of a model."""
+    """Return True for a method whose loops are not steps: they iterate over the layers of a model."""
     return isinstance(node, _Function) and node.name in {"forward", "__init__"}
 
 
 def _functions_of_forward(nodes: list[ast.AST]) -> list[_Function]:
-    """Return the functions that a model's `forward` runs, directly or through other functions of the file."""
+    """Return the functions that a model's `forward` runs, directly or through other functions in the file."""
     functions = [node for node in nodes if isinstance(node, _Function)]
     reached, pending = set[str](), {"forward"}
     while pending:

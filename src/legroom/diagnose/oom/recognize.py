@@ -136,8 +136,8 @@ _INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PROGRAM_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""Exceptions of these types are program errors, regardless of their message. The exception that caused them may still
-be an out-of-memory error."""
+"""Exceptions of these types are programming errors, regardless of their message. The exception that caused them may
+still be an out-of-memory error."""
 _BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.LIKELY, Certainty.DISGUISED)
 _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is unrelated to memory.")
 

@@ -32,7 +32,7 @@ class Leak:
     """The number of bytes that are currently alive."""
     bytes_per_step: int
     nodes_per_step: int | None
-    """The number of autograd nodes added per step, or None if not counted."""
+    """The number of autograd nodes added per step, or None if they were not counted."""
     holder: str | None
     """The reference path from a variable, if known."""
     advice: str

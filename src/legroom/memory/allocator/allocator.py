@@ -1,7 +1,7 @@
 """A simulation of PyTorch's CUDA caching allocator. The same requests result in the same blocks, segments, peaks and
 failures.
 
-The simulation follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a
+The simulation follows c10/cuda/CUDACachingAllocator.cpp from torch 2.11 to 2.13 step by step, in Python and without a
 GPU. With the addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by
 address. Without the segment addresses, the simulation reproduces the peaks of allocated and reserved memory. CUDA
 graphs and private pools are not simulated, because a virtual GPU does not support them.

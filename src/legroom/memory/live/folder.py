@@ -1,4 +1,4 @@
-"""The folder of the live files: one small file per process, readable only by its user.
+"""The folder for live files: one small file per process, readable only by its user.
 
 A process that is killed leaves its file behind. Each file therefore identifies its process by the process number and
 the time at which the process started. `read_all` returns only the files of processes that still run and deletes the

@@ -1,4 +1,4 @@
-"""The memory at the ends of the latest steps of a running program, and whether it grows."""
+"""A running program's memory at the end of each recent step, and whether it grows."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ TREND_READINGS = 8
 
 
 class StepHistory:
-    """The allocated memory at the ends of the latest steps that were measured."""
+    """The allocated memory at the end of each of the latest measured steps."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[int, int]] = deque(maxlen=HISTORY)

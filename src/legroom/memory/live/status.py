@@ -58,7 +58,7 @@ class RunStatus:
     """The latest finding, for example `LG101 train.py:41 losses (list, 412 items) → …`."""
     advice: str = ""
     history: tuple[int, ...] = ()
-    """The allocated memory of all devices at the ends of the latest steps, oldest first."""
+    """The allocated memory of all devices at the end of each of the latest steps, oldest first."""
     devices: tuple[DeviceStatus, ...] = field(default=())
 
     @property

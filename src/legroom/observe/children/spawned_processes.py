@@ -1,4 +1,4 @@
-"""Runs code of Legroom in the processes that a program starts with `multiprocessing`, before they import the program.
+"""Runs Legroom code in the processes that a program starts with `multiprocessing`, before they import the program.
 
 A spawned process unpickles a dictionary of preparation data before it imports the program again. This module adds an
 entry to the dictionary, and unpickling the entry calls a function. This module does not import torch.

@@ -148,7 +148,7 @@ class _Snapshot:
         }
 
     def _frames(self, frames: Any) -> list[dict[str, Any]]:
-        """Return the Python frames of a stack, with the paths of torch and Python on this machine. Equal stacks are the
+        """Return the Python frames of a stack, with the torch and Python paths on this machine. Equal stacks are the
         same list."""
         if not frames:
             return []
@@ -206,7 +206,7 @@ class _Snapshot:
         return [*(event for _, event in timed), SnapshotImported(end)]
 
     def _ends(self, trace: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the ends of the steps of a device. Without recorded calls, a step ends with the last entry of the
+        """Return the step ends of a device. Without recorded calls, a step ends with the last entry of the
         optimizer."""
         if self._step_ends:
             first = trace[0]["time_us"] if trace else 0
@@ -275,7 +275,7 @@ class _Snapshot:
 
 
 def _activity(entry: Mapping[str, Any]) -> Activity:
-    """Return the activity of an entry, by its stack. The autograd engine has no Python frames."""
+    """Return the activity of an entry, as shown by its stack. The autograd engine has no Python frames."""
     frames = entry["frames"]
     if not frames:
         return BACKWARD

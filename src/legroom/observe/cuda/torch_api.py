@@ -1,4 +1,4 @@
-"""All functions of torch that the CUDA history uses. Most of these functions are private, so each function is checked
+"""All torch functions that the CUDA history uses. Most of these functions are private, so each function is checked
 before use.
 
 The table lists the effect of each missing function.
@@ -216,8 +216,8 @@ def _without_compiler_import() -> Iterator[None]:
 def workspace_sizes(capability: tuple[int, int], environ: Any) -> frozenset[int]:
     """Return the sizes of the cuBLAS and cuBLASLt workspaces, which torch allocates in the caching allocator.
 
-    A cuBLAS workspace has 32 MiB on Hopper and Blackwell, 8320 KiB on older GPUs, or the value of
-    CUBLAS_WORKSPACE_CONFIG (`:KiB:count:KiB:count`). A cuBLASLt workspace has 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.
+    A cuBLAS workspace is 32 MiB on Hopper and Blackwell, 8320 KiB on older GPUs, or the value of
+    CUBLAS_WORKSPACE_CONFIG (`:KiB:count:KiB:count`). A cuBLASLt workspace is 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.
     """
     values = environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":").split(":")
     if len(values) % 2 == 0 and all(value.isdecimal() for value in values):

@@ -15,7 +15,7 @@ class RulesVersion:
     cudnn: str
     gpu: str
     equal_cudnn: tuple[str, str]
-    """The oldest and the newest version of cuDNN that choose the same kernels as `cudnn`."""
+    """The oldest and newest cuDNN versions that choose the same kernels as `cudnn`."""
 
     def covers_torch(self, version: str) -> bool:
         return minor_version(version) == minor_version(self.torch)

@@ -45,8 +45,8 @@ class OperationFacts:
         operators accept `device` by name only.
         """
         self.changes_list = _name(func).startswith("aten::_foreach_") and _name(func).endswith("_")
-        """Whether the operation changes a list of tensors in place (`_foreach_add_`). The kernels of CUDA increment the versions of
-        these tensors. Below a dispatch mode, nothing does.
+        """Whether the operation changes a list of tensors in place (`_foreach_add_`). CUDA kernels increment the
+        versions of these tensors. Below a dispatch mode, nothing does.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
         """Whether nothing is recorded if the result is a known storage and the run is in host memory."""

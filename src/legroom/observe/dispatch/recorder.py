@@ -606,7 +606,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _with_named_device(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, position: int
     ) -> Any:
-        """Run an operation and pass its argument `device` by name. FSDP2 of torch 2.6 and 2.8 passes `device` by
+        """Run an operation and pass its argument `device` by name. FSDP2 in torch 2.6 and 2.8 passes `device` by
         position.
         """
         parameters = func._schema.arguments[position : len(args)]
@@ -694,7 +694,7 @@ def _is_composite(func: Any) -> bool:
 
 def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the operations of which `func` is composed, as in torch's C++ code. If torch's private `_op_dk` is missing,
-    run the operations of torch's Python decomposition.
+    run the operations in torch's Python decomposition.
     """
     run = getattr(func, "_op_dk", None)
     return func.decompose(*args, **kwargs) if run is None else run(_COMPOSITE, *args, **kwargs)
@@ -730,8 +730,8 @@ _transform: Callable[[], Any] | None = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
 )
 _mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_at", None)
-"""The last of four private functions of torch. If one of the four functions is missing, every operation goes through
-the dispatch modes.
+"""The last of four private torch functions. If one of the four functions is missing, every operation goes through the
+dispatch modes.
 """
 
 

@@ -1,7 +1,7 @@
 """Reads the reference counts of storages, and handles weak references that end before the storage is freed.
 
-Reference counts and weak references of storages depend on private parts of torch. This module checks each part once, on
-a small storage.
+Reference counts and weak references of storages depend on torch internals. This module checks each part once, on a
+small storage.
 """
 
 import ctypes

@@ -86,7 +86,7 @@ class HolderPath(NamedTuple):
     file: str | None
     """The file that contains the name."""
     function: str
-    """The function of a local variable, or "" for globals and attributes."""
+    """The function that contains a local variable, or "" for globals and attributes."""
     line: int
     """The current line of the function, or the line that defines the holder, or 0 if unknown."""
     names: tuple[StoredName, ...]

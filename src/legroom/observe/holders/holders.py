@@ -124,8 +124,8 @@ def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> li
 
 def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: bool = False) -> HolderSurvey:
     """Find the memory that the variables of all functions on the call stack retain, from `frame` outwards. Without
-    `with_legroom`, a variable that refers to an object of Legroom (`guard`) is included only if no other variable
-    retains the same memory."""
+    `with_legroom`, a variable that refers to a Legroom object (`guard`) is included only if no other variable retains
+    the same memory."""
     guards: list[Holder] = []
     by_guards: dict[int, int] = {}
     holders: list[Holder] = []

@@ -1,6 +1,6 @@
 """Computes the device memory that an object retains, directly and through all objects that it references.
 
-A process may have hundreds of thousands of objects that reference no tensor (samples of a data set, a tokenizer's
+A process may have hundreds of thousands of objects that reference no tensor (samples in a dataset, a tokenizer's
 vocabulary). The search must be fast, because the user waits for the report. Therefore the search proceeds level by
 level and handles all objects of one type at once, in C. Only tensors, modules and optimizers are handled one by one.
 

@@ -1,6 +1,6 @@
 """Recognizes the iterations of a loop that has no model, optimizer or loader, by the lines that repeat.
 
-A search, a simulation or a server calls only functions of torch, so no hook of torch marks the end of an iteration. The
+A search, a simulation or a server calls only torch functions, so no torch hook marks the end of an iteration. The
 recorder knows the line of each allocation: if the same lines allocate again and again, a loop runs. On a GPU without a
 recorder of operations, the lines that read results from the device are used instead (`ResultReads`).
 """

@@ -374,8 +374,8 @@ def can_accumulate(holder: FoundHolder) -> bool:
 
 
 def with_own_graphs(holders: Sequence[FoundHolder], parts: Mapping[int, GraphPart]) -> list[FoundHolder]:
-    """Return the first holder, and the holders whose graphs share no node with the holders before them. `parts` contains a
-    part of the graph of each tensor by its `id`."""
+    """Return the first holder, and the holders whose graphs share no node with the holders before them. `parts` maps
+    the `id` of each tensor to a part of its graph."""
     chosen: list[FoundHolder] = []
     nodes: set[int] = set()
     for holder in holders:

@@ -101,7 +101,7 @@ def find_usage(
     classes: frozenset[str] = frozenset(),
     keys: tuple[str, ...] = (),
 ) -> NameUsage:
-    """Find the uses of a name in the function of the variable, then in the whole file, then in every file of the user.
+    """Find the uses of a name in the variable's function, then in the whole file, then in every file of the user.
     `classes` contains the classes that have the attribute, if known. `keys` are the literal keys of the item that
     matters: removing items under other keys does not count.
     """

@@ -55,7 +55,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _enable_torch_function: Any = getattr(torch._C, "_EnableTorchFunction", None)
-"""A private function of torch that enables function modes inside an operation. Without this function, kernels that the
+"""A private torch function that enables function modes inside an operation. Without this function, kernels that the
 program registers receive CPU tensors.
 """
 
@@ -222,8 +222,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def _user_code(self) -> Iterator[None]:
-        """Run a function of the program that torch calls inside an operation. The modes are disabled inside an
-        operation, so they are enabled again for this function.
+        """Run a program function that torch calls inside an operation. The modes are disabled inside an operation, so
+        they are enabled again for this function.
         """
         if VirtualGPU._active is not self:
             yield

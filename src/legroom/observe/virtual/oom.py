@@ -66,7 +66,7 @@ def _allocated_in_this_step(recorder: Recorder) -> list[StepStorage]:
 
 
 def oom_message(failure: AllocationFailed, device: VirtualDevice) -> str:
-    """Return the message of torch 2.11, copied from a real GPU."""
+    """Return the message that torch 2.11 raised on a real GPU."""
     allocator = device.allocator
     in_use = allocator.reserved + device.context_bytes
     limit = allocator.limit

@@ -497,7 +497,7 @@ class _Move(torch.autograd.Function):
 def cuda_default_device() -> Iterator[None]:
     """Make `cuda` work as the default device.
 
-    A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters this mode
+    A default device is a torch mode that adds `device=` to every call. `with torch.device("cuda")` enters this mode
     above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters the default-device mode
     below `PlacementMode`, so the default-device mode would create tensors on a real device. With
     `torch.set_default_device("cuda")`, the default-device mode therefore leaves the call unchanged, and `PlacementMode`

@@ -152,7 +152,7 @@ def _unpickled(value: Tensor, device: str, requires_grad: bool, is_parameter: bo
 
 
 def _device_in_text(index: int) -> list[Replacement]:
-    """Replace a private function of torch that appends the device when torch prints a tensor. Without this function, no
+    """Replace a private torch function that appends the device when torch prints a tensor. Without this function, no
     device is printed.
     """
     printing: Any = torch._tensor_str

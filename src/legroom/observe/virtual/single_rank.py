@@ -37,8 +37,8 @@ def has_no_peers() -> bool:
 
 
 def modules_of_groups() -> tuple[Any, ...]:
-    """Return the modules that contain the functions of process groups. The module that defines the functions comes
-    first, then the modules that import them. A module that this build of torch lacks is None.
+    """Return the modules that contain the process group functions. The module that defines the functions comes first,
+    then the modules that import them. A module that this build of torch lacks is None.
     """
     names = "distributed.distributed_c10d", "distributed", "distributed.device_mesh"
     return tuple(optional_module(f"torch.{name}") for name in names)

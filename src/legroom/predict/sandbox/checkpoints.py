@@ -73,8 +73,8 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
 
 
 def no_model_saved() -> None:
-    """Replace the saving functions of transformers, if the script has loaded that library, because these functions read
-    the data of tensors before they write.
+    """Replace the Transformers functions that save models, if the script has loaded that library, because these
+    functions read the data of tensors before they write.
 
     With a version of transformers that has none of these functions, a script that saves a model in its first steps fails.
     """

@@ -358,7 +358,7 @@ def without_prefix(path: str) -> str:
 
 
 def _split(path: str, folder: str) -> tuple[str, list[str]]:
-    """Return the folder from which a path starts, and the names in the path, last name first."""
+    """Return the folder from which a path starts, and the components of the path, last component first."""
     drive, rest = os.path.splitdrive(path)
     return (drive + os.sep if os.path.isabs(path) else folder), rest.split(os.sep)[::-1]
 

@@ -61,7 +61,7 @@ class DeviceCopies:
             return CellType()
 
     def _namespace(self, function: FunctionType) -> dict[str, Any]:
-        """Return the globals of the function. Training objects are copied, and functions of the module use the copy."""
+        """Return the globals of the function. Training objects are copied, and functions in the module use the copy."""
         original = function.__globals__
         copied = self._globals.get(id(original))
         if copied is None:

@@ -593,7 +593,7 @@ def _line(error: BaseException, found: Frame) -> int:
 
 
 _NO_DATA = "Cannot access data pointer"
-"""A part of torch's error message for a kernel (of an extension or Triton) that receives a tensor without data."""
+"""A part of torch's error message for a kernel (from an extension or Triton) that receives a tensor without data."""
 
 
 def _no_loader() -> None:

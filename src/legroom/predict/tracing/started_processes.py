@@ -16,8 +16,7 @@ Note = Callable[[str], None]
 
 @contextlib.contextmanager
 def first_spawned_rank_in_this_process(folder: Path, note: Note) -> Iterator[None]:
-    """Inside the block, make `torch.multiprocessing.spawn` call the function of its first rank in this process,
-    without the other ranks.
+    """Inside the block, make `torch.multiprocessing.spawn` run only its first rank, in this process.
 
     A trace cannot follow other processes. The process group of the first rank reports the right size, but the other
     ranks do not exist. `folder` is the folder for objects that the rank broadcasts.

@@ -404,8 +404,8 @@ _METADATA_FUNCTIONS = {
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return True if a module is recorded as one node. Such a module has no children, or is a module of torch that
-    uses its children without calling them."""
+    """Return True if a module is recorded as one node. Such a module has no children, or is a torch module that uses
+    its children without calling them."""
     if next(module.children(), None) is None:
         return True
     if isinstance(module, nn.Sequential):

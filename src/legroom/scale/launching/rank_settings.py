@@ -14,8 +14,8 @@ from legroom.scale.launching.rendezvous import interface_of, local_address
 
 SETTINGS_VARIABLE = "LEGROOM_LAUNCH"
 ATTEMPT_VARIABLE = "LEGROOM_ATTEMPT"
-"""The environment variable with the attempt of the rank. The restart count of torch does not include restarts because
-of added or removed nodes."""
+"""The environment variable with the attempt of the rank. torch's restart count does not include restarts caused by
+added or removed nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

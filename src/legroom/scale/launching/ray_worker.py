@@ -29,8 +29,8 @@ class RankTask:
 
 
 def run_on_worker(config: dict[str, Any]) -> None:
-    """Run the rank as the training function of Ray Train. The function returns if the rank succeeds, and raises an
-    error otherwise."""
+    """Run the rank as a Ray Train training function. The function returns if the rank succeeds, and raises an error
+    otherwise."""
     import ray
     import ray.train
     import torch.distributed as distributed

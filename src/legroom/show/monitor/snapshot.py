@@ -59,8 +59,8 @@ class GpuRow:
 
     sample: GpuSample
     is_lower_bound: bool
-    """In some containers, the driver reports that no memory is used. `sample.used` is then the memory that runs of
-    Legroom have reserved."""
+    """In some containers, the driver reports that no memory is used. `sample.used` is then the memory that Legroom runs
+    have reserved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

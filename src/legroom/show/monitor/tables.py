@@ -37,7 +37,7 @@ class Column(Generic[Row]):
     abbreviate: Callable[[str], str] | None = None
     """Shortens a text that does not fit a narrow column."""
     from_width: int = 0
-    """The width of the terminal from which the column is shown."""
+    """The minimum terminal width at which the column is shown."""
     right: bool = True
 
     def text(self, row: Row, snapshot: Snapshot, size: int) -> str:

@@ -1,5 +1,5 @@
-"""Saves the states of random generators as plain data. The states of torch (on the CPU and on GPUs), Python, NumPy
-and a loader are included.
+"""Saves the states of random generators as plain data. The states of torch (on the CPU and on GPUs), Python, NumPy and
+a data loader are included.
 
 `guarding.state.random_state` also saves generator states, but as objects for the duration of a step. A checkpoint
 needs serializable data.

@@ -115,7 +115,8 @@ def _no_single_process_warning() -> Iterator[None]:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Return the error of the first failed rank. The exception of torch contains the errors of all ranks, with tracebacks."""
+    """Return the error of the first failed rank. torch's exception contains the errors of all ranks with their
+    tracebacks."""
     rank = min(error.failures)
     cause = error.failures[rank][0]
     if isinstance(cause, OSError | CheckpointError):

@@ -471,8 +471,8 @@ def _host_group(members: list[int], timeout: float, call: str) -> Any:
 def _store(prefix: str) -> Any:
     """Return the key-value store of the default process group. All keys get a prefix.
 
-    The function of torch that returns the store is private. In a version of torch without this function, the ranks
-    use a new store, which needs a free port on the machine of the first rank.
+    The torch function that returns the store is private. In a version of torch without this function, the ranks use a
+    new store, which needs a free port on the machine of the first rank.
     """
     return group_store(prefix) or distributed_c10d.PrefixStore(prefix, _new_store())
 

@@ -20,7 +20,7 @@ _LOADS_OR_SAVES = (os.path.join(_TORCH, "serialization.py"), os.path.join(_TORCH
 
 class MainThreadActivity:
     """Measures how long the main thread has made no progress. Works for waits inside DDP, FSDP2 or CUDA, which do not
-    run any code of Legroom.
+    run any Legroom code.
 
     The main thread has made progress if its line in the user's code has changed or if it has allocated GPU memory. On
     the CPU, a process that computes also makes progress. On a GPU, a process that waits may use a whole core.

@@ -8,8 +8,8 @@ block. After ten seconds, the thread asks the other ranks through the store of t
 the waiting rank with the lowest number logs the answers. A rank answers even if it is not inside such a block. A rank
 that exits or destroys its process group writes this to the store.
 
-In a rank of `legroom launch`, the thread also observes the main thread, because DDP and FSDP2 wait without any code of
-Legroom (see `observe_main_thread`).
+In a rank of `legroom launch`, the thread also observes the main thread, because DDP and FSDP2 wait without running any
+Legroom code (see `observe_main_thread`).
 """
 
 import collections
@@ -47,7 +47,7 @@ _EXIT_SECONDS = 2.0
 """The time in seconds in which an exit is known to the other ranks after the connections were closed."""
 _ADVICE = "All ranks must make the same calls."
 State = Literal["waits", "stalls", "idles", "runs", "gone"]
-"""A rank waits inside of Legroom, stalls inside of torch, idles elsewhere, makes progress, or is gone."""
+"""A rank waits inside Legroom, stalls inside torch, idles elsewhere, makes progress, or is gone."""
 _observer: "_Observer | None" = None
 _lock = threading.Lock()
 
@@ -83,8 +83,8 @@ def wait_for_ranks(
 ) -> None:
     """Wait until all ranks have called this function with the same name. Raise RankMissing if a rank has exited.
 
-    A call of this function comes before a call of torch that waits for a missing rank until its timeout, such as
-    `new_group`. By default, `ranks` are all ranks.
+    Call this function before a torch call that waits for a missing rank until its timeout, such as `new_group`. By
+    default, `ranks` are all ranks.
     """
     observer = _current_observer()
     if observer is not None:
@@ -115,8 +115,8 @@ def observe_main_thread() -> None:
 
 
 def group_store(prefix: str) -> Any | None:
-    """Return the store of the default process group, with a prefix for its keys. Return None if the private function of
-    torch that returns the store does not exist.
+    """Return the store of the default process group, with a prefix for its keys. Return None if the private torch
+    function that returns the store does not exist.
 
     The result has a separate connection, so that a blocking operation in another thread does not delay it. A rank that
     is traced alone has a store of its own.

@@ -10,9 +10,9 @@ tensor is freed as soon as no other object references the tensor. In the backwar
 prefetched.
 
 Parameters (leaves that require a gradient, and views of them), tensors smaller than `min_size`, and tensor subclasses
-stay on the device. A small part of a large storage, such as a slice of a data set on the GPU, also stays on the
-device, because a copy would free no memory. If the budget or the host memory is used up, all further tensors stay on
-the device too.
+stay on the device. A small part of a large storage, such as a slice of a dataset on the GPU, also stays on the device,
+because a copy would free no memory. If the budget or the host memory is used up, all further tensors stay on the device
+too.
 
 Autograd checks whether a saved tensor was modified in place. Autograd does not check tensors in hooks, so `Spill`
 checks these tensors. If a tensor is modified after its copy is complete, the gradient is still correct. Without

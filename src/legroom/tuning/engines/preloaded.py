@@ -1,9 +1,9 @@
 """Imports the modules that a trial or the tracing process needs. The fork server imports this module before it forks.
 
 These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. Without this module,
-each process would load the optional modules of torch when the first optimizer is created and when a virtual GPU is
-entered. Loading these modules takes nearly two seconds of CPU time. The imports are in a separate module because only
-the server process may import it.
+each process would load torch's optional modules when the first optimizer is created and when a virtual GPU is entered.
+Loading these modules takes nearly two seconds of CPU time. The imports are in a separate module because only the server
+process may import it.
 """
 
 import contextlib

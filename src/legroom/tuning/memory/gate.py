@@ -41,7 +41,7 @@ MAX_TRACES = 4
 NEAR = 0.75
 """The search stops at a micro-batch of at least this fraction of the smallest micro-batch that does not fit."""
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
-"""The priorities of traces. Full batches come first, then micro-batches, then the ends of ranges."""
+"""The priorities of traces. Full batches come first, then micro-batches, then the endpoints of ranges."""
 OOM_MARGIN = 1.05
 """The factor by which the measured memory of a failed trial is multiplied. A trial that ran out of memory needed more
 than it used."""

@@ -1,5 +1,5 @@
-"""A searcher with Optuna's tree-structured Parzen estimator, used as in Ray Tune's `OptunaSearch`. The same seed
-gives the same proposals. The user can pass another sampler of Optuna.
+"""A searcher with Optuna's tree-structured Parzen estimator, used as in Ray Tune's `OptunaSearch`. The same seed gives
+the same proposals. The user can pass another Optuna sampler.
 
 A configuration that can never fit violates a constraint. Such a configuration ranks below all completed trials, and
 larger configurations rank lower, so the estimator avoids that region of the space.

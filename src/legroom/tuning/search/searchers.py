@@ -67,7 +67,7 @@ SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
 def make_searcher(
     search: str, space: Space, mode: Mode, seed: int, more_modes: Sequence[Mode] = (), sampler: Any = None
 ) -> Searcher:
-    """Create a searcher by name. `sampler` is a sampler of Optuna. Raises `UsageError` if the searcher does not support
+    """Create a searcher by name. `sampler` is an Optuna sampler. Raises `UsageError` if the searcher does not support
     the space."""
     check_search(search, space)
     if search == "random":
@@ -94,7 +94,7 @@ def make_searcher(
 
 
 def optuna_sampler(search: Any) -> Any:
-    """Return `search` if it is a sampler of Optuna, and None otherwise. The check does not import Optuna."""
+    """Return `search` if it is an Optuna sampler, and None otherwise. The check does not import Optuna."""
     optuna = sys.modules.get("optuna")
     return search if optuna is not None and isinstance(search, optuna.samplers.BaseSampler) else None
 

@@ -14,7 +14,7 @@ MOST_STEPS = 1000
 
 
 def is_ray_space(written: Any) -> bool:
-    """Return True if a dict contains a domain of Ray."""
+    """Return True if a dict contains a Ray domain."""
     return isinstance(written, Mapping) and any(_varies(value) for value in written.values())
 
 

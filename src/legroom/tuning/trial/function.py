@@ -1,9 +1,9 @@
 """Describes a training function in a form that another process can load.
 
-A function at the top level of a file is identified by the file and its name, and the file is imported where it is needed. As with
-`multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls `legroom.tune` at the top
-level, the import ends at that call. Other functions (lambdas, nested functions, functions of a notebook) are pickled
-with cloudpickle.
+A function at the top level of a file is identified by the file and its name, and the file is imported where it is
+needed. As with `multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls
+`legroom.tune` at the top level, the import ends at that call. Other functions (lambdas, nested functions, functions in
+a notebook) are pickled with cloudpickle.
 """
 
 import ast
@@ -204,7 +204,7 @@ class TrainParameters:
     config: str | None = None
     trial: str | None = None
     checkpoint_dir: str | None = None
-    """The parameter for the folder of the checkpoint, as in old versions of Ray Tune."""
+    """The parameter for the checkpoint folder, as in old versions of Ray Tune."""
     is_unknown: bool = False
     """True if the signature cannot be read, or if the configuration can only be passed by position."""
 

@@ -1,9 +1,9 @@
 """Makes `ray.tune.report` and `ray.tune.get_checkpoint` use the trial of this process.
 
 A function that was written for Ray Tune therefore runs unchanged with every engine, and its memory can be estimated.
-This includes `tune.report(loss=0.5)` and `with tune.checkpoint_dir(step)` of old versions of Ray.
-Ray's functions look up a session in a private module. If a version of Ray has no such module, `ray.tune.report` warns
-that it was called outside of a trial.
+This includes `tune.report(loss=0.5)` and `with tune.checkpoint_dir(step)` from old versions of Ray. Ray's functions
+look up a session in a private module. If a version of Ray has no such module, `ray.tune.report` warns that it was
+called outside of a trial.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def ray_session(trial: "Trial", *, needed: bool) -> Iterator[None]:
 
 
 def report_of_session() -> Callable[[dict[str, Any]], None]:
-    """Return the function that reports to the current session of Ray, even while `ray_session` is active."""
+    """Return the function that reports to the current Ray session, even while `ray_session` is active."""
     from ray import tune
 
     report: Callable[[dict[str, Any]], None] = getattr(
@@ -61,7 +61,7 @@ class _Session:
     replaces, because Ray Tune uses them in another thread of a worker on a cluster."""
 
     world_rank = None
-    """None, because Ray distinguishes a trial of Ray Tune from a worker of Ray Train by this value."""
+    """None, because Ray uses this value to distinguish a Ray Tune trial from a Ray Train worker."""
 
     def __init__(self, trial: "Trial", original: Any = None) -> None:
         self._trial, self._original = trial, original

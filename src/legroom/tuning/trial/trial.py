@@ -229,8 +229,8 @@ class Trial:
 
 @contextlib.contextmanager
 def _disk_full_as_error(partial: Path) -> Iterator[None]:
-    """Convert an error about a full disk to `DiskFull` and delete the incomplete file. The error of torch does not
-    mention the disk."""
+    """Convert an error about a full disk to `DiskFull` and delete the incomplete file. torch's error does not mention
+    the disk."""
     try:
         yield
     except (OSError, RuntimeError) as error:

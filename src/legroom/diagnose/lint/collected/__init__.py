@@ -1,1 +1,1 @@
-"""Finds containers that collect values of many steps or batches."""
+"""Finds containers that collect values from many steps or batches."""

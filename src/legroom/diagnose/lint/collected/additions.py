@@ -14,8 +14,8 @@ from legroom.diagnose.lint.flow.syntax import is_call_of, method_name, path_of, 
 
 
 def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, StoreFact]]:
-    """Yield a store for each argument that a function of this file stores, with its call, and with the statement in the
-    function that stores the argument."""
+    """Yield a store for each argument that a function in this file stores, with its call and the statement that stores
+    the argument."""
     for call in program.calls:
         local = call.local
         if local is None or not local.stored_parameters or local.name == "__init__":
@@ -75,8 +75,8 @@ def additions_by_assignment(program: Program, store: StoreFact) -> Iterator[Stor
 
 
 def is_visible(program: Program, store: StoreFact) -> bool:
-    """Return True if this file contains all code that may empty a container. A class of another file may empty the
-    attributes of its subclasses, and a caller its own list."""
+    """Return True if this file contains all code that may empty a container. A class in another file may clear the
+    attributes of its subclasses, and a caller may clear its own list."""
     first = root(store.target)
     function = store.function
     if first in {"self", "cls"}:

@@ -68,7 +68,7 @@ def _copied(store: StoreFact) -> Problem:
 _REPEATED_CALLBACK = re.compile(
     r"^on_(?:\w+_)?(?:epoch|step|batch|evaluate|log|save)(?:_(?:start|begin|end))?$|^on_validation_end$"
 )
-"""Methods of a callback that a trainer calls again and again."""
+"""Callback methods that a trainer calls repeatedly."""
 
 
 def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
@@ -180,7 +180,8 @@ def _copied_models(
 
 
 def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact, depth: int) -> set[str]:
-    """Return the copied models of a name, from its last assignment, or of a call, from what the function returns."""
+    """Return the models that are copied in the last assignment to a name, or in the return value of a called
+    function."""
     path = dotted(part)
     if path is not None:
         made = [
@@ -408,7 +409,7 @@ def _contains_gradients(
 
 
 def _returns_gradients(program: Program, node: cst.Call, store: StoreFact, depth: int) -> bool:
-    """Return True for `gradient.clone()`, `torch.cat([p.grad.flatten() for p in parameters])`, and a function of this
+    """Return True for `gradient.clone()`, `torch.cat([p.grad.flatten() for p in parameters])`, and a function in this
     file that returns gradients."""
     if any(is_call_of(node, name) for name in ("cat", "stack", "concat", "deepcopy")) and node.args:
         return _contains_gradients(program, node.args[0].value, store, depth + 1)

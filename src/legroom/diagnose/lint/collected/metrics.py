@@ -15,7 +15,7 @@ _STORING = re.compile(
     r"^(?:Binary|Multiclass|Multilabel)?(?:AUROC|ROC|AveragePrecision|PrecisionRecallCurve|CalibrationError)$"
     r"|^(?:SpearmanCorrCoef|KendallRankCorrCoef|CatMetric|CosineSimilarity)$|^Retrieval[A-Z]\w+$"
 )
-"""Metrics of torchmetrics that store every prediction. Most other metrics store only sums."""
+"""torchmetrics classes that store every prediction. Most other metrics store only sums."""
 
 
 def metrics_without_reset(program: Program) -> Iterator[Problem]:
@@ -58,8 +58,8 @@ def _stores_predictions(program: Program, made: cst.BaseExpression) -> bool:
 
 
 def _is_updated_in_all_epochs(call: CallFact, made: StoreFact) -> bool:
-    """Return True if a metric is updated in a loop in a training loop, and is created outside both. The loops may be in
-    two functions."""
+    """Return True if a metric is updated in a loop inside a training loop, and is created outside both. The loops may
+    be in two functions."""
     if made.loops:
         return False
     if made.function is call.function:

@@ -97,7 +97,7 @@ def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
 
 
 def _creating_functions(program: Program, path: str, loop: LoopFact) -> list[cst.CSTNode]:
-    """Return the functions of this file that a loop calls to create a model, also if they call each other."""
+    """Return the functions in this file that a loop calls to create a model, even if they call each other."""
     made = [each for each in program.stores if each.target == path and each.loops[-1:] == (loop,)]
     found: list[Function] = []
     added = [

@@ -47,7 +47,7 @@ def key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -
 
 def _is_part_of_model(program: Program, store: StoreFact, name: str, depth: int = 0) -> bool:
     """Return True if a name in a key is the name or index of a parameter or layer, or is computed from it. Each step
-    goes through the same parts of the model."""
+    iterates over the same parts of the model."""
     first = root(name)
     if first in _TEXT_FUNCTIONS:
         return True

@@ -1,5 +1,5 @@
-"""Finds containers that collect one tensor per batch on the GPU: the batches themselves (LG117), or the states of a sampler
-(LG101). These tensors have no graph, but together they are as large as the whole data set."""
+"""Finds containers that collect one tensor per batch on the GPU: the batches themselves (LG117), or the states of a
+sampler (LG101). These tensors have no graph, but together they are as large as the whole dataset."""
 
 import re
 from collections.abc import Iterator
@@ -207,7 +207,7 @@ def moves_to_host(node: cst.Call) -> bool:
 
 
 def is_used_on_gpu(program: Program, target: str) -> bool:
-    """Return True if the program computes with the collection on the GPU, as with the bank of a nearest-neighbor
+    """Return True if the program computes with the collection on the GPU, as with the memory bank of a nearest-neighbor
     search."""
     names = derived_names(program, target)
     for node in program.nodes:

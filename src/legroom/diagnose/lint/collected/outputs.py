@@ -1,5 +1,5 @@
-"""Finds containers that collect the outputs of a model for all batches on the GPU, for LG101. The outputs have no graph, but
-together they are as large as the outputs for the whole data set."""
+"""Finds containers that collect the outputs of a model for all batches on the GPU, for LG101. The outputs have no
+graph, but together they are as large as the outputs for the whole dataset."""
 
 import re
 from collections.abc import Iterator
@@ -91,8 +91,8 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
 
 
 def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
-    """Return the innermost loop over the batches or samples of a data set. Only an evaluation without gradients goes
-    through a data set without a loader."""
+    """Return the innermost loop over the batches or samples of a dataset. Only an evaluation without gradients iterates
+    over a dataset without a loader."""
     for loop in reversed(store.loops):
         if loop.iterable.kind is ValueKind.LOADER:
             return loop

@@ -43,7 +43,7 @@ def _puts_batch(program: Program, call: CallFact, loop: LoopFact) -> bool:
 
 
 def _creations(program: Program, path: str, function: Function) -> list[cst.BaseExpression]:
-    """Return the expressions that create a queue: of an attribute, a local variable, or an argument of a thread."""
+    """Return the expressions that create a queue, for an attribute, a local variable, or a thread argument."""
     if path in function.parameters:
         return [
             each
@@ -63,7 +63,7 @@ def _creations(program: Program, path: str, function: Function) -> list[cst.Base
 def _arguments(
     program: Program, function: Function, parameter: str
 ) -> Iterator[tuple[Function, cst.BaseExpression]]:
-    """Yield what callers pass for a parameter, also through `Thread(target=function, args=(q,))`."""
+    """Yield what callers pass for a parameter, including through `Thread(target=function, args=(q,))`."""
     for site in function.call_sites:
         for name, argument in function.receives(site.call):
             if name == parameter:

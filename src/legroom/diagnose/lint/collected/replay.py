@@ -52,8 +52,8 @@ def replayed_on_gpu(program: Program) -> Iterator[Problem]:
 
 
 def _made_on_gpu(program: Program, part: cst.BaseExpression, store: StoreFact) -> cst.BaseExpression | None:
-    """Return the call that puts a tensor on the GPU: the part itself, its last assignment, or in a function of this file
-    that returns the tensor."""
+    """Return the call that puts a tensor on the GPU: the part itself, its last assignment, or in a function in this
+    file that returns the tensor."""
     path = dotted(part)
     sources: list[cst.BaseExpression] = [part]
     if path is not None:
@@ -92,8 +92,8 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
 
 
 def _moves_samples(program: Program, name: str) -> bool:
-    """Return True if a function that draws from the memory, also through a method, moves tensors to the GPU. Images in
-    the memory fill the GPU also if their samples are not moved."""
+    """Return True if a function that samples from the replay memory, directly or through a method, moves tensors to the
+    GPU. Images in the replay memory fill the GPU even if their samples are not moved."""
     if program.mentions("Conv2d"):
         return True
     drawing = {

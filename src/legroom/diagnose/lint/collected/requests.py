@@ -105,7 +105,8 @@ def _key_of(store: StoreFact) -> list[cst.CSTNode]:
 
 
 def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
-    """Return the last names of the variables that a key is made of, also through one assignment and one argument."""
+    """Return the last components of the names that a key is built from, including through one assignment and one
+    argument."""
     names = sorted(names_in(key))
     made = [
         each.expression

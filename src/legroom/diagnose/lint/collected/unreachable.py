@@ -39,7 +39,7 @@ def _has_random_key(store: StoreFact) -> bool:
 
 
 def _contains_cache(program: Program, store: StoreFact) -> bool:
-    """Return True if a value is a cache, or an object of this file with a cache."""
+    """Return True if a value is a cache, or an object in this file with a cache."""
     known = program.classes.get(store.value.class_name or "")
     nodes = [*walk(store.expression), *(walk(known.node) if known is not None else ())]
     return any(_CACHE.search(last_name(path)) for node in nodes if (path := dotted(node)) is not None) or any(
@@ -48,7 +48,8 @@ def _contains_cache(program: Program, store: StoreFact) -> bool:
 
 
 def _is_read(program: Program, store: StoreFact) -> bool:
-    """Return True if the program uses the dict in any other way than to create it, to store entries and to count them."""
+    """Return True if the program does anything with the dict other than creating it, storing entries and counting
+    them."""
     name = last_name(store.target)
     for node in program.nodes:
         if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:

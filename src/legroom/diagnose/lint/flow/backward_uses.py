@@ -47,8 +47,8 @@ def is_used_in_backward(program: Program, target: str) -> bool:
 
 
 def derived_names(program: Program, target: str) -> set[str]:
-    """Return the last names of a path and of all values in the file that are computed from it. Values with the same
-    last name count as the same value."""
+    """Return the last components of a path and of all values in the file that are computed from it. Values whose names
+    end in the same component count as the same value."""
     names = {last_name(target)}
     for _ in range(4):
         before = len(names)

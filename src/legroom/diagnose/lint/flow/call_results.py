@@ -61,9 +61,9 @@ _COMPUTING_METHODS = split_words(
     "log_prob encode decode embed encode_image encode_text get_image_features get_text_features forward_features "
     "extract_features forward_head"
 )
-"""Methods of models of libraries that do not disable gradients."""
+"""Methods of library models that do not disable gradients."""
 _OPERATIONS = ("einops.", "torchvision.ops.", "torchvision.utils.make_grid")
-"""Functions of libraries whose results have the graph of their arguments."""
+"""Library functions whose results have the graph of their arguments."""
 _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 
 
@@ -312,7 +312,7 @@ def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
 
 
 def split_result(result: Value, forward: Function | None) -> Value:
-    """Return the items that a model of this file returns. Detached items have no graph."""
+    """Return the items that a model in this file returns. Detached items have no graph."""
     if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
         return result
     detached = (ValueKind.TENSOR, ValueKind.PLAIN)
@@ -321,7 +321,7 @@ def split_result(result: Value, forward: Function | None) -> Value:
 
 
 def new_instance(program: Program, class_name: str, arguments: tuple[Value, ...]) -> Value:
-    """Return a new object of a class of this file."""
+    """Return a new object of a class in this file."""
     kind = ValueKind.MODEL if program.is_module_class(class_name) else ValueKind.UNKNOWN
     frozen = kind is ValueKind.MODEL and _has_no_parameters(program, class_name)
     return Value(
@@ -344,7 +344,7 @@ def _contents_of(program: Program, class_name: str, arguments: tuple[Value, ...]
 
 
 def _has_parameters(program: Program, class_name: str) -> bool:
-    """Return True if a module of this file contains layers or parameters that require gradients."""
+    """Return True if a module in this file contains layers or parameters that require gradients."""
     known = program.classes[class_name]
     values = [each for value in known.attributes.values() for each in (value, *value.contents)]
     if any(each.frozen for each in values):
@@ -357,7 +357,7 @@ def _has_parameters(program: Program, class_name: str) -> bool:
 
 
 def _has_no_parameters(program: Program, class_name: str) -> bool:
-    """Return True if a module of this file contains no parameters and no other modules, such as a metric."""
+    """Return True if a module in this file contains no parameters and no other modules, such as a metric."""
     plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
     modules = (ValueKind.MODEL, ValueKind.PARAMETER)
     pending, seen = [class_name], set[str]()

@@ -180,7 +180,7 @@ class Expressions:
         return UNKNOWN if self._is_class(name) else self.program.guess(name)
 
     def _is_class(self, name: str) -> bool:
-        """Return True for a class of this file, and for a name that is written like a class and that the file does not
+        """Return True for a class in this file, and for a name that is written like a class and that the file does not
         assign. `G` and `D` are models."""
         if name in self.program.classes:
             return True
@@ -200,7 +200,7 @@ class Expressions:
         )
 
     def _bound_method(self, owner: Value, name: str) -> Value | None:
-        """Return the method of an object of this file, as in `train(on_step=curve.add)`."""
+        """Return the method of an object in this file, as in `train(on_step=curve.add)`."""
         if owner.class_name is None or owner.kind is not ValueKind.UNKNOWN:
             return None
         method = self.program.method(owner.class_name, name)
@@ -340,7 +340,7 @@ class Expressions:
         return result
 
     def _called_value(self, func: cst.BaseExpression, owner: Value) -> Value:
-        """Return the value that is called: a model, a loss or a function of this file. `owner` is the value of the
+        """Return the value that is called: a model, a loss or a function in this file. `owner` is the value of the
         object whose attribute is called."""
         path = dotted(func)
         if path is not None and path in self.names:

@@ -11,7 +11,7 @@ from legroom.diagnose.lint.flow.values import UNKNOWN, Value
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """A function or method of the file. The statements at module level form a function without a name."""
+    """A function or method in the file. The statements at module level form a function without a name."""
 
     name: str
     qualified_name: str
@@ -85,7 +85,7 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class LoopFact:
-    """A loop and the facts about its body, including the functions of this file that the body calls."""
+    """A loop and the facts about its body, including the functions in this file that the body calls."""
 
     node: Loop
     function: Function

@@ -106,7 +106,7 @@ class Program:
         return None
 
     def is_module_class(self, name: str | None, seen: frozenset[str] = frozenset()) -> bool:
-        """Return True if a class of this file is an `nn.Module`."""
+        """Return True if a class in this file is an `nn.Module`."""
         known = self.classes.get(name or "")
         if known is None or known.name in seen:
             return False
@@ -119,11 +119,11 @@ class Program:
 
     @cached_property
     def value_classes(self) -> frozenset[str]:
-        """The classes of this file that are not modules."""
+        """The classes in this file that are not modules."""
         return frozenset(name for name in self.classes if not self.is_module_class(name))
 
     def is_autograd_function(self, name: str | None) -> bool:
-        """Return True if a class of this file is a `torch.autograd.Function`. Its methods run without gradients."""
+        """Return True if a class in this file is a `torch.autograd.Function`. Its methods run without gradients."""
         known = self.classes.get(name or "")
         return known is not None and any(
             base.endswith(("autograd.Function", "autograd.function.Function")) for base in known.bases
@@ -137,7 +137,7 @@ class Program:
         return base in known.bases or any(self.inherits(each, base, seen | {name}) for each in known.bases)
 
     def are_related(self, one: str, other: str) -> bool:
-        """Return True if one class is derived from the other, or if both are derived from the same class of this
+        """Return True if one class is derived from the other, or if both are derived from the same class in this
         file."""
         if self.inherits(one, other) or self.inherits(other, one):
             return True
@@ -158,7 +158,7 @@ class Program:
         return None
 
     def inherited(self, class_name: str | None, name: str) -> Function | None:
-        """Return the method that `super().name` refers to in a class of this file."""
+        """Return the method that `super().name` refers to in a class in this file."""
         known = self.classes.get(class_name or "")
         found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
         return next(filter(None, found), None)
@@ -199,13 +199,13 @@ class Program:
         return called_models(self.nodes) - defined
 
     def instance(self, class_name: str) -> Value:
-        """Return an object of a class of this file."""
+        """Return an object of a class in this file."""
         is_module = self.is_module_class(class_name)
         return Value(ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=class_name)
 
     def object_used_as(self, path: str, function: Function, *, is_model: bool) -> Value | None:
-        """Return the object to which a path refers if only one class of the file has the methods that are called on it. The
-        path may be known to be a model by its name."""
+        """Return the object to which a path refers if only one class in the file has the methods that are called on it.
+        The name of the path alone may show that it is a model."""
         scope = function.class_name if path.startswith("self.") else function.name
         methods = self._called_methods.get((scope or "", path))
         if methods is None or not identifies_class(methods, of_model=is_model):
@@ -262,8 +262,8 @@ class Program:
 
     @cached_property
     def drawn_names(self) -> frozenset[str]:
-        """The last names of containers from which the file draws random entries, as in `random.sample(self.memory, n)` or
-        `randint(0, len(self.memory))`."""
+        """The last components of the names of containers from which the file draws random entries, as in
+        `random.sample(self.memory, n)` or `randint(0, len(self.memory))`."""
         return frozenset(
             name
             for node in self.nodes
@@ -313,7 +313,7 @@ class Program:
 
     @cached_property
     def passed_names(self) -> frozenset[str]:
-        """The last names of all names and attributes that the file reads other than to call them, for example of a
+        """The last components of all names and attributes that the file reads without calling them, for example a
         function that is the target of a thread."""
         return frozenset(
             node.attr.value if isinstance(node, cst.Attribute) else node.value
@@ -410,7 +410,7 @@ _DRAWING = frozenset(
 
 
 def _drawn(node: cst.CSTNode) -> str | None:
-    """Return the last name of a container, also of `len(container)` and `range(len(container))`."""
+    """Return the last component of a container's name, including for `len(container)` and `range(len(container))`."""
     while isinstance(node, cst.Call) and dotted(node.func) in {"len", "range", "list"} and node.args:
         node = node.args[0].value
     path = dotted(node)

@@ -38,12 +38,13 @@ _DATA = re.compile(
     r"|dataset|records|rows|prompts|recordings|segments|windows|pages|utterances|tiles|patches|molecules)$",
     re.IGNORECASE,
 )
-"""Names of data sets over which a program iterates without a loader."""
+"""Names of datasets over which a program iterates without a loader."""
 _DATA_CALLS = split_words("glob rglob iterdir listdir iterrows itertuples batched scandir")
 
 
 def iterates_data_set(loop: LoopFact) -> bool:
-    """Return True for a loop over `range(0, len(texts), size)`, over `folder.glob("*.png")`, or over a name of a data set."""
+    """Return True for a loop over `range(0, len(texts), size)`, over `folder.glob("*.png")`, or over a name that
+    suggests a dataset."""
     if not isinstance(loop.node, cst.For):
         return False
     iterable = loop.node.iter

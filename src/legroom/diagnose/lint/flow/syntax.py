@@ -166,7 +166,7 @@ def root(path: str) -> str:
 
 
 def last_name(path: str) -> str:
-    """Return the last name of a path, for example `losses` for `self.losses`."""
+    """Return the last component of a path, for example `losses` for `self.losses`."""
     return path.rpartition(".")[2]
 
 

@@ -1,4 +1,4 @@
-"""Finds the functions that run a model with gradients enabled, directly or through other functions of the file, and the
+"""Finds the functions that run a model with gradients enabled, directly or through other functions in the file, and the
 loops that call them, for LG201."""
 
 import re
@@ -57,7 +57,7 @@ def _with_callers(calls: list[CallFact], others: list[CallFact]) -> set[Function
 
 
 def reached_functions(program: Program, call: CallFact) -> set[Function]:
-    """Return the functions of the file that a call runs, directly or through other functions."""
+    """Return the functions in the file that a call runs, directly or through other functions."""
     found, pending = set[Function](), [call.local] if call.local is not None else []
     while pending:
         function = pending.pop()
@@ -71,9 +71,9 @@ def reached_functions(program: Program, call: CallFact) -> set[Function]:
 
 
 def call_in_loop(program: Program, function: Function) -> CallFact | None:
-    """Return the call in a loop that reaches a function, also through other functions. Return None if a training step or
-    a loop through an environment reaches it, because the training may use the result, and one action at a time needs
-    little memory."""
+    """Return the call in a loop that reaches a function, directly or through other functions. Return None if a training
+    step or a loop through an environment reaches it, because the training may use the result, and one action at a time
+    needs little memory."""
     found: list[CallSite] = []
     pending, seen = [function], set[Function]()
     while pending:
@@ -96,7 +96,7 @@ def call_in_loop(program: Program, function: Function) -> CallFact | None:
 
 
 def is_test(function: Function) -> bool:
-    """Return True for a test function of pytest, which returns nothing."""
+    """Return True for a pytest test function, which returns nothing."""
     return function.name.startswith("test_") and not function.returned_nodes
 
 

@@ -1,6 +1,6 @@
 """Determines what a program does with a result that has an autograd graph: whether a backward pass may use the graph.
 
-A result is followed through names, containers, tensor operations, functions of this file and their callers. A use that
+A result is followed through names, containers, tensor operations, functions in this file and their callers. A use that
 is not known counts as an escape, so that the graph may be needed.
 """
 
@@ -193,7 +193,7 @@ class ResultUses:
     def _parameter(
         self, local: Function, call: cst.Call, argument: cst.Arg, seen: set[cst.CSTNode], depth: int
     ) -> Use:
-        """Return the use of an argument in a function of this file."""
+        """Return how a function in this file uses an argument."""
         names = {name for name, given in local.receives(call) if given is argument}
         if not names or local.name == "__init__" or not names.isdisjoint(local.stored_parameters):
             return Use.ESCAPES

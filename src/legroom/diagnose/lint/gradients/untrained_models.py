@@ -111,7 +111,7 @@ def _is_created_trainable(program: Program, path: str, call: CallFact) -> bool:
 
 
 def _run_parameters(program: Program) -> set[tuple[Function | None, str]]:
-    """Return the parameters that functions of this file call as models with gradients enabled."""
+    """Return the parameters that functions in this file call as models with gradients enabled."""
     found = {
         (call.function, name)
         for call in program.calls
@@ -198,9 +198,9 @@ def model_path(program: Program, call: CallFact) -> str | None:
 def builds_unused_graph(
     program: Program, call: CallFact, *, trained: bool = False, argument: cst.Arg | None = None
 ) -> bool:
-    """Return True if a training step runs a model with gradients on inputs that have no graph. The parameters of a model
-    that an optimizer trains require gradients, also if another file creates the model. The model may be an argument of a
-    function that runs it."""
+    """Return True if a training step runs a model with gradients on inputs that have no graph. The parameters of a
+    model that an optimizer trains require gradients, even if another file creates the model. The model may be an
+    argument of a function that runs it."""
     model = _called_model(program, call) if argument is None else program.value(argument.value)
     return (
         model.kind is ValueKind.MODEL
@@ -236,8 +236,8 @@ def _called_model(program: Program, call: CallFact) -> Value:
 
 
 def _is_in_training_step(program: Program, call: CallFact) -> bool:
-    """Return True if a call is in a training step, or in the `forward` of a module such as a distillation loss that only
-    training steps of this file call with data. Models of other modules may be frozen or trained from outside."""
+    """Return True if a call is in a training step, or in the `forward` of a module such as a distillation loss that
+    only training steps in this file call with data. Models of other modules may be frozen or trained from outside."""
     function = call.function
     if not program.is_module_class(function.class_name):
         return _trains(function, call.loops) or _is_loss_of_trainer(program, function)
@@ -257,7 +257,7 @@ def _is_in_training_step(program: Program, call: CallFact) -> bool:
 
 
 def _is_loss_of_trainer(program: Program, function: Function) -> bool:
-    """Return True for `compute_loss` of a `Trainer` of Transformers, which trains only the model that it receives."""
+    """Return True for `compute_loss` of a Transformers `Trainer`, which trains only the model that it receives."""
     known = program.classes.get(function.class_name or "")
     return (
         function.name == "compute_loss"
@@ -321,7 +321,7 @@ def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) 
 
 def _optimized_names(program: Program, function: Function) -> set[str]:
     """Return all names from which the optimizers are created that take a step in a function. If these are unknown,
-    return the names of all optimizers of the file."""
+    return the names of all optimizers in the file."""
     if _is_loss_of_trainer(program, function):
         return {"model", "self.model"}
     sources = optimizers_of(program, function) or [
@@ -333,7 +333,7 @@ def _optimized_names(program: Program, function: Function) -> set[str]:
 
 
 def _is_fixed(program: Program, names: set[str]) -> bool:
-    """Return True if the program shows that it does not train a model, by `eval()` or by the name of the model."""
+    """Return True if the program shows that it does not train a model, with `eval()` or through the model's name."""
     switched = False
     for call in program.calls:
         if call.method not in {"eval", "train"} or call.receiver.kind is not ValueKind.MODEL:
@@ -370,7 +370,7 @@ def may_be_frozen(program: Program, names: set[str]) -> bool:
 
 
 def _is_known(call: CallFact) -> bool:
-    """Return True for a function that does not change the model: of torch, of a class, or a builtin."""
+    """Return True for a function that does not change the model: a torch function, a class, or a builtin."""
     name = call.name or ""
     return (
         name.startswith(("torch.", "copy."))

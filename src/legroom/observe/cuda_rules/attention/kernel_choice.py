@@ -108,8 +108,8 @@ def _cudnn(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
 
 
 def _cudnn_width(gpu: GpuSpec, release: tuple[int, int]) -> int:
-    """Return the maximum width of a head: 256 on Hopper, as measured with torch 2.11. Later releases of torch allow
-    only 128, because the backward pass failed for wider heads.
+    """Return the maximum head dimension: 256 on Hopper, as measured with torch 2.11. Later releases of torch allow only
+    128, because the backward pass failed for larger head dimensions.
     """
     return 256 if gpu.capability == (9, 0) and release < (2, 13) else 128
 
@@ -143,7 +143,7 @@ def _efficient(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> b
 
 
 def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
-    """Return the alignment of the head width, in elements. The head width must be a multiple of this number."""
+    """Return the alignment of the head dimension, in elements. The head dimension must be a multiple of this number."""
     half = dtype in (torch.float16, torch.bfloat16)
     if gpu.capability >= (8, 0):
         return 8 if half else 4

@@ -67,7 +67,7 @@ class KernelChoice(NamedTuple):
     rank: int
     """The position of the kernel in the heuristic's list. Positions from `_ALL` on refer to the list of fallbacks."""
     knobs: dict[int, int]
-    """Maps cuDNN's number of a setting to its value."""
+    """Maps cuDNN's number for a setting to its value."""
 
     @property
     def cluster(self) -> tuple[int, int] | None:
@@ -266,8 +266,8 @@ def _knobs(descriptors: DescriptorSet, configuration: int) -> dict[int, int]:
 
 _MOST_KNOBS = 24
 _INSTANT, _FALLBACK = 0, 2
-"""The heuristic modes of torch: the default mode, and the fallback mode for the case that no kernel of the default mode
-can run.
+"""The heuristic modes that torch uses: the default mode, and the fallback mode if no kernel of the default mode can
+run.
 """
 _FIRST, _ALL = 4, 100
 """The maximum number of kernels to try. Usually the first kernel is used."""

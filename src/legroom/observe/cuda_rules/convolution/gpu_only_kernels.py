@@ -1,10 +1,10 @@
 """Kernels that cuDNN skips without a GPU, and their workspaces.
 
-Some kernels of cuDNN are compiled by the driver, and others call cuBLAS. If cuDNN receives only a description of a GPU,
-it skips both kinds of kernels and logs the skipped kernels (`cudnn_library.captured_log`). A real GPU would run the
-first of these kernels that can compute the convolution. The workspaces of these kernels do not depend on the GPU. A
-workspace contains tiles of images, as in Winograd or FFT algorithms, or one weight gradient per image. The formulas for
-these workspaces were derived from 19,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
+Some cuDNN kernels are compiled by the driver, and others call cuBLAS. If cuDNN receives only a description of a GPU, it
+skips both kinds of kernels and logs the skipped kernels (`cudnn_library.captured_log`). A real GPU would run the first
+of these kernels that can compute the convolution. The workspaces of these kernels do not depend on the GPU. A workspace
+contains tiles of images, as in Winograd or FFT algorithms, or one weight gradient per image. The formulas for these
+workspaces were derived from 19,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ ALGORITHMS = {
     (ConvOperation.WEIGHT_GRADIENT, 19): Algorithm.COMPILED,
     (ConvOperation.WEIGHT_GRADIENT, 62): Algorithm.PRODUCT,
 }
-"""Maps (`actual_operation`, cuDNN's number of a kernel) to its algorithm. All other kernels are offered without a
+"""Maps (`actual_operation`, cuDNN's number for a kernel) to its algorithm. All other kernels are offered without a
 GPU."""
 
 

@@ -33,7 +33,7 @@ class ConvLayer(NamedTuple):
     """A convolution without its batch size, which is the key of the table."""
 
     dtype: str
-    """PyTorch's name of the dtype, or `float32_strict` if TF32 is not allowed (`torch.backends.cudnn.allow_tf32`)."""
+    """PyTorch's name for the dtype, or `float32_strict` if TF32 is not allowed (`torch.backends.cudnn.allow_tf32`)."""
     channels_last: bool
     inputs: int
     outputs: int

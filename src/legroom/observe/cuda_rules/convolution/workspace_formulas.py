@@ -50,7 +50,7 @@ NO_BYTES = "0"
 
 def formula_bytes(formula: str, query: ConvQuery, c: Convolution, operation: ConvOperation) -> int:
     """Return the workspace size in bytes that a formula yields for one convolution. The convolution is given both as a
-    query and by its sizes.
+    query and as sizes.
     """
     if formula == NO_BYTES:
         return 0
@@ -175,7 +175,7 @@ _LAYOUT_OF = {
     (ConvOperation.WEIGHT_GRADIENT, 30): "J", (ConvOperation.WEIGHT_GRADIENT, 34): "J", (ConvOperation.WEIGHT_GRADIENT, 48): "J", (ConvOperation.WEIGHT_GRADIENT, 50): "J",
     (ConvOperation.WEIGHT_GRADIENT, 37): "U", (ConvOperation.WEIGHT_GRADIENT, 39): "U", (ConvOperation.WEIGHT_GRADIENT, 40): "L",
 }  # fmt: skip
-"""Maps (`actual_operation`, cuDNN's number of a kernel) to its layout, if the layout is not `P`."""
+"""Maps (`actual_operation`, cuDNN's number for a kernel) to its layout, if the layout is not `P`."""
 _SUMS_IN_PLACE = {(ConvOperation.WEIGHT_GRADIENT, 47), (ConvOperation.WEIGHT_GRADIENT, 48)}
 """Kernels that need no copies, regardless of their setting."""
 _TILES = {

@@ -105,8 +105,8 @@ class Accumulation:
 
 
 def _writes_into_zeros(func: Any, args: Any) -> bool:
-    """Return whether the operation is called by a formula of torch, and not by an autograd function written in
-    Python.
+    """Return whether the operation is called by a derivative formula in torch, and not by an autograd function written
+    in Python.
     """
     if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
         return False  # zeroes a part of a gradient

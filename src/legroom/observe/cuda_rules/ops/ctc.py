@@ -2,8 +2,8 @@
 
 The rules follow ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. The number of scores follows
 from the longest target. PyTorch infers no shape for the scores, because the lengths are data. However, the lengths are
-on the host or were copied from the host, so their values are known. The kernel of cuDNN, which torch uses for int32
-targets on the host, is not modeled.
+on the host or were copied from the host, so their values are known. The cuDNN kernel that torch uses for int32 targets
+on the host is not modeled.
 """
 
 from typing import Any

@@ -28,7 +28,7 @@ MAX_TRACES = 4
 class ForkedWorkers:
     """A process that imports a module once.
 
-    For each request, the server forks a worker that calls a function of that module. `multiprocessing.forkserver` is
+    For each request, the server forks a worker that calls a function in that module. `multiprocessing.forkserver` is
     not used, because its workers import the `__main__` of this process.
     """
 

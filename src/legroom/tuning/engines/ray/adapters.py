@@ -1,7 +1,7 @@
 """A searcher and a scheduler through which Ray Tune requests decisions from the dispatcher.
 
 Ray manages processes, resources and machines. All other decisions are made in the same way as with the local engine.
-One trial of a study can correspond to several trials of Ray. Each restart (after a pause, an out-of-memory error or a
+One trial of a study can correspond to several Ray trials. Each restart (after a pause, an out-of-memory error or a
 copied checkpoint) is a new trial for Ray.
 """
 

@@ -46,8 +46,8 @@ def _no_messages() -> Iterator[None]:
     """Suppress Ray's message about a dead worker, which would corrupt the live table. The study itself reports the dead
     worker in one line.
 
-    The implementation uses a private function of Ray. In versions of Ray without this function, Ray's message is
-    printed as well.
+    The implementation uses a private Ray function. In versions of Ray without this function, Ray's message is printed
+    as well.
     """
     from ray._private import worker
 

@@ -1,9 +1,9 @@
 """Converts a `ray.tune.Tuner` into arguments of `legroom.tune`.
 
-The function of the Tuner runs unchanged and calls `ray.tune.report`. The space, metric, number of samples, search
-algorithm and scheduler come from the Tuner. Legroom's searcher and scheduler of the same name replace Ray's searcher
-and scheduler, because Ray's searchers learn nothing from configurations that cannot fit. Further settings of Ray's
-searchers are ignored.
+The Tuner's function runs unchanged and calls `ray.tune.report`. The space, metric, number of samples, search algorithm
+and scheduler come from the Tuner. Legroom's searcher and scheduler of the same name replace Ray's searcher and
+scheduler, because Ray's searchers learn nothing from configurations that cannot fit. Other settings of Ray's searchers
+are ignored.
 """
 
 from collections.abc import Callable
@@ -76,8 +76,8 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 
 def search_arguments(given: Any, written: Any) -> dict[str, Any]:
-    """Return the arguments of `legroom.tune` for a search algorithm of Ray, such as search, metric and the points that
-    it evaluates first."""
+    """Return the arguments of `legroom.tune` for a Ray search algorithm, such as the search, the metric and the points
+    to evaluate first."""
     while type(given).__name__ in _WRAPPERS:
         given = given.searcher
     if given is None or type(given).__name__ == "BasicVariantGenerator":
@@ -110,7 +110,7 @@ def _metric(given: Any) -> dict[str, Any]:
 
 
 def scheduler_arguments(given: Any) -> dict[str, Any]:
-    """Return the arguments of `legroom.tune` for a scheduler of Ray."""
+    """Return the arguments of `legroom.tune` for a Ray scheduler."""
     if given is None:
         return {"scheduler": None}
     names = [kind.__name__ for kind in type(given).__mro__ if kind.__name__ in _SCHEDULERS]

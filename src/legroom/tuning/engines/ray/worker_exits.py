@@ -1,4 +1,4 @@
-"""Describes why a worker of Ray died, as far as Ray reports it.
+"""Describes why a Ray worker died, as far as Ray reports the reason.
 
 Ray reports the exit code of a worker that ends the interpreter (`sys.exit`), but neither the code of `os._exit` nor a
 signal.
@@ -10,7 +10,7 @@ _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 def exit_reason(error: str, process: str = "The process") -> str:
-    """Return a sentence for the error message of Ray, without a full stop."""
+    """Return a sentence for Ray's error message, without a full stop."""
     code = _EXIT_CODE.search(error)
     if code is not None:
         return f"{process} exited without a result (exit code {code[1]})"

@@ -1,6 +1,6 @@
 """Reuses Ray's workers for trials that run in forked processes.
 
-Starting a worker takes one to two seconds of CPU time. This module uses private parts of Ray.
+Starting a worker takes one to two seconds of CPU time. This module uses Ray internals.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ def _plain_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_groups() -> Iterator[None]:
-    """Replace the placement groups of Ray Tune by a fixed count. Ray Tune reserves one placement group per trial and
-    waits for the group with a task. This task occupies an idle worker, so a new worker is started for the trial. The
+    """Replace Ray Tune's placement groups with a fixed count. Ray Tune reserves one placement group per trial and waits
+    for the group with a task. This task occupies an idle worker, so a new worker is started for the trial. The
     dispatcher has already reserved the resources, so a fixed count is enough.
 
     If Ray's internals differ, up to two additional workers are started for each trial that runs in parallel.

@@ -1,4 +1,4 @@
-"""Finds the models of a file by how the file uses them, for models whose names do not indicate a model."""
+"""Finds the models in a file by how the file uses them, for models whose names do not indicate a model."""
 
 import re
 from collections.abc import Iterable

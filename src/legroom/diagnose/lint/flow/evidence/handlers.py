@@ -1,7 +1,8 @@
 """Finds functions that a decorator or a call registers as handlers of an event, and the calls that run them.
 
-`@trainer.register("batch_end")` or `signal.connect(function)` adds a function to a container, and `trainer.emit("batch_end", loss=loss)` calls every
-function in that container. `@trainer.on(Events.ITERATION_COMPLETED)` does the same with an engine of Ignite.
+`@trainer.register("batch_end")` or `signal.connect(function)` adds a function to a container, and
+`trainer.emit("batch_end", loss=loss)` calls every function in that container. `@trainer.on(Events.ITERATION_COMPLETED)`
+does the same with an Ignite engine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,8 @@ class Handler:
 
     function: Function
     registry: str
-    """The last name of the container to which the decorator adds the function, or the path of an Ignite engine."""
+    """The last component of the name of the container to which the decorator adds the function, or the path of an
+    Ignite engine."""
     event: str | None
 
 
@@ -40,7 +42,7 @@ class Handlers:
 
     registered: tuple[Handler, ...]
     running: Mapping[cst.Call, str]
-    """The calls `handler(...)` in a loop over a registry, with the last name of the registry."""
+    """The calls `handler(...)` in a loop over a registry, with the last component of the registry's name."""
     dispatchers: Mapping[Function, tuple[str, cst.Call]]
     """The functions that contain such a loop."""
     steps: Mapping[Function, Function]
@@ -143,7 +145,8 @@ def _registry_of(functions: Iterable[Function]) -> str | None:
 
 
 def _registry(register: Function) -> str | None:
-    """Return the last name of the container to which a function, or its inner function, adds its argument."""
+    """Return the last component of the name of the container to which a function, or its inner function, adds its
+    argument."""
     given = {each.name.value for each in walk(register.node) if isinstance(each, cst.Param)}
     for node in walk(register.body):
         if isinstance(node, cst.Call) and method_name(node) in {"append", "add", "insert"}:
@@ -157,7 +160,8 @@ def _registry(register: Function) -> str | None:
 
 
 def _iterated(node: cst.BaseExpression) -> str:
-    """Return the last name of the container over which a loop iterates, as in `self.hooks.get(event, [])`."""
+    """Return the last component of the name of the container over which a loop iterates, as in `self.hooks.get(event,
+    [])`."""
     if isinstance(node, cst.Call) and method_name(node) is None and node.args:  # list(hooks)
         node = node.args[0].value
     if isinstance(node, cst.Call) and method_name(node) in {"get", "values", "copy"}:

@@ -114,7 +114,7 @@ def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
 
 
 def _is_called_only(program: Program, node: cst.Name) -> bool:
-    """Return True if a function is passed to a function of this file that calls it and does not store it."""
+    """Return True if a function is passed to a function in this file that calls it and does not store it."""
     argument = program.parent.get(node)
     outer = program.parent.get(argument) if isinstance(argument, cst.Arg) else None
     call = next((each for each in program.calls if each.node is outer), None)

@@ -1,4 +1,4 @@
-"""Determines whether the limit of a container is so high that the container is as good as unlimited.
+"""Determines whether the limit of a container is so high that the container is effectively unlimited.
 
 A replay buffer of 100,000 entries that each keep a graph alive fills the GPU long before it is full.
 """
@@ -53,7 +53,7 @@ def _measures(node: cst.BaseExpression, name: str) -> bool:
 
 
 def _sizes(program: Program, limit: cst.BaseExpression, function: Function, depth: int = 0) -> list[int]:
-    """Return the numbers that an expression may have: a literal, a constant, or an argument of a constructor."""
+    """Return the numbers that an expression may evaluate to: a literal, a constant, or an argument of a constructor."""
     if isinstance(limit, cst.Integer):
         return [int(limit.value.replace("_", ""), 0)]
     if isinstance(limit, cst.Call) and dotted(limit.func) == "int" and limit.args:

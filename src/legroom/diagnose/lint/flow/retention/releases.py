@@ -271,7 +271,7 @@ def _loops_around(
     program: Program, function: Function, seen: frozenset[Function], *, only_known: bool
 ) -> frozenset[LoopFact] | None:
     """Return all loops in which a function is called, directly or through its callers. Return None if other code may
-    call the function, unless only the loops of this file are asked for."""
+    call the function, unless only the loops in this file are requested."""
     if isinstance(function.node, cst.Module) or function in seen:
         return frozenset()
     if only_known and not function.call_sites:
@@ -288,7 +288,7 @@ def _loops_around(
 
 
 def _may_be_same(program: Program, one: Function, path: str, other: Function, other_path: str) -> bool:
-    """Return True if two paths with the same last name may refer to the same object. `self.data` in two unrelated
+    """Return True if two paths with the same last component may refer to the same object. `self.data` in two unrelated
     classes refers to different objects."""
     if (
         not (path.startswith("self.") and other_path.startswith("self."))

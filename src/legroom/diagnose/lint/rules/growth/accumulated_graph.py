@@ -12,7 +12,7 @@ their arguments.
 The rule also covers containers that collect tensors without a graph:
 
 - gradients or copies of the model in every step, and trained models that are not used again
-- the outputs of all batches or the states of all sampling steps on the GPU, also if functions of the file compute them
+- the outputs of all batches or the states of all sampling steps on the GPU, even if functions in the file compute them
 - the logits of a language model or a segmentation model that a `Trainer` of Transformers collects on the GPU for
   `compute_metrics`
 - metrics of torchmetrics that store every prediction and are never reset

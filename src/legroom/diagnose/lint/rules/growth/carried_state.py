@@ -87,8 +87,8 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_carried(program: Program, store: StoreFact) -> bool:
-    """Return True for a state such as `hidden = model(x, hidden)`, also through another name. Sums and concatenated
-    tensors have their own rules."""
+    """Return True for a state such as `hidden = model(x, hidden)`, including through another name. Sums and
+    concatenated tensors have their own rules."""
     if not store.uses_old_value or not store.value.has_graph or is_concatenated_to_itself(program, store):
         return False
     if store.how == "append":  # later values still depend on the values that a window dropped
@@ -128,7 +128,8 @@ def _returns_same_object(program: Program, store: StoreFact) -> bool:
 
 
 def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
-    """Return True if an expression reads a state with its graph, not through a function of this file that detaches it."""
+    """Return True if an expression reads a state with its graph, and not through a function in this file that detaches
+    it."""
     if isinstance(node, cst.Call) and program.value(node).kind in (ValueKind.TENSOR, ValueKind.PLAIN):
         return False
     if isinstance(node, cst.BinaryOperation) and not program.value(node).has_graph:

@@ -274,7 +274,7 @@ def is_hook(program: Program, function: Function) -> bool:
 
 
 def _lambdas(program: Program, call: CallFact, given: cst.BaseExpression) -> list[cst.Lambda]:
-    """Return the lambda that is registered, or the lambdas that a function of this file returns for registration."""
+    """Return the lambda that is registered, or the lambdas that a function in this file returns for registration."""
     if isinstance(given, cst.Lambda):
         return [given]
     path = dotted(given.func) if isinstance(given, cst.Call) else None

@@ -2,7 +2,7 @@
 
 ## What it detects
 The rule checks for exceptions (`except ... as name`) that are stored in an object that outlives the `except` block. The
-rule applies if the `try` block uses tensors, or calls a function of the same file that uses tensors.
+rule applies if the `try` block uses tensors, or calls a function in the same file that uses tensors.
 
 ## Why this is a problem
 An exception references its traceback, the traceback references every frame, and each frame references its local
@@ -77,7 +77,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _retains_more(program: Program, handler: cst.ExceptHandler) -> bool:
-    """Return True if an exception class of this file also retains tensors in attributes or through its cause."""
+    """Return True if an exception class in this file also retains tensors in attributes or through its cause."""
     caught = names_in(handler.type) if handler.type is not None else set()
     if any(
         value.is_tensor or value.has_graph
@@ -115,7 +115,7 @@ def _continues(program: Program, store: StoreFact) -> bool:
 
 
 def _work(program: Program) -> Iterator[CallFact]:
-    """Yield calls that compute with tensors, directly or in a function of this file."""
+    """Yield calls that compute with tensors, directly or in a function in this file."""
     working = {
         each.function
         for each in program.calls

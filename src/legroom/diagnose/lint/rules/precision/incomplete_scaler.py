@@ -68,7 +68,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _calls(program: Program, call: CallFact, scaler: str, methods: set[str], *, anywhere: bool) -> bool:
-    """Return True if the function, or any function of the file, calls one of these methods of the scaler."""
+    """Return True if the function, or any function in the file, calls one of these scaler methods."""
     return any(
         (anywhere or other.function is call.function)
         and other.method in methods

@@ -2,8 +2,8 @@
 
 ## What it detects
 The rule checks for losses of different batches that are summed, or collected in a list, for one backward pass. The
-backward pass follows after a fixed number of batches, or after a loop over micro-batches. A function of the file may run
-the backward pass.
+backward pass follows after a fixed number of batches, or after a loop over micro-batches. A function in the file may
+run the backward pass.
 
 The rule does not flag losses that share a graph: several losses of one batch, the time steps of a recurrent model, and
 losses computed from features outside the loop.
@@ -83,8 +83,8 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _totals(program: Program, call: CallFact) -> set[str]:
-    """Return the name from which `backward` starts, and the sum or list from which it was computed. The call may also pass
-    the sum to a function of this file that calls `backward`."""
+    """Return the name from which `backward` starts, and the sum or list from which it was computed. The call may also
+    pass the sum to a function in this file that calls `backward`."""
     given = positional(call.node)
     if call.method in {"backward", "manual_backward"}:
         is_passed = given and not call.receiver.is_tensor and program.value(given[0].value).has_graph

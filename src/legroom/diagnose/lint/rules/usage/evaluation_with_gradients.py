@@ -11,18 +11,18 @@ its activations.
 - The call is in any other loop without a backward pass, such as a loop that generates samples, and no later backward
   pass uses the results.
 - The program only converts the results to numbers, prints, compares or saves them. The rule follows the results through
-  names, containers and functions of the file. In a training loop, the rule flags such a call only if the model runs on
+  names, containers and functions in the file. In a training loop, the rule flags such a call only if the model runs on
   data that do not change, such as a validation set.
-- A function of a file that only evaluates a model computes embeddings or predictions.
+- A function in a file that only evaluates a model computes embeddings or predictions.
 - The call is in a training step, or in a function that only training steps call, but no optimizer of the file trains the
   model, such as the teacher in a distillation. The call may also pass the model to a function that runs it.
   The rule flags the call only if the parameters of the model require gradients and its inputs have no graph.
 - The call is in the training step of another model, such as a generator in the step of the discriminator. Another
   function, or a later part of the loop, trains the model, and sets its gradients to zero first.
 
-The rule follows calls through functions, methods and modules of the file, as in `model.sample()`, which calls
-`self.next_token()`, which runs the model. The rule does not flag functions that are called only under `no_grad` in the same file. The rule also does not flag
-methods that frameworks call with gradients disabled, such as `validation_step`.
+The rule follows calls through functions, methods and modules in the file, as in `model.sample()`, which calls
+`self.next_token()`, which runs the model. The rule does not flag functions that are called only under `no_grad` in the
+same file. The rule also does not flag methods that frameworks call with gradients disabled, such as `validation_step`.
 
 ## Why this is a problem
 Without `torch.no_grad()`, autograd saves activations for a backward pass that never runs. `model.eval()` changes dropout and batch
@@ -175,7 +175,7 @@ def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]
 
 
 def _runs_a_model(program: Program, call: CallFact) -> bool:
-    """Return True if a call runs a model with gradients enabled, directly or in a function of this file."""
+    """Return True if a call runs a model with gradients enabled, directly or in a function in this file."""
     if call.function.name in EVALUATION_HOOKS:
         return False
     if call.receiver.kind is ValueKind.MODEL and call.result.has_graph and not _runs_in_function(call):
@@ -190,7 +190,7 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
 
 
 def _runs_in_function(call: CallFact) -> bool:
-    """Return True if a call runs a function of this file that is not the model itself, such as `model.generate(x)`."""
+    """Return True if a call runs a function in this file that is not the model itself, such as `model.generate(x)`."""
     return call.local is not None and call.local.name not in {"forward", "__call__"}
 
 
@@ -200,7 +200,8 @@ def _is_only_read(program: Program, call: CallFact) -> bool:
 
 
 def _model_call(program: Program, call: CallFact) -> CallFact:
-    """Return the call to the model itself, if the evaluation calls a function of this file that has no other callers."""
+    """Return the call to the model itself, if the evaluation calls a function in this file that has no other
+    callers."""
     function = call.local
     if (
         call.receiver.kind is ValueKind.MODEL
