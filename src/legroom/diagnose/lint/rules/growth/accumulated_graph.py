@@ -1,9 +1,9 @@
 """LG101: Memory grows with every step
 
 ## What it detects
-Reports contain this code if device memory or an autograd graph grew in each of the last steps, at the same lines of
-code. The report shows the line that allocates the memory. If Legroom finds the variable that keeps the memory alive,
-the report also shows that variable.
+Reports contain this code if device memory or an autograd graph grew in each of the most recent steps, at the
+same lines of code. The report shows the line that allocates the memory. If Legroom finds the variable that
+keeps the memory alive, the report also shows that variable.
 
 `legroom lint` checks for training and evaluation loops that sum, append or store a loss or output together with its
 graph. The rule applies if nothing in the loop clears the container. The rule also covers calls to objects that store
@@ -12,26 +12,30 @@ their arguments.
 The rule also covers containers that collect tensors without a graph:
 
 - gradients or copies of the model in every step, and trained models that are not used again
-- the outputs of all batches or the states of all sampling steps on the GPU, even if functions in the file compute them
-- the logits of a language model or a segmentation model that a `Trainer` of Transformers collects on the GPU for
+- the outputs of all batches or the states of all sampling steps on the GPU, even if other functions in the
+  file compute them
+- the logits of a language model or a segmentation model that a Transformers `Trainer` collects on the GPU for
   `compute_metrics`
-- metrics of torchmetrics that store every prediction and are never reset
-- states on the GPU in a replay memory, if the program moves each sample to the GPU again, or if the states are images
-- models of objects of which each round uses only some, and caches under random keys
-- results of a model for every request, session or text, in a cache from which nothing removes old entries
-- closures that read a loss or output and run later, such as `jobs.append(lambda: log(loss))`
+- torchmetrics metrics that store every prediction and are never reset
+- states that a replay memory keeps on the GPU, if the program moves each sample to the GPU again, or if the
+  states are images
+- models that belong to objects, if each round uses only some of these objects, and caches with random keys
+- model results for every request, session or text, in a cache that never removes old entries
+- stored closures that read a loss or output later, such as `jobs.append(lambda: log(loss))`
 
-The container may be local, global, or in an object whose methods store their arguments. The finding is at the statement
-that stores the value. If a method stores any value, such as the method of an average meter, the finding is at its call.
+The container may be local, global, or in an object whose methods store their arguments. The finding is
+reported at the statement that stores the value. If a method stores whatever value it receives, such as
+`AverageMeter.update()`, the finding is reported at the line that calls the method.
 
-The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, containers that are cleared in each
-epoch, or summing several losses for one backward pass. A sum of losses that is set to zero in each epoch is flagged. The
-gradients of every optimizer step that an object stores until the end of the epoch are flagged too.
+The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, containers that are
+cleared in each epoch, or summing several losses for one backward pass. The rule flags a sum of losses that is
+set to zero only once per epoch. It also flags gradients of every optimizer step that an object stores until
+the end of the epoch.
 
 ## Why this is a problem
 A loss tensor uses only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with
-`retain_graph=True`, the graph keeps every activation of the step. After some time the run fails with an out-of-memory
-error on an unrelated line.
+`retain_graph=True`, the graph keeps every activation of the step. Eventually, the run fails with an
+out-of-memory error on an unrelated line.
 
 ## Example
 ```python

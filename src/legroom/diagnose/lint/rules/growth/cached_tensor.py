@@ -1,7 +1,7 @@
 """LG111: A cache keeps the tensors of every call alive
 
 ## What it detects
-The rule checks for `lru_cache` and `cache` in four cases:
+The rule reports `lru_cache` and `cache` in the following cases:
 
 - The cached function is a method of an `nn.Module`, or a method that returns tensors.
 - The cached function is the `__getitem__` method of a dataset.
@@ -9,9 +9,9 @@ The rule checks for `lru_cache` and `cache` in four cases:
 - The cached function returns tensors, and the cache has no limit (`cache`, `maxsize=None`).
 
 ## Why this is a problem
-`functools.lru_cache` stores the arguments and the result of every distinct call. The cache compares tensors by
-identity, so each call with a new tensor adds an entry. The cache of a method also stores `self`, so the whole model
-stays alive as long as its class exists.
+`functools.lru_cache` stores the arguments and the result of every distinct call. The cache compares tensors
+by identity, so each call with a new tensor adds an entry. The cache of a method also stores `self`, so the
+cache keeps the whole model alive.
 
 If a mask or lookup table depends only on sizes, store it with `register_buffer`. Alternatively, set a small `maxsize`
 for the cache.

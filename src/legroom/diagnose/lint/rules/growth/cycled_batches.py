@@ -1,21 +1,21 @@
 """LG117: Every batch of the data stays in memory
 
 ## What it detects
-The rule checks for three cases:
+The rule reports the following cases:
 
-- `itertools.cycle` over a data loader, or over a generator that yields tensors. The rule does not flag `cycle` over a
-  list or a tuple, whose items are alive anyway.
-- A container of all batches of a data loader on the GPU, even if a function or an object in the file stores the
-  batches, or if the loop trains. The rule does not flag labels, which are small.
+- `itertools.cycle` over a data loader, or over a generator that yields tensors. The rule does not flag
+  `cycle` over a list or a tuple, because the list or tuple keeps the items alive anyway.
+- A container that stores all batches from a data loader on the GPU. The batches may be stored by another
+  function or object in the file, or by a training loop. The rule does not flag labels, which are small.
 - A `queue.Queue` without `maxsize` to which a loop over a data loader adds batches on the GPU. If the loader is faster
   than the training step, the queue collects all batches of the epoch.
 
 ## Why this is a problem
-A list of all batches on the GPU uses as much GPU memory as the whole dataset before the first step.
+A list of all batches on the GPU uses as much GPU memory as the whole dataset before the first step starts.
 
-`itertools.cycle` stores a copy of every item of the first pass, because it cannot start an iterator again. After one
-epoch, all batches are in memory. If the iterator moves its batches to the GPU, they fill the GPU's memory. Later epochs
-also repeat the same order and the same augmentation.
+`itertools.cycle` keeps a reference to every item from the first pass, because it cannot restart an iterator.
+After one epoch, all batches are in memory. If the iterator moves its batches to the GPU, they fill the GPU's
+memory. Later epochs also repeat the same order and the same augmentation.
 
 ## Example
 ```python

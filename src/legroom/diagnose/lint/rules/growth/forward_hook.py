@@ -1,16 +1,16 @@
 """LG110: A hook stores module outputs
 
 ## What it detects
-The rule checks for hooks that store their arguments in a container that is never cleared, for example hooks that are
-passed to `register_forward_hook`. The rule also checks for hooks that are registered again in every step, or in every
-call of a function that runs the model, and that nothing removes.
+The rule checks for hooks that store their arguments in a container that is never cleared, for example hooks
+that are passed to `register_forward_hook`. The rule also checks for hooks that are never removed and are
+registered again in every step, or in every call to a function that runs the model.
 
 ## Why this is a problem
 A hook runs in every forward pass. If the hook appends the output to a list, each pass adds one more output, and each
 output keeps the graph of its step alive.
 
-Clear the list after each step if you need all outputs of one step. Call `handle.remove()` to remove a hook that you no
-longer need.
+If you need all outputs from one step, clear the list after each step. Call `handle.remove()` to remove a hook
+that you no longer need.
 
 ## Example
 ```python
@@ -25,8 +25,9 @@ def hook(module, inputs, output):
 ```
 
 ## Fix safety
-The fix is unsafe: it adds `.detach()` (`.detach().clone()` for a view), so the container keeps no graph alive. A module may return a tuple, which has no
-`detach` method. The container still grows until you clear the container.
+The fix is unsafe: it adds `.detach()` (`.detach().clone()` for a view), so the container keeps no graph
+alive. A module may return a tuple, which has no `detach` method. The container still grows until you clear
+it.
 """
 
 from collections.abc import Iterator

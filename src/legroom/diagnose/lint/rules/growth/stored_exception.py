@@ -1,8 +1,9 @@
 """LG107: A stored exception keeps tensors alive
 
 ## What it detects
-The rule checks for exceptions (`except ... as name`) that are stored in an object that outlives the `except` block. The
-rule applies if the `try` block uses tensors, or calls a function in the same file that uses tensors.
+The rule checks for exceptions (`except ... as name`) that are stored in an object that outlives the `except`
+block. The rule applies if the `try` block uses tensors, or calls a function in the same file that uses
+tensors.
 
 ## Why this is a problem
 An exception references its traceback, the traceback references every frame, and each frame references its local

@@ -1,8 +1,8 @@
 """LG403: The backward pass runs under autocast
 
 ## What it detects
-The rule checks for `backward()` inside a `with` block of `autocast`, and in functions that are called only inside such a
-block or that have the decorator `autocast`.
+The rule checks for `backward()` inside a `with autocast` block. It also checks functions that have the
+`autocast` decorator or that are called only inside such a block.
 
 ## Why this is a problem
 Backward operations automatically use the dtype of their forward operations, so autocast has no benefit for the backward

@@ -25,7 +25,7 @@ scaler.step(optimizer)
 ```
 
 ## Fix safety
-The fix is unsafe: it adds `unscale_` before the clipping, which changes the result of the training.
+The fix is unsafe: it adds `unscale_` before the clipping, which changes the training result.
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,14 @@
 """LG408: A model is converted to half precision on the GPU
 
 ## What it detects
-The rule checks for pretrained language models and pipelines that are moved to the GPU in full precision and then
-converted with `half()`, `bfloat16()` or `to(dtype)`. Other models are often small, so they are not reported.
+The rule checks for pretrained language models and pipelines that are moved to the GPU in full precision and
+then converted with `half()`, `bfloat16()` or `to(dtype)`. The rule does not report other models, because they
+are often small.
 
 ## Why this is a problem
-The full-precision weights need twice the memory of the half-precision weights. They are all on the GPU before the
-conversion starts. A model of 7 billion parameters needs 28 GB on the GPU for a moment, although it only uses 14 GB
-later.
+The full-precision weights need twice the memory of the half-precision weights. They are all on the GPU before
+the conversion starts. A model with 7 billion parameters temporarily needs 28 GB on the GPU, although it needs
+only 14 GB later.
 
 ## Example
 ```python

@@ -10,9 +10,9 @@ The rule does not flag code that only reads `.data`, initializes parameters, or 
 as in an optimizer or a target network.
 
 ## Why this is a problem
-`.data` shares the memory of the tensor, but not its version counter. Autograd does not detect a change through `.data`,
-and gradients can be silently wrong. `.detach()` also returns a tensor without a graph, but autograd detects changes
-through `.detach()` and raises an error if a gradient is no longer valid.
+`.data` shares the tensor's memory but not its version counter. Autograd does not detect a change through
+`.data`, and gradients can be silently wrong. `.detach()` also returns a tensor without a graph, but autograd
+detects changes through `.detach()` and raises an error if a gradient is no longer valid.
 
 ## Example
 ```python

@@ -1,14 +1,15 @@
 """LG402: torch.cuda.amp is deprecated
 
 ## What it detects
-The rule checks for imported or fully qualified names from `torch.cuda.amp` and `torch.cpu.amp`. The rule does not flag
-code that runs only with certain torch versions, or fallbacks that run if the import of the new names fails.
+The rule checks for imported or fully qualified names from `torch.cuda.amp` and `torch.cpu.amp`. The rule does
+not flag code that runs only with certain torch versions, or fallbacks that run if importing the new names
+fails.
 
 This rule is off by default. Enable it with `--select LG402` or `--select ALL`.
 
 ## Why this is a problem
-`torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` issue a warning on every use and will be removed. `torch.amp` has the same classes, with
-the device as the first argument.
+`torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` are deprecated and issue a warning on every use.
+`torch.amp` has the same classes, with the device as the first argument.
 
 On Ampere and newer GPUs, `torch.amp.autocast("cuda", dtype=torch.bfloat16)` needs no scaler.
 

@@ -1,7 +1,7 @@
 """LG407: GradScaler is used incompletely
 
 ## What it detects
-The rule checks two uses of a scaler after `scaler.scale(loss).backward()`:
+The rule reports two cases after `scaler.scale(loss).backward()`:
 
 - `optimizer.step()` is called directly, without `scaler.step(optimizer)` or `scaler.unscale_(optimizer)`.
 - `scaler.step(optimizer)` is called, but the file never calls `scaler.update()`.

@@ -1,13 +1,13 @@
 """LG405: size_average and reduce are deprecated
 
 ## What it detects
-The rule checks for losses of `torch.nn` with the argument `size_average=` or `reduce=` set to True or False.
+The rule checks for `torch.nn` losses with the argument `size_average=` or `reduce=` set to True or False.
 
 This rule is off by default. Enable it with `--select LG405` or `--select ALL`.
 
 ## Why this is a problem
-`reduction=` replaces `size_average=` and `reduce=`. The old arguments are deprecated: PyTorch issues a
-warning and will remove them.
+`reduction=` replaces `size_average=` and `reduce=`. The old arguments are deprecated, and PyTorch issues a
+warning if they are used.
 
 ## Example
 ```python

@@ -1,12 +1,13 @@
 """LG109: A graph of the gradients is created without need
 
 ## What it detects
-The rule checks for `create_graph=True` in two cases:
+The rule reports `create_graph=True` in the following cases:
 
-- A call to `backward` has the argument.
-- A call to `torch.autograd.grad` has the argument, but nothing computes a second derivative: the gradients reach no
-  other backward pass, are not returned, and are not passed to other code. Gradients that a function returns count if only
-  evaluations call the function. A `True` that a call passes on as `create_graph` counts if the result is only read.
+- A call to `backward` has this argument.
+- A call to `torch.autograd.grad` has this argument, but nothing computes a second derivative.
+  The gradients reach no other backward pass, are not returned, and are not passed to other code.
+- A function returns such gradients, but only evaluation code calls the function.
+- A call passes `True` to a function, which uses it as `create_graph`, but the program only reads the result.
 
 ## Why this is a problem
 With `create_graph=True`, gradients have their own graph, so all activations of the step and the intermediate results of

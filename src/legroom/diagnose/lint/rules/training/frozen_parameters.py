@@ -1,8 +1,8 @@
 """LG112: The optimizer receives frozen parameters
 
 ## What it detects
-The rule checks for optimizers that receive all parameters of a model, although a part of the model is frozen and never
-unfrozen.
+The rule checks for optimizers that receive all parameters of a model, although part of the model is frozen
+and never unfrozen.
 
 ## Why this is a problem
 Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. However, the optimizer

@@ -24,7 +24,7 @@ optimizer.zero_grad(set_to_none=True)
 ```
 
 ## Fix safety
-The fix is unsafe: it adds `zero_grad` after the step, which changes the result of the training.
+The fix is unsafe: it adds `zero_grad` after the step, which changes the training result.
 """
 
 from collections.abc import Iterator

@@ -5,9 +5,9 @@ The rule checks for optimizers that are created inside the loop over training st
 loop. The rule does not flag an optimizer that is created once per epoch, fold or task.
 
 ## Why this is a problem
-Adam and most other optimizers keep state for each parameter. A new optimizer in each step discards this state, so
-momentum and adaptive learning rates have no effect. The state is also allocated again in each step, while the old
-optimizer may still exist.
+Adam and most other optimizers keep state for each parameter. Creating a new optimizer in each step discards
+this state, so momentum and adaptive learning rates have no effect. The state is also allocated again in each
+step, while the old optimizer may still exist.
 
 ## Example
 ```python

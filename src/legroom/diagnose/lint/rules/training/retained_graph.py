@@ -1,11 +1,11 @@
 """LG108: Every backward pass retains the graph
 
 ## What it detects
-The rule checks for `retain_graph=True` in a loop or a training step in three cases:
+The rule checks for `retain_graph=True` in a loop or a training step in the following cases:
 
 - No other backward pass follows in the same iteration.
-- Other backward passes follow, but they go through other graphs: no value is used for both losses.
-- The step of a GAN's discriminator retains the generator's graph, although the gradients of the generator are set to
+- Other backward passes follow, but they go through other graphs, because the losses share no value.
+- The discriminator step of a GAN retains the generator's graph, although the generator's gradients are set to
   zero before its own backward pass.
 
 ## Why this is a problem
@@ -13,8 +13,8 @@ The rule checks for `retain_graph=True` in a loop or a training step in three ca
 all activations stay allocated until the loss is released, so the peak is higher in every step. `retain_graph=True` is
 needed only if a second backward pass goes through the same graph.
 
-If you remove `retain_graph=True` and PyTorch raises "Trying to backward through the graph a second time", a tensor is
-carried from step to step with its graph. Detach that tensor (LG104).
+If PyTorch raises "Trying to backward through the graph a second time" after you remove `retain_graph=True`, a
+tensor is carried from step to step with its graph. Detach that tensor (LG104).
 
 ## Example
 ```python

@@ -1,9 +1,9 @@
 """LG119: The losses of several micro-batches are summed before one backward pass
 
 ## What it detects
-The rule checks for losses of different batches that are summed, or collected in a list, for one backward pass. The
-backward pass follows after a fixed number of batches, or after a loop over micro-batches. A function in the file may
-run the backward pass.
+The rule checks for losses of different batches that are summed, or collected in a list, for a single backward
+pass. The backward pass runs after a fixed number of batches, or after a loop over micro-batches. Another
+function in the file may run it.
 
 The rule does not flag losses that share a graph: several losses of one batch, the time steps of a recurrent model, and
 losses computed from features outside the loop.
@@ -27,7 +27,7 @@ for micro_batch in micro_batches:
 ```
 
 ## Fix safety
-The rule has no automatic fix.
+No automatic fix is available.
 """
 
 import re

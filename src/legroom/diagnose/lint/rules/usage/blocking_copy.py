@@ -1,8 +1,8 @@
 """LG302: Copies from pinned memory are blocking
 
 ## What it detects
-The rule checks for batches of a loader with `pin_memory=True` that are moved to a device without `non_blocking=True`.
-The rule also finds loaders that are created in another function.
+The rule checks for batches from a loader with `pin_memory=True` that are moved to a device without
+`non_blocking=True`. The rule also finds loaders that are created in another function.
 
 This rule is off by default. Enable it with `--select LG302` or `--select ALL`.
 

@@ -4,25 +4,28 @@
 Reports contain this code if several batches passed through the model without a backward pass, and every operation saved
 its activations.
 
-`legroom lint` checks for calls to a model with gradients enabled in seven cases:
+`legroom lint` reports model calls that run with gradients enabled in the following cases:
 
 - The call follows `model.eval()`.
 - The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
 - The call is in any other loop without a backward pass, such as a loop that generates samples, and no later backward
   pass uses the results.
-- The program only converts the results to numbers, prints, compares or saves them. The rule follows the results through
-  names, containers and functions in the file. In a training loop, the rule flags such a call only if the model runs on
-  data that do not change, such as a validation set.
-- A function in a file that only evaluates a model computes embeddings or predictions.
-- The call is in a training step, or in a function that only training steps call, but no optimizer of the file trains the
-  model, such as the teacher in a distillation. The call may also pass the model to a function that runs it.
-  The rule flags the call only if the parameters of the model require gradients and its inputs have no graph.
-- The call is in the training step of another model, such as a generator in the step of the discriminator. Another
-  function, or a later part of the loop, trains the model, and sets its gradients to zero first.
+- The program only converts the results to numbers, prints, compares or saves them. The rule follows the
+  results through names, containers and functions in the file. In a training loop, the rule flags such a call
+  only if the model runs on data that does not change, such as a validation set.
+- The call computes embeddings or predictions in a function, and the file only evaluates the model.
+- The call is in a training step, or in a function that only training steps call, but no optimizer in the file
+  trains the model. An example is the teacher in a distillation. The call may also pass the model to a
+  function that runs it. The rule flags the call only if the model's parameters require gradients and its
+  inputs have no graph.
+- The call is in the training step of another model, such as a call to the generator in the discriminator's
+  step. Another function, or a later part of the loop, trains the called model and sets its gradients to zero
+  first.
 
-The rule follows calls through functions, methods and modules in the file, as in `model.sample()`, which calls
-`self.next_token()`, which runs the model. The rule does not flag functions that are called only under `no_grad` in the
-same file. The rule also does not flag methods that frameworks call with gradients disabled, such as `validation_step`.
+The rule follows calls through functions, methods and modules in the file. For example, `model.sample()` may
+call `self.next_token()`, which runs the model. The rule does not flag functions that are called only under
+`no_grad` in the same file. The rule also does not flag methods that frameworks call with gradients disabled,
+such as `validation_step`.
 
 ## Why this is a problem
 Without `torch.no_grad()`, autograd saves activations for a backward pass that never runs. `model.eval()` changes dropout and batch
@@ -50,7 +53,7 @@ The estimated saving is the memory of all activations that were saved during eva
 The fix adds `@torch.no_grad()` to a function that only evaluates. In other functions, the fix puts the loop under `with
 torch.no_grad():`. The fix is safe if three conditions are met, because the results then do not change:
 
-- The file creates the model from layers of `torch.nn`, and the model computes no gradients itself.
+- The file creates the model from `torch.nn` layers, and the model computes no gradients itself.
 - The evaluation neither returns nor prints a tensor with a graph.
 - The file uses neither attention modules nor `torch.compile`, because both use different kernels when gradients are
   disabled.

@@ -8,9 +8,9 @@ The rule also checks for `map_location=device` if the program restores a model a
 does not delete the checkpoint afterwards.
 
 ## Why this is a problem
-A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors to the GPU from
-which they were saved, usually `cuda:0`. Then `cuda:0` contains one copy of the checkpoint per rank. On a single GPU,
-the weights exist twice until the loaded copy is released.
+A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors onto the
+GPU that they were saved from, usually `cuda:0`. Then `cuda:0` contains one copy of the checkpoint per rank.
+On a single GPU, the weights exist twice until the loaded copy is released.
 
 ## Example
 ```python

@@ -5,8 +5,8 @@ The rule checks for calls to `torch.save` on a model.
 
 ## Why this is a problem
 `torch.save(model)` stores the object and the import paths of its classes. The file cannot be loaded with
-`weights_only=True`, or after the code of the classes has moved. Loading the file restores the whole model at once, on
-the device from which it was saved.
+`weights_only=True`, or after a class has been moved to another module. Loading the file restores the whole
+model on the device that it was saved from.
 
 ## Example
 ```python

@@ -1,7 +1,7 @@
 """LG308: Parameters are frozen with a learning rate of zero
 
 ## What it detects
-The rule checks for parameter groups of an optimizer with `"lr": 0`. The rule does not flag programs that change the
+The rule checks for optimizer parameter groups with `"lr": 0`. The rule does not flag programs that change the
 learning rates of parameter groups, or that also set `requires_grad`.
 
 ## Why this is a problem
