@@ -1,4 +1,4 @@
-"""Commands as text that can be pasted into a shell: a shell of POSIX, or PowerShell on Windows."""
+"""Commands as text that can be pasted into a shell: a POSIX shell, or PowerShell on Windows."""
 
 import os
 import shlex

@@ -3,9 +3,9 @@
 A step ends with an optimizer step. With several optimizers (a GAN), only the steps of the optimizer that stepped first
 are counted. If another optimizer steps twice in between (layers that are trained one after the other), its steps are
 counted instead. In a program with backward passes but no optimizer (manual updates), a step ends when the model is
-called again, or at the end of the program. In a program that never trains (inference), a step is a batch after which a model was called. Batches
-alone are not counted, because some batches are prefetched. For example, accelerate prefetches one batch, and the
-Trainer of transformers prefetches all batches of an accumulated step.
+called again, or at the end of the program. In a program that never trains (inference), a step is a batch after which a
+model was called. Batches alone are not counted, because some batches are prefetched. For example, accelerate prefetches
+one batch, and the Transformers Trainer prefetches all batches of an accumulated step.
 """
 
 import gc
@@ -209,7 +209,7 @@ def has_optimizer() -> bool:
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
-    """Return all optimizers of this process. This function returns a list instead of a generator. An unfinished
+    """Return all optimizers in this process. This function returns a list instead of a generator. An unfinished
     generator would keep the objects that it iterates over alive until the next garbage collection.
     """
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]

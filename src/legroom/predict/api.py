@@ -36,10 +36,10 @@ def estimate(
     """Predict whether a training step fits a GPU. No GPU is needed.
 
     `estimate(model, batch, gpu="24GiB")` builds a standard training step. `optimizer` is a function that creates the
-    optimizer from the parameters. The default optimizer is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces
-    your own step. `gpu` is a name or a size, as for `--gpu`. The default is the active virtual GPU, or the first GPU of
-    this machine. Your objects do not change, because the trace uses
-    copies without data. `search=False` skips the search for the largest batch size.
+    optimizer from the parameters. The default optimizer is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces your
+    own step. `gpu` is a name or a size, as for `--gpu`. The default is the active virtual GPU, or the first GPU in this
+    machine. Your objects do not change, because the trace uses copies without data. `search=False` skips the search for
+    the largest batch size.
     """
     traced = _Target(target, args, gpu, optimizer, steps)
     trace = traced.trace()

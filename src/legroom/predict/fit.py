@@ -18,8 +18,8 @@ FitVerdict = Literal["fits", "uncertain", "does-not-fit"]
 
 MARGIN = 0.04
 """The fraction of the peak that the safe bound adds for unseen kernels. Other library versions increase the bound
-further. Of 180 measured convolutional networks, 2 exceeded this bound, and 5 exceeded a bound with half this
-fraction. A higher bound would be of little use."""
+further. Of 180 measured convolutional networks, 2 exceeded this bound, and 5 exceeded a bound with half this fraction.
+A higher bound would not be useful."""
 
 MIN_MARGIN = 4 * MiB
 """The safe bound adds at least two of the 2 MiB segments in which small blocks are reserved."""

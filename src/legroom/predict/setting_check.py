@@ -1,4 +1,4 @@
-"""Determines which setting of a script sets its batch size, by starting the script again with a different value."""
+"""Determines which script setting determines the batch size, by starting the script again with a different value."""
 
 import time
 from collections.abc import Mapping

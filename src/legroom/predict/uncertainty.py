@@ -2,7 +2,7 @@
 
 Reserved memory depends on two facts that a trace does not contain. First, the workspace sizes of some kernels are
 uncertain (`ScratchAlloc.alternatives` lists the possible sizes). Each workspace is a small part of the peak, but a
-workspace that does not fit any free block of the cache needs a new segment. Second, if several free blocks have the
+workspace that does not fit any free block in the cache needs a new segment. Second, if several free blocks have the
 same size, torch up to 2.12 uses the block at the lowest address, and the driver chooses the addresses.
 
 Therefore a trace is replayed several times. The replays use the most likely alternative for each uncertain size, then

@@ -57,7 +57,7 @@ class MemoryLog(FailSafeLog):
 
     subject = "The script"
     sentence: str
-    """Where the log is, for the first message of the run."""
+    """The location of the log, for the first message of the run."""
 
     def __init__(self, several_gpus: bool) -> None:
         """With `several_gpus`, the names of the values contain the GPU."""
@@ -72,8 +72,8 @@ class MemoryLog(FailSafeLog):
         self._pending.extend(event for event in events if isinstance(event, Step))
 
     def write(self) -> None:
-        """Write the steps that were added. If another thread writes, for example because it starts a run of wandb, leave the
-        steps to the next call."""
+        """Write the steps that were added. If another thread writes, for example because it starts a wandb run, leave
+        the steps to the next call."""
         if self._lock.acquire(blocking=False):
             try:
                 self._write_pending()
@@ -142,9 +142,9 @@ class TensorBoardMemoryLog(MemoryLog):
 
 
 class WandbMemoryLog(MemoryLog):
-    """Adds the memory to the run of the script, or to a new run if the script has none when its first step ends.
+    """Adds the memory to the script's own run, or to a new run if the script has none when its first step ends.
 
-    In the run of the script, the values are added to the next row that the script logs, because another row would change
+    In the script's own run, the values are added to the next row that the script logs, because another row would change
     the numbers of the script's own steps.
     """
 
@@ -184,7 +184,7 @@ class WandbMemoryLog(MemoryLog):
             self._run.finish()
 
     def _open(self) -> Any:
-        """Return the active run of the script. If the script has finished its run, resume it."""
+        """Return the script's active run. If the script has finished its run, resume it."""
         if self._is_own:
             return self._run
         active, last = _run_of_script(), self._run

@@ -1,4 +1,4 @@
-"""Runs a script that was written for Ray Tune. Its calls of `ray.tune.run` and `Tuner.fit` use Legroom's search.
+"""Runs a script that was written for Ray Tune. Its calls to `ray.tune.run` and `Tuner.fit` use Legroom's search.
 
 The script is not changed. Trials are started if their memory fits, so `resources_per_trial` is not needed. The results
 have the methods of Ray's `ExperimentAnalysis` and `ResultGrid` that scripts use most.

@@ -6,7 +6,7 @@
 
 The events go to a temporary capture of limited size, so a block of any length uses little memory. The report is built
 when the block ends. After the block, no torch function stays replaced, and the recording keeps no tensor, frame or
-exception alive. Exceptions of the block pass through unchanged.
+exception alive. Exceptions raised in the block pass through unchanged.
 """
 
 import os
@@ -152,7 +152,7 @@ class BlockRecording:
 
     @property
     def oom(self) -> OomReport | None:
-        """The out-of-memory error of the block, or None. It is also available if the block caught the error."""
+        """The out-of-memory error raised in the block, or None. It is available even if the block caught the error."""
         return self._report.oom
 
     @property

@@ -425,7 +425,7 @@ class Recording:
         self._write(OtherProcesses(self._seconds, describe_processes(chosen, main, children)))
 
     def _replace_events(self, events: Sequence[Event]) -> None:
-        """Replace the recorded events of this process by `events`, in the ledger and in the capture."""
+        """Replace the recorded events of this process with `events`, in the ledger and in the capture."""
         assert self._capture is not None
         writer = self._capture.writer
         if isinstance(writer, CaptureWriter):

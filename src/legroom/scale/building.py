@@ -59,7 +59,7 @@ class ParallelOptions:
 
 
 def _check_batch(batch: Any) -> None:
-    """Reject arguments that are not one batch. Objects of other libraries are accepted."""
+    """Reject arguments that are not one batch. Objects from other libraries are accepted."""
     if isinstance(batch, DataLoader | Dataset):
         name = type(batch).__name__
         raise UsageError(f"batch= is a {name}. Pass one batch of a DataLoader: `batch=next(iter(loader))`.")
@@ -320,7 +320,8 @@ class Builder:
         return TrainingSetup(self.model, self.optimizer, self.options.batch, tuple(capacities), device_model)
 
     def _planning(self) -> LocalPlanning:
-        """Return the planning of all ranks together, or of this rank for all ranks if the others do not exist."""
+        """Return the planning that all ranks do together, or that this rank does for all ranks if the others do not
+        exist."""
         return (
             DistributedPlanning() if self.devices.world.size > 1 and not has_no_peers() else LocalPlanning()
         )

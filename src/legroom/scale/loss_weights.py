@@ -1,8 +1,8 @@
 """Computes the weight of each rank's mean loss, so that the gradients are the same as for the global batch.
 
-Engines average gradients over ranks with equal weights. If a rank has n of the N samples of W ranks, its loss is
-multiplied by n · W / N. The average over ranks is then exactly the mean over all N samples. N is summed over the
-ranks on the CPU while the forward pass runs.
+Engines average gradients across ranks with equal weights. If a rank has n of the N samples of W ranks, its loss is
+multiplied by n · W / N. The average over ranks is then exactly the mean over all N samples. N is summed over the ranks
+on the CPU while the forward pass runs.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class LossWeighting:
         )
 
     def begin(self, batch: BatchArguments) -> Callable[[], float]:
-        """Start to sum the weights over all ranks. The returned function waits for the sum and returns the weight of
+        """Start to sum the weights across all ranks. The returned function waits for the sum and returns the weight of
         this rank's loss."""
         if self._ranks == 1:
             return _one

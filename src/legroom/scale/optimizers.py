@@ -12,8 +12,8 @@ Optimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | Non
 
 
 def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Return the optimizer. If a function is given, it creates the optimizer. The optimizer must have parameters of
-    this model."""
+    """Return the optimizer. If a function is given, it creates the optimizer. The optimizer must contain this model's
+    parameters."""
     if optimizer is None:
         return None
     result: torch.optim.Optimizer = optimizer

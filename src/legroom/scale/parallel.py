@@ -58,14 +58,14 @@ def parallel(
 ) -> "Parallel":
     """Move the model to its devices, wrap it for the strategy, and return the run.
 
-    `optimizer` is an optimizer of the model's parameters, or a function that creates one. `batch` is one global
-    batch, inputs first and target last. The batch is used to predict the memory and to split the model. `shares`
-    contains the relative part of the batch for each GPU. `weight` is a function that counts elements in a batch, for a
-    loss that is a mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto"
-    or a `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, over all ranks. `schedule`
-    and `micro_batches` are options of a pipeline. With `offload`, the shards of "fsdp" are kept in host memory. By
-    default, the shards are offloaded only if they do not fit on the GPUs. `static_graph` and
-    `find_unused_parameters` are options of DDP. By default, Legroom detects their values from `batch`.
+    `optimizer` is an optimizer for the model's parameters, or a function that creates one. `batch` is one global batch,
+    inputs first and target last. The batch is used to predict the memory and to split the model. `shares` contains the
+    relative part of the batch for each GPU. `weight` is a function that counts elements in a batch, for a loss that is
+    a mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto" or a
+    `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, across all ranks. `schedule` and
+    `micro_batches` are pipeline options. With `offload`, the shards of "fsdp" are kept in host memory. By default, the
+    shards are offloaded only if they do not fit on the GPUs. `static_graph` and `find_unused_parameters` are DDP
+    options. By default, Legroom detects their values from `batch`.
     """
     if not isinstance(model, nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
@@ -136,7 +136,7 @@ class Parallel:
         """Return a loader of global batches of `batch_size` samples, which yields this rank's samples on its device.
 
         The options are `shuffle` (default True), `drop_last` (default False), `seed`, `num_workers`, and other
-        options of a DataLoader.
+        DataLoader options.
         """
         is_split = len(self._engine.shares) > 1
         loader = DistributedLoader(
@@ -234,7 +234,7 @@ class Parallel:
 
 
 def _strategy_name(strategy: str) -> str:
-    """Return the strategy of the command line (`legroom launch --strategy`). If the option is not given, return the
+    """Return the strategy from the command line (`legroom launch --strategy`). If the option is not given, return the
     strategy that the script sets."""
     override = os.environ.get("LEGROOM_STRATEGY", "")
     for name, source in ((strategy, "strategy="), (override or "auto", "LEGROOM_STRATEGY=")):

@@ -46,7 +46,7 @@ def connect_ray(
     """Connect to the caller's Ray instance or to the cluster at `address`, or start an instance with these processors
     and GPUs.
 
-    If `gpus` is None, all GPUs of this machine are used. `settings` contains environment variables that are set unless
+    If `gpus` is None, all GPUs in this machine are used. `settings` contains environment variables that are set unless
     the user has set them.
     """
     with _environment(settings):

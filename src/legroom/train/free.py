@@ -259,7 +259,7 @@ def _has_device_tensor(value: Any, depth: int = 3) -> bool:
 def _caches() -> list[Callable[[], Any]]:
     """Return the functions that empty the caches, with the allocator's cache last.
 
-    Two of these functions are private torch functions. In a version of torch without these functions, some MiB of
+    Two of these functions are private torch functions. In a version of torch without these functions, a few MiB of
     library workspaces stay on the device, and page-locked host memory stays reserved.
     """
     found: list[Callable[[], Any]] = []

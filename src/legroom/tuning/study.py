@@ -36,7 +36,7 @@ class Study:
     engine: str = "local"
     gpus: Sequence[TrialGpu] = ()
     seconds: float = 0.0
-    """The total running time in seconds, over all sessions of a resumed study."""
+    """The total running time in seconds across all sessions of a resumed study."""
     interrupted: bool = False
 
     @classmethod

@@ -28,8 +28,8 @@ from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, Tria
 from legroom.tuning.trial.trial import remove
 
 MAX_REJECTED = 20
-"""The maximum number of configurations that can never fit, per requested trial. If there are more such
-configurations, the study ends, because almost no configuration of the space fits."""
+"""The maximum number of configurations that can never fit, per requested trial. If there are more such configurations,
+the study ends, because almost no configuration in the space fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +319,7 @@ class StudyRunner:
 
     @property
     def seconds(self) -> float:
-        """The running time of the study over all sessions."""
+        """The running time of the study across all sessions."""
         return time.monotonic() - self._start
 
     @property

@@ -16,13 +16,13 @@ _MAX_SOURCE_BYTES = 2_000_000
 
 @lru_cache(maxsize=16)
 def tree_of(file: str) -> ast.Module | None:
-    """Return the parsed source of a file, or None if the file has no source. Few trees are cached, because their nodes
-    slow down every scan of the heap."""
+    """Return the parsed source of a file, or None if the file has no source. Only a few trees are cached, because their
+    nodes slow down every heap scan."""
     return parse(file)
 
 
 def parse(file: str) -> ast.Module | None:
-    """Return the same as `tree_of` for a caller that caches what it needs of the tree."""
+    """Return the same as `tree_of` for a caller that caches what it needs from the tree."""
     source = _source(file)
     try:
         return ast.parse(source) if source else None

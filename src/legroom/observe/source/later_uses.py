@@ -1,4 +1,4 @@
-"""Finds out whether a program still needs a local variable after a line."""
+"""Determines whether a program still needs a local variable after a line."""
 
 import ast
 from collections.abc import Iterator

@@ -16,7 +16,7 @@ def user_modules() -> list[tuple[str, ModuleType]]:
 
 
 def module_namespaces() -> dict[int, str]:
-    """Return the name of each module, by the `id` of its dictionary."""
+    """Map the `id` of each module's dictionary to the module's name."""
     return dict(_namespaces(*_state()))
 
 

@@ -140,7 +140,7 @@ class SourceName:
 
 
 def _slices_other_dimension(value: ast.Subscript) -> bool:
-    """Return whether a concatenation is sliced in another dimension than the one in which it grows, as in
+    """Return whether a concatenation is sliced along a different dimension from the one in which it grows, as in
     `torch.cat([queue, keys], 0)[:, :64]`."""
     call = value.value
     if not isinstance(call, ast.Call) or called_name(call) not in ("cat", "concat", "concatenate"):

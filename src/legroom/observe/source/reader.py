@@ -40,7 +40,7 @@ _REMOVING_METHODS = frozenset({
 _CONTAINER_FUNCTIONS = {
     "heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right",
 }  # fmt: skip
-"""Functions of the standard library that modify their first argument."""
+"""Standard library functions that modify their first argument."""
 _CLEARING_METHODS = frozenset({"clear", "popleft"})
 """Methods that free memory when called on an item. `pop` on an item may remove only a part of the item."""
 _FEEDING_PREFIXES = (
@@ -65,7 +65,7 @@ class NameReader:
     ) -> None:
         """`classes` contains the classes that have the attribute, and their base classes. The set is empty if the
         classes are unknown. With `feeding`, a method is treated as storing items if its name suggests this. With
-        `is_alias`, the name is another name of the object, so assignments to the name are ignored. Only
+        `is_alias`, the name is another name for the object, so assignments to the name are ignored. Only
         `removing_methods` remove items.
         """
         self.statements: list[StoringStatement] = []

@@ -137,7 +137,7 @@ class ScriptSettings:
         )
 
     def _follow_argparse(self) -> Any:
-        """Replace the method of argparse that parses options, and return the replacement."""
+        """Replace the argparse method that parses options, and return the replacement."""
         plain = argparse.ArgumentParser.parse_known_args
 
         @functools.wraps(plain)

@@ -50,7 +50,8 @@ class NameUsage(NamedTuple):
     may_reset: bool = False
     """Whether a function other than a constructor assigns an empty value."""
     has_limit: bool = False
-    """Whether a check of the length or a slice limits the length, so the container may grow for long and then stop."""
+    """Whether a check of the length or a slice limits the length, so the container may grow for a long time and then
+    stop."""
 
     @property
     def shrinks(self) -> bool:
@@ -101,7 +102,7 @@ def find_usage(
     classes: frozenset[str] = frozenset(),
     keys: tuple[str, ...] = (),
 ) -> NameUsage:
-    """Find the uses of a name in the variable's function, then in the whole file, then in every file of the user.
+    """Find the uses of a name in the variable's function, then in the whole file, then in each of the user's files.
     `classes` contains the classes that have the attribute, if known. `keys` are the literal keys of the item that
     matters: removing items under other keys does not count.
     """
@@ -214,8 +215,8 @@ def usage_at_line(file: str, line: int) -> NameUsage:
 
 def is_passed_in_loop(name: str, file: str, line: int) -> bool:
     """Return whether the only loop around a line passes a variable or attribute to a call to a user's object: `out,
-    cache = model(token, cache)`. Functions of libraries do not count. The result is False in nested loops, because the
-    value outlives the inner loop."""
+    cache = model(token, cache)`. Library functions do not count. The result is False in nested loops, because the value
+    outlives the inner loop."""
     tree = tree_of(file)
     if tree is None:
         return False

@@ -216,7 +216,7 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def on_this_thread(self) -> Iterator[None]:
-        """Record the operations of a thread that the program started."""
+        """Record the operations on a thread that the program started."""
         with self.recorder.mode(), self._placement:
             yield
 

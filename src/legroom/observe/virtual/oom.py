@@ -1,4 +1,4 @@
-"""Out-of-memory errors of a virtual GPU. The errors have torch's type and message. All errors are recorded, and tests
+"""Out-of-memory errors on a virtual GPU. The errors have torch's type and message. All errors are recorded, and tests
 can inject errors.
 
 A training step makes a known number of allocations. A test can make each of these allocations fail in turn. Such a test

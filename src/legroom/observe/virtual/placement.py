@@ -533,7 +533,7 @@ def _constructors() -> Any:
 
 
 def is_placement_active() -> bool:
-    """Return whether a `PlacementMode` handles the next torch call of this thread."""
+    """Return whether a `PlacementMode` handles this thread's next torch call."""
     stack = getattr(overrides, "_get_current_function_mode_stack", None)
     return stack is not None and any(isinstance(mode, PlacementMode) for mode in stack())
 

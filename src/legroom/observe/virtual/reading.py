@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 class TensorReads:
-    """Handlers of the torch functions that read values."""
+    """Handlers for the torch functions that read values."""
 
     def __init__(
         self,

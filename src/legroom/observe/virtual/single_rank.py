@@ -6,7 +6,7 @@ and moves no data. Objects that one rank creates and broadcasts (a plan, a path)
 
 The sending rank stores these objects in the folder LEGROOM_SINGLE_RANK, where the ranks that are traced later read
 them. The fake process group is one of torch's testing tools. If this version of torch lacks the fake process group,
-rank 0 of 1 is traced instead, so the estimate does not include the savings of sharding.
+rank 0 of 1 is traced instead, so the estimate does not include the savings from sharding.
 """
 
 import contextlib

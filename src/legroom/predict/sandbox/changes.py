@@ -1,9 +1,9 @@
-"""Blocks changes of the user's files that were not redirected.
+"""Blocks changes to the user's files that were not redirected.
 
-Python reports every change of a file to its audit hooks. The hooks also report calls that bypass the redirected
-functions, such as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A
-change outside the scratch folder is refused. Landlock also refuses most of these changes, but not changes of modes
-and times. Landlock is not available on every system.
+Python reports every file change to its audit hooks. The hooks also report calls that bypass the redirected functions,
+such as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside
+the scratch folder is refused. Landlock also refuses most of these changes, but not changes to modes and times. Landlock
+is not available on every system.
 """
 
 import os
@@ -24,7 +24,7 @@ _ACTS_ON_LINK = frozenset(["os.remove", "os.rmdir", "os.mkdir", "os.rename", "os
 
 
 class RefusedChange(LegroomError, PermissionError):  # noqa: N818
-    """Raised if a change of a file cannot be redirected to the scratch folder."""
+    """Raised if a file change cannot be redirected to the scratch folder."""
 
 
 def refuse_changes(overlay: Overlay) -> None:

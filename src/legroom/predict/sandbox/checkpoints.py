@@ -76,7 +76,8 @@ def no_model_saved() -> None:
     """Replace the Transformers functions that save models, if the script has loaded that library, because these
     functions read the data of tensors before they write.
 
-    With a version of transformers that has none of these functions, a script that saves a model in its first steps fails.
+    With a version of Transformers that has none of these functions, a script that saves a model in its first steps
+    fails.
     """
     for module, kind, method in _SAVERS:
         saver = getattr(sys.modules.get(module), kind, None)

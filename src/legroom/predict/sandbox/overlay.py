@@ -2,11 +2,12 @@
 
 The user's files are the lower layer and never change. All files that the script writes are placed in the upper layer.
 The upper layer is a folder that contains the same paths. For example, `/home/me/log.csv` becomes
-`UPPER/home/me/log.csv`, and `C:\\me\\log.csv` becomes `UPPER\\C\\me\\log.csv`. Files of the lower layer that the script deleted or renamed are recorded in memory.
+`UPPER/home/me/log.csv`, and `C:\\me\\log.csv` becomes `UPPER\\C\\me\\log.csv`. Files in the lower layer that the script
+deleted or renamed are recorded in memory.
 
 `resolve` returns the path that a script refers to, without links. `find` returns the real path that stores the content.
-The overlay resolves links itself, because a link of the script can point to a file that is only in the upper layer,
-where the kernel would not find it.
+The overlay resolves links itself, because a link that the script created can point to a file that is only in the upper
+layer, where the kernel would not find it.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
-"""Folders that contain no files of the user, such as devices, shared memory and the kernel's own files."""
+"""Folders that contain none of the user's files, such as devices, shared memory and the kernel's own files."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 """The flags of `os.open` that can change a file."""
@@ -31,7 +32,7 @@ _MAX_LINKS = 40
 
 
 class Overlay:
-    """The two layers, and the paths of the lower layer that the script deleted or moved."""
+    """The two layers, and the paths in the lower layer that the script deleted or moved."""
 
     def __init__(self, upper: Path, *, scratch: Path) -> None:
         self.upper = os.path.realpath(upper)
@@ -46,7 +47,7 @@ class Overlay:
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
-        """Do not redirect calls of this thread inside the block."""
+        """Do not redirect this thread's calls inside the block."""
         self._threads.depth = getattr(self._threads, "depth", 0) + 1
         try:
             yield
@@ -75,7 +76,8 @@ class Overlay:
         return is_left
 
     def continue_in(self, upper: Path) -> None:
-        """Replace the upper layer by a copy. A fork needs its own copy, because other forks write to the same paths."""
+        """Replace the upper layer with a copy. A fork needs its own copy, because other forks write to the same
+        paths."""
         old, self.upper = self.upper, os.path.realpath(upper)
         shutil.copytree(old, self.upper, symlinks=True, dirs_exist_ok=True)
         if self._directory is not None:
@@ -84,8 +86,8 @@ class Overlay:
     # --- locations of paths
 
     def is_scratch(self, path: str) -> bool:
-        """Return True if a resolved path is not redirected, because it is in the scratch folder or is not a file of the
-        user."""
+        """Return True if a resolved path is not redirected, because it is in the scratch folder or is not one of the
+        user's files."""
         return _is_below(path, self._scratch) or _is_kernel(path)
 
     def resolve(self, path: Any, *, follow: bool = True, folder: int | None = None) -> str:
@@ -351,7 +353,7 @@ def path_in_layer(path: str, system: ModuleType = os.path) -> str:
 
 
 def without_prefix(path: str) -> str:
-    """Remove the prefix of Windows for paths without a limit on their length."""
+    """Remove the Windows prefix for paths without a length limit."""
     if path.startswith("\\\\?\\UNC\\"):
         return "\\\\" + path[8:]
     return path.removeprefix("\\\\?\\")

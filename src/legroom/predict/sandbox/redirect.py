@@ -1,6 +1,6 @@
-"""Redirects Python's file functions to the overlay: `open`, the functions of `os`, and `sqlite3.connect`.
+"""Redirects Python's file functions to the overlay: `open`, the `os` functions, and `sqlite3.connect`.
 
-Modules of the standard library that use these functions (pathlib, shutil, tempfile, logging, zipfile, …) are redirected too.
+Standard library modules that use these functions (pathlib, shutil, tempfile, logging, zipfile, …) are redirected too.
 """
 
 import builtins
@@ -49,8 +49,7 @@ def _is_in(value: Any, functions: set[Any]) -> bool:
 
 def _redirect_os(overlay: Overlay) -> None:
     def redirect(names: str, how: Callable[..., Any], *, follow: bool = True) -> None:
-        """Replace functions of `os` that take a path. `how(plain_function, resolved_path, *arguments)` handles the
-        path.
+        """Replace `os` functions that take a path. `how(plain_function, resolved_path, *arguments)` handles the path.
 
         With `follow`, the function acts on the target of a link.
         """
@@ -111,7 +110,7 @@ def _redirect_os(overlay: Overlay) -> None:
     redirect("open", open_descriptor)
 
     def redirect_pair(name: str, how: Callable[[str, str], None]) -> None:
-        """Replace a function of `os` that has a source and a target."""
+        """Replace an `os` function that has a source and a target."""
         function = getattr(os, name)
 
         @functools.wraps(function)

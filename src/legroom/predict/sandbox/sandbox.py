@@ -21,12 +21,12 @@ _TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE
 
 
 class Sandbox:
-    """Redirects writes of this process, and of all processes that it starts, to `folder`."""
+    """Redirects writes by this process, and by all processes that it starts, to `folder`."""
 
     def __init__(self, folder: Path, own: Path | None = None) -> None:
         """Redirect writes for the rest of the process. `own` is the part of `folder` that the process uses together
-        with the process that started it. By default, a new part is created, because other processes of the same estimate
-        use the same folder."""
+        with the process that started it. By default, a new part is created, because other processes in the same
+        estimate use the same folder."""
         self._folder = folder
         own = own or Path(tempfile.mkdtemp(dir=folder))
         temporary = own / "tmp"

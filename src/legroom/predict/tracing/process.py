@@ -1,10 +1,10 @@
 """The process in which an unmodified script is traced. The process runs the script once up to its first batch. From
 the first batch, the process traces the script on request.
 
-At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests.
-For each request, a fork continues the script from the first batch, with a different batch size or with memory-saving
+At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests. For
+each request, a fork continues the script from the first batch, with a different batch size or with memory-saving
 options applied. At most one fork per CPU core runs at a time. A fork that has finished its steps writes its trace and
-exits at once. No later code of the script runs, such as checkpoints, `finally` blocks or exit handlers. On systems that
+exits at once. No later code in the script runs, such as checkpoints, `finally` blocks or exit handlers. On systems that
 cannot fork, the process itself continues the script for a single request (see `workers.spawned`).
 
 Requests and replies are messages on a pipe. A trace is a capture file.
@@ -66,7 +66,7 @@ MAX_ERROR_LENGTH = 300
 MAX_VALIDATION = 10.0
 """The maximum processor time in seconds for the first validation batch, counted from the end of the training steps."""
 MAX_EVALUATION = 3.0
-"""The maximum time in seconds for an evaluation before the training. The estimate covers only the training."""
+"""The maximum time in seconds for an evaluation before training. The estimate covers only training."""
 MAX_TRACING = {"fake": 60.0, "cpu": 120.0}
 """The maximum time in seconds for a trace with at least one training step, or without an optimizer. Real values take
 longer."""
@@ -487,7 +487,7 @@ class TracingProcess:
             del self.trace.events[start:]
 
     def _end(self, outcome: str, error: str = "", exit_code: int = 0) -> NoReturn:
-        """Write the trace and exit, without running any more code of the script.
+        """Write the trace and exit, without running any more of the script's code.
 
         `outcome` is `traced` (all steps), `stopped` (after the time limit), `finished` (the script ended), `failed`
         or `needs data`.

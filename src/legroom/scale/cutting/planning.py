@@ -1,4 +1,4 @@
-"""Plans the split of a model over devices. The plan requires three steps: record the forward graph, trace its costs,
+"""Plans how a model is split across devices. The plan requires three steps: record the forward graph, trace its costs,
 and balance the stages."""
 
 import itertools

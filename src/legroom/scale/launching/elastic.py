@@ -39,11 +39,11 @@ from legroom.scale.launching.rank_settings import ATTEMPT_VARIABLE, environment,
 from legroom.scale.launching.rendezvous import is_own_address, local_address
 
 GRACE_SECONDS = 15
-"""The time in seconds in which terminated ranks must exit. The default of torchrun is 30 seconds."""
+"""The time in seconds in which terminated ranks must exit. torchrun's default is 30 seconds."""
 
 
 def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end: OnEnd) -> LaunchResult:
-    """Start the ranks of this node and wait until all of them have exited.
+    """Start the ranks on this node and wait until all of them have exited.
 
     Raises `LegroomError` if the nodes do not connect. If this function runs on the main thread, Ctrl-C stops all ranks.
     """
@@ -72,7 +72,7 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
 
 
 def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
-    """Run the agent of this node. If the node with the rendezvous is lost, wait for it and connect again, as long as
+    """Run the agent on this node. If the node with the rendezvous is lost, wait for it and connect again, as long as
     restarts are left."""
     while True:
         before = len(recorder.attempts)
@@ -191,7 +191,7 @@ def reserved_port() -> socket.socket:
 
 
 class _Agent(LocalElasticAgent):
-    """The agent of torchrun with a callback at the end of an attempt."""
+    """torchrun's agent with a callback at the end of an attempt."""
 
     def __init__(self, spec: WorkerSpec, recorder: _AttemptRecorder) -> None:
         super().__init__(spec, recorder)

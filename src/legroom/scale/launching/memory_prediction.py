@@ -1,8 +1,8 @@
 """Predicts the memory of each rank before the launch.
 
-Every rank of this node is traced separately, as `legroom estimate` traces a script. The process group of a traced
-rank reports the right size, but the other ranks do not exist (see `observe.virtual.single_rank`). Shards, batches and
-stages therefore have their true sizes.
+Every rank on this node is traced separately, as `legroom estimate` traces a script. The process group of a traced rank
+reports the right size, but the other ranks do not exist (see `observe.virtual.single_rank`). Shards, batches and stages
+therefore have their true sizes.
 """
 
 import tempfile
@@ -50,7 +50,7 @@ class RankPrediction:
 def predict_ranks(
     plan: LaunchPlan, progress: Callable[[str], None] = lambda message: None
 ) -> list[RankPrediction]:
-    """Return one prediction per rank of this node, which is assumed to be the first node. Without a GPU, the result is
+    """Return one prediction per rank on this node, which is assumed to be the first node. Without a GPU, the result is
     empty."""
     gpus = list(plan.gpus) or _real_gpus(plan)
     if not gpus:

@@ -1,9 +1,9 @@
 """The result of a launch, and the rank that caused a failure.
 
 If one rank fails, the other ranks fail soon after, because they lose their connection to the failed rank or the
-launcher terminates them. The first failure that the operating system reports is therefore often not the cause. To
-find the cause, an error of the rank itself takes precedence, then a signal, then a lost connection. Among several
-errors, the earliest is treated as the cause.
+launcher terminates them. The first failure that the operating system reports is therefore often not the cause. To find
+the cause, the rank's own error takes precedence, then a signal, then a lost connection. Among several errors, the
+earliest is treated as the cause.
 """
 
 import re
@@ -23,7 +23,7 @@ _LOST_CONNECTION = re.compile(
     r"|(?:Read|Send|Connect) error|Gloo .{0,40}failed|PeerFailed|RankMissing|RendezvousConnectionError",
     re.IGNORECASE | re.DOTALL,
 )
-"""Matches messages of gloo, NCCL, torch's stores and Legroom that appear if another rank has failed."""
+"""Matches messages from gloo, NCCL, torch's stores and Legroom that appear if another rank has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchAttempt:
-    """One start of all ranks of this node."""
+    """One start of all ranks on this node."""
 
     number: int
     """The index of the attempt, starting at 0."""

@@ -30,7 +30,7 @@ class LaunchPlan:
     nproc: int
     """The number of ranks on this node."""
     gpus: tuple[GpuSpec, ...] = ()
-    """The virtual GPUs of this node, if any. Every rank sees all virtual GPUs and uses its own."""
+    """The virtual GPUs on this node, if any. Every rank sees all virtual GPUs and uses its own."""
     real_gpus: int = 0
     """The number of real GPUs that are used if there are no virtual GPUs. If 0, the ranks run on the CPU."""
     nodes: tuple[int, int] = (1, 1)

@@ -6,7 +6,7 @@ starts the rank as a separate process, with the same program and environment as 
 is sent to a mailbox, an actor in the cluster. The folder of the launch is then the same as if all ranks had run on this
 machine.
 
-If RAY_ADDRESS is set, the ranks run on that cluster. With `--nodes`, the ranks run on the cluster of this machine.
+If RAY_ADDRESS is set, the ranks run on that cluster. With `--nodes`, the ranks run on this machine's cluster.
 Otherwise, a temporary cluster is started on this machine. A cluster that is already running on this machine is not
 used, because it may belong to another user.
 """
@@ -95,8 +95,8 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
 
 
 def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
-    """Connect to the Ray cluster at RAY_ADDRESS or, for several nodes, to the cluster of this machine. If there is no
-    such cluster, a new cluster is started."""
+    """Connect to the Ray cluster at RAY_ADDRESS or, for several nodes, to this machine's cluster. If there is no such
+    cluster, a new cluster is started."""
     address = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
     return connect_ray(
         None if address == "local" else address, _HELP, processors=max(plan.world_size + 1, processors())
@@ -104,7 +104,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Return True if ranks use GPUs of the cluster. Ranks on virtual GPUs do not use GPUs of the cluster."""
+    """Return True if ranks use the cluster's GPUs. Ranks on virtual GPUs do not use them."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

@@ -27,12 +27,12 @@ def check_rendezvous(address: str) -> None:
 
 def is_own_address(address: str) -> bool:
     """Return True if the host of `host:port` is this machine. Torch compares only the addresses of the host name, which
-    is often an alias of 127.0.0.1."""
+    is often an alias for 127.0.0.1."""
     return bool(_addresses(address.rpartition(":")[0]) & _own_addresses())
 
 
 def local_address(address: str) -> str | None:
-    """Return the address of this machine at which nodes at `host:port` can reach it, or None if it is unknown."""
+    """Return the address at which nodes at `host:port` can reach this machine, or None if it is unknown."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]

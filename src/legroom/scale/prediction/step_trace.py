@@ -41,7 +41,7 @@ class DeviceModel:
 
     gpu: GpuSpec
     kernels: bool
-    """True if workspaces of kernels are included. A virtual GPU has no such workspaces."""
+    """True if kernel workspaces are included. A virtual GPU has no such workspaces."""
 
     @property
     def capacity(self) -> int:

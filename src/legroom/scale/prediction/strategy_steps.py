@@ -14,7 +14,7 @@ from legroom.scale.strategies.split import SplitModel
 from legroom.units import MiB
 
 BUCKET_BYTES = 25 * MiB
-"""The bucket size of DDP."""
+"""DDP's bucket size."""
 
 Optimizer = torch.optim.Optimizer | None
 
@@ -84,7 +84,7 @@ def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) 
 def dp_step(
     model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, shares: Sequence[float]
 ) -> MakeStep:
-    """Return a DataParallel step over several devices of one process."""
+    """Return a DataParallel step across several devices in one process."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
         copied, copied_optimizer, copied_batch = _copied(onto, model, optimizer, batch)
@@ -99,7 +99,7 @@ def dp_step(
 def split_step(
     model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, placement: dict[str, int]
 ) -> MakeStep:
-    """Return a step with layers on several devices of one process."""
+    """Return a step with layers on several devices in one process."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
         copied, copied_optimizer, copied_batch = onto.copied((model, optimizer, batch))

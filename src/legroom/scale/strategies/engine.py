@@ -42,7 +42,7 @@ class StrategyEngine(Protocol):
         """Call `function` on the batch with gradients disabled. Every rank calls this method."""
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        """Return the total norm of the gradients over all ranks."""
+        """Return the total norm of the gradients across all ranks."""
 
 
 class WrappedModelEngine:
@@ -119,7 +119,7 @@ def ddp_engine(
     static_graph: bool | None = None,
     find_unused_parameters: bool | None = None,
 ) -> WrappedModelEngine:
-    """Return the engine of DDP. Gradients are views of the buckets of DDP, so there is only one copy of the gradients.
+    """Return the DDP engine. Gradients are views of DDP's buckets, so there is only one copy of the gradients.
 
     `has_unused` means that a step leaves some parameters without a gradient. Without this option, DDP would wait for
     these gradients indefinitely. `may_change` means that these parameters may differ between steps, so DDP must

@@ -45,7 +45,7 @@ def sharded(
     dtype: torch.dtype | None = None,
     offload: bool = False,
 ) -> WrappedModelEngine:
-    """Return the engine of FSDP2. `dtype` is the dtype of computations. Shards and gradient sums stay in float32.
+    """Return the FSDP2 engine. `dtype` is the dtype of computations. Shards and gradient sums stay in float32.
 
     With `offload`, shards are kept in host memory.
     """

@@ -2,8 +2,7 @@
 
 The strategy `split` is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`. The layers are distributed so that
 all GPUs use about the same memory. The code of the model does not change. Inputs are moved to the GPU of each module,
-and an operation on tensors of two GPUs runs on the later GPU. The result is moved to the first GPU, where the batch
-is.
+and an operation on tensors on two GPUs runs on the later GPU. The result is moved to the first GPU, where the batch is.
 """
 
 from collections.abc import Sequence

@@ -29,10 +29,9 @@ def fill_template(
     requests_own_server: bool = False,
     **parts: str,
 ) -> str:
-    """Return the page whose body is `page/page.html` of a package. `style` and `scripts` are files in the same folder.
-    `data` has JSON types and is in the element `name`. `title` and `parts` are HTML. The browser
-    blocks all network requests of the page, unless `requests_own_server` allows requests to the server that sent the
-    page."""
+    """Return the page whose body is `page/page.html` in a package. `style` and `scripts` are files in the same folder.
+    `data` has JSON types and is in the element `name`. `title` and `parts` are HTML. The browser blocks all of the
+    page's network requests, unless `requests_own_server` allows requests to the server that sent the page."""
     return Template(_read(__package__, "frame.html")).substitute(
         connect=" connect-src 'self';" if requests_own_server else "",
         title=title,

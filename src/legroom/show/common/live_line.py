@@ -1,8 +1,8 @@
 """The live status line of a run on stderr, which does not interfere with the script's output.
 
 On a terminal, the status line is repainted a few times per second. The status line is removed before the script prints,
-and is shown again only when the cursor is at the start of a line. The status line therefore does not disturb a progress
-bar of the script. `sys.stdout` and `sys.stderr` stay the same objects. Only their `write` method is replaced, so
+and is shown again only when the cursor is at the start of a line. The status line therefore does not disturb the
+script's progress bar. `sys.stdout` and `sys.stderr` stay the same objects. Only their `write` method is replaced, so
 `isatty`, `fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor directly,
 bypassing all buffers.
 
@@ -183,7 +183,7 @@ def can_repaint(stream: TextIO) -> bool:
 
 @functools.cache
 def _has_escape_sequences() -> bool:
-    """Return whether terminals interpret escape sequences. In a console of Windows, they must be enabled first."""
+    """Return whether terminals interpret escape sequences. In a Windows console, they must be enabled first."""
     if sys.platform != "win32":
         return True
     import ctypes

@@ -21,7 +21,7 @@ MAX_WIDTH = 100
 def print_to(stream: TextIO, *parts: RenderableType) -> None:
     """Write `parts` one below the other in a single write, so that no other output is printed between them.
 
-    Raises OutputError if standard output cannot be written. Errors of other streams are ignored.
+    Raises OutputError if standard output cannot be written. Errors from other streams are ignored.
     """
     text = render_to_string(
         *parts, width=width_of(stream), color=can_repaint(stream), ascii_only=not supports_unicode(stream)
@@ -37,7 +37,7 @@ def print_to(stream: TextIO, *parts: RenderableType) -> None:
 def render_to_string(
     *parts: RenderableType, width: int = PLAIN_WIDTH, color: bool = False, ascii_only: bool = False
 ) -> str:
-    """Return the rendered text as a string, without trailing blanks and without control characters of the content."""
+    """Return the rendered text as a string, without trailing blanks and without control characters from the content."""
     buffer = io.StringIO()
     console = Console(
         file=buffer,

@@ -1,7 +1,7 @@
 """The monitor on a terminal, with Textual.
 
-Reading the machine may block for as long as the driver does, so a thread reads and the screen stays responsive. All
-text of other programs is a `Text` object, so Textual does not interpret markup in it.
+Reading the machine's state may block for as long as the driver does, so a thread reads and the screen stays responsive.
+All text from other programs is a `Text` object, so Textual does not interpret markup in it.
 """
 
 import threading
@@ -143,8 +143,8 @@ class MonitorApp(App[None]):
         return self.screen_stack[0].query_one(id, Static)
 
     def _set(self, id: str, text: Text) -> None:
-        """Change a text. A new layout is the most expensive part of an update, so it is made only for a text of another
-        size, and nothing is done for the same text."""
+        """Change a text. A new layout is the most expensive part of an update, so a layout is computed only if the size
+        of the text changes, and nothing is done if the text stays the same."""
         before = self._texts.get(id)
         if text != before:
             self._texts[id] = text

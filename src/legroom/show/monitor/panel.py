@@ -12,10 +12,10 @@ from legroom.show.monitor.tables import script_text
 from legroom.units import GiB, MiB, format_size
 
 TWO_BARS_FROM = 64
-"""The number of columns from which two bars are in one line."""
+"""The minimum number of columns at which two bars share one line."""
 FULL_BAR, EMPTY_BAR = "█", "░"
 WARNING, CRITICAL = 75.0, 90.0
-"""The percentages from which the bar of a memory is yellow and red."""
+"""The percentages at which a memory bar turns yellow and red."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Device:
 def render_panel(
     snapshot: Snapshot, history: History | None, width: int, *, height: int | None = None
 ) -> Text:
-    """Return the panel. Without `history`, there are no sparklines. Every line has at most `width` columns. If the panel is higher than `height`, each device has
-    one line."""
+    """Return the panel. Without `history`, there are no sparklines. Every line has at most `width` columns. If the
+    panel is taller than `height`, each device has one line."""
     devices = devices_of(snapshot)
     lines_per_device = 2 if width >= TWO_BARS_FROM else 3
     compact = height is not None and 1 + lines_per_device * len(devices) > height

@@ -1,6 +1,6 @@
 """`legroom monitor --serve`: the monitor in a browser, on this machine only.
 
-- The server listens on the loopback address, and every request needs the token of the URL. Other users of the machine
+- The server listens on the loopback address, and every request needs the token in the URL. Other users of the machine
   can reach the port, but do not know the token.
 - A request whose `Host` is not a loopback name is refused. Otherwise, a website could resolve its own name to this
   machine and read the answers (DNS rebinding).
@@ -41,7 +41,8 @@ _HEADERS = {
 
 
 class Readings:
-    """The state for all browsers. The machine is read only while a browser asks, and at most once per `interval`."""
+    """The state for all browsers. The machine's state is read only while a browser requests it, and at most once per
+    `interval`."""
 
     def __init__(self, sampler: Sampler, interval: float) -> None:
         self.interval = interval

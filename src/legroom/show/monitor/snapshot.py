@@ -1,4 +1,4 @@
-"""`Snapshot`: the GPUs, the host, the processes and the runs at one moment, joined for the screen and for JSON.
+"""`Snapshot`: the GPUs, the host, the processes and the runs at one moment, combined for the screen and for JSON.
 
 Names, commands and users come from other programs, so control characters are replaced when a snapshot is created.
 """
@@ -156,7 +156,7 @@ class Sampler:
         )
 
     def close(self) -> None:
-        """Close the driver's library, unless it does not answer another thread."""
+        """Close the driver's library, unless a call from another thread has not returned."""
         if not self._is_reading:
             self._gpus.close()
 
@@ -241,7 +241,7 @@ def _printable(record: Record) -> Record:
 
 
 def one_line(text: str) -> str:
-    """Replace control characters, and line breaks and tabs by spaces."""
+    """Replace control characters, and replace line breaks and tabs with spaces."""
     return printable(text.replace("\n", " ").replace("\t", " "))
 
 

@@ -46,7 +46,7 @@ class _Level(NamedTuple):
     advice: int
     """The number of lines of the first suggested change."""
     reason: bool = True
-    """Whether the suggested change has its reason."""
+    """Whether the suggested change includes its reason."""
     extras: int = 0
     """How many of the less important facts are shown: the other devices, the variables, the peak of each step."""
     gap: str = "\n"

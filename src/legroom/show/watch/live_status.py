@@ -18,7 +18,7 @@ from legroom.observe.virtual import active_virtual_gpu
 
 
 class LoopStatus:
-    """The live file of the loops of this process."""
+    """The live file that the loops in this process share."""
 
     def __init__(self) -> None:
         self._file: LiveFile | None = None

@@ -313,8 +313,8 @@ class Checkpoints:
 
 
 class _BackgroundWriter:
-    """A thread that writes one checkpoint at a time. An error of the thread is reported by the next call or at the
-    exit of the program."""
+    """A thread that writes one checkpoint at a time. An error in the thread is reported by the next call or when the
+    program exits."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="legroom-checkpoint")

@@ -1,6 +1,6 @@
 """Resumes a plain DataLoader in the middle of an epoch, with the next batch.
 
-The StatefulDataLoader of torchdata can resume itself, and is tracked unchanged. This module supports plain DataLoaders
+torchdata's StatefulDataLoader can resume itself, and is tracked unchanged. This module supports plain DataLoaders
 without an extra dependency.
 
 Generators determine the order of an epoch at its start, so their states are saved at that point. A resumed run
@@ -43,7 +43,7 @@ class ResumableLoader:
         self.epoch = 0
         """The current epoch."""
         self._batches = 0
-        """The number of batches of the current epoch that were already used."""
+        """The number of batches in the current epoch that were already used."""
         self._start: dict[str, Any] | None = None
         """The generator states at the start of the current epoch."""
         self._resume_state: Mapping[str, Any] | None = None

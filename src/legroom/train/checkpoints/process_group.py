@@ -1,7 +1,7 @@
 """The ranks that write one checkpoint together, or rank 0 alone.
 
 These ranks communicate in a separate gloo group, so a checkpoint that is written in the background never interferes
-with the collectives of the training.
+with the training's own collectives.
 """
 
 import time
@@ -40,8 +40,8 @@ def is_main_rank() -> bool:
 
 
 class CheckpointGroup:
-    """The processes of the training, or a single process if there is no process group. With `alone`, the group
-    contains only this process."""
+    """The training processes, or a single process if there is no process group. With `alone`, the group contains only
+    this process."""
 
     def __init__(self, *, alone: bool = False) -> None:
         distributed = is_distributed() and not alone

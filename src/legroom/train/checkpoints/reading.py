@@ -1,4 +1,4 @@
-"""Reads a checkpoint. All data is read and checked before any object is changed, so a checkpoint of a different model
+"""Reads a checkpoint. All data is read and checked before any object is changed, so a checkpoint from a different model
 changes no object.
 
 Tensors are copied from host memory to the device of each parameter on this rank, never to the GPU from which they were

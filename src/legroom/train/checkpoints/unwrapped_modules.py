@@ -29,7 +29,7 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 def check_module(saved: Mapping[str, Any], expected: Shapes, source: str) -> None:
     """Raise CheckpointError if the state was saved from a different model. `expected` contains the shapes of the
-    model's tensors over all ranks."""
+    model's tensors across all ranks."""
     check_names(shapes(saved), expected, source)
 
 

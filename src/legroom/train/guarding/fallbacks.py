@@ -30,7 +30,7 @@ class DoesNotFit(LegroomError, torch.OutOfMemoryError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A technique that lowers the memory of a step."""
+    """A technique that reduces the memory use of a step."""
 
     name: FallbackName
     cost: str

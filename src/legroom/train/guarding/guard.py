@@ -251,7 +251,8 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a checkpoint. With the same micro-batch sizes, results are rounded in the same way as before."""
+        """Load the state from a checkpoint. With the same micro-batch sizes, results are rounded in the same way as
+        before."""
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
             raise UsageError(
                 "The argument is not the state of a Guard. Pass the result of Guard.state_dict()."

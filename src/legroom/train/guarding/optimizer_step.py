@@ -4,11 +4,11 @@ once.
 If an optimizer step fails halfway, some parameters are updated and others are not. Guard avoids this state with one
 of two strategies:
 
-- **Copy and restart**, if parameters and state are small compared to the memory of the device. Parameters and state are
-  copied before each step. If a step fails, parameters and state are restored from the copy, and the step is repeated
-  under `RetryOnOOM`. This strategy is used only for torch's own optimizers, which change only parameters and state.
+- **Copy and restart**, if parameters and state are small compared to the device memory. Parameters and state are copied
+  before each step. If a step fails, parameters and state are restored from the copy, and the step is repeated under
+  `RetryOnOOM`. This strategy is used only for torch's own optimizers, which change only parameters and state.
 - **Retry**, otherwise. The step runs under `RetryOnOOM`, which repeats a single function that runs out of memory.
-  `RetryOnOOM` costs some microseconds per function, which is negligible for a model of that size.
+  `RetryOnOOM` costs a few microseconds per function, which is negligible for a model of that size.
 
 Unscaling, clipping and the update of the loss scale consist of only a few functions and always run under `RetryOnOOM`.
 Memory for the state that the first step creates is reserved from the beginning (`reserving`).

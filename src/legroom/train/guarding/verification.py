@@ -21,15 +21,15 @@ HALF_PRECISION_TOLERANCE = 2e-2
 
 @dataclass(frozen=True, slots=True)
 class GradientComparison:
-    """The result of `Guard.verify`. The truth value of the result is True if the gradients are equal up to rounding."""
+    """The result of `Guard.verify`. The result is truthy if the gradients are equal up to rounding."""
 
     equal: bool
     max_difference: float
-    """The largest difference of a parameter's gradients, relative to the largest gradient of that parameter."""
+    """The largest difference between a parameter's gradients, relative to the largest gradient of that parameter."""
     parameter: str
     """The name of the parameter with the largest difference."""
     loss_difference: float
-    """The relative difference of the losses."""
+    """The relative difference between the losses."""
     batch_size: int
     split: tuple[int, ...]
 

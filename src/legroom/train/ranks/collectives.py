@@ -4,10 +4,10 @@
         step()
     repeat_with_zeros(call, ...)            # for a rank that failed while other ranks wait for it
 
-FSDP2, SyncBatchNorm and Guard's gradient reduction all call `torch.distributed.<name>` from Python, so the public
-names are replaced while a step runs. Collectives issued in C++ are not intercepted. Examples are DDP's own reducer,
-which Guard disables, and functional collectives of DTensor. Names imported directly from torch.distributed are not
-intercepted either.
+FSDP2, SyncBatchNorm and Guard's gradient reduction all call `torch.distributed.<name>` from Python, so the public names
+are replaced while a step runs. Collectives issued in C++ are not intercepted. Examples are DDP's own reducer, which
+Guard disables, and DTensor's functional collectives. Names imported directly from torch.distributed are not intercepted
+either.
 """
 
 from collections.abc import Callable, Iterator, Sequence

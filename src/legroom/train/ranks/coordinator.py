@@ -205,7 +205,7 @@ class DistributedRanks:
     @contextmanager
     def micro_batch(self, index: int, count: int, kind: Hashable = None) -> Iterator[None]:
         """Wrap the forward and backward pass of one micro-batch. After the last micro-batch, gradients are averaged
-        over ranks.
+        across ranks.
 
         `kind` distinguishes steps with different collectives, for example steps with different loss functions or
         different parts of the model.
@@ -472,7 +472,7 @@ def _store(prefix: str) -> Any:
     """Return the key-value store of the default process group. All keys get a prefix.
 
     The torch function that returns the store is private. In a version of torch without this function, the ranks use a
-    new store, which needs a free port on the machine of the first rank.
+    new store, which needs a free port on the first rank's machine.
     """
     return group_store(prefix) or distributed_c10d.PrefixStore(prefix, _new_store())
 

@@ -31,7 +31,8 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
-"""The number of random points before the model is used, and the acquisition function, with the settings of Ray Tune."""
+"""The number of random points before the model is used, and the acquisition function, with the same settings as Ray
+Tune."""
 
 MIN_RESULTS = 4
 """The minimum number of results before they determine the next proposal."""

@@ -22,7 +22,7 @@ from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, GAMMA = 20, 0.25
 """The number of random trials before the model is used, and the fraction of trials that are treated as good, with the
-settings of Ray Tune."""
+same settings as Ray Tune."""
 
 
 class HyperoptSearcher:

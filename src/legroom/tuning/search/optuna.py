@@ -22,7 +22,7 @@ _SHORTAGE = "shortage"
 
 
 class OptunaSearcher:
-    """A searcher with an in-memory Optuna study and a sampler of the user, or TPE. The first ten trials of TPE are
+    """A searcher with an in-memory Optuna study and the user's sampler, or TPE. The first ten trials of TPE are
     random."""
 
     startup_trials: int | None = 10

@@ -1,6 +1,6 @@
 """Searchers that do not learn (random and grid), and a function that creates any searcher by name.
 
-With the same seed and the same results, all searchers propose the same configurations as the searchers of Ray Tune
+With the same seed and the same results, all searchers propose the same configurations as Ray Tune's searchers
 (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`). Proposals differ once a configuration can
 never fit: Ray's searchers receive an error, while Legroom's searchers receive the amount by which the configuration
 exceeds the memory. Proposals start in the same order, unless the searcher is an `OrderingSearcher`.

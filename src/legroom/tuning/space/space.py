@@ -76,7 +76,7 @@ class Space:
         return config
 
     def check_points(self, points: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `UsageError` if a point has an unknown parameter, or a value outside of the space."""
+        """Raise `UsageError` if a point has an unknown parameter, or a value outside the space."""
         domains = {parameter.name: parameter.domain for parameter in self.parameters}
         for point in points:
             for name, value in point.items():

@@ -1,7 +1,7 @@
 """The process of one trial. The process limits its GPU memory, loads and runs the training function, and reports the result.
 
 Every trial has its own process, so the memory of a trial is always freed. `set_per_process_memory_fraction` limits the
-memory of the process, so a trial whose estimate was too low cannot use memory of other trials on the same GPU.
+memory of the process, so a trial whose estimate was too low cannot use the memory of other trials on the same GPU.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""Makes `ray.tune.report` and `ray.tune.get_checkpoint` use the trial of this process.
+"""Makes `ray.tune.report` and `ray.tune.get_checkpoint` use this process's trial.
 
 A function that was written for Ray Tune therefore runs unchanged with every engine, and its memory can be estimated.
 This includes `tune.report(loss=0.5)` and `with tune.checkpoint_dir(step)` from old versions of Ray. Ray's functions
 look up a session in a private module. If a version of Ray has no such module, `ray.tune.report` warns that it was
-called outside of a trial.
+called outside a trial.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def report_of_session() -> Callable[[dict[str, Any]], None]:
 
 
 class _Session:
-    """The parts of Ray's session that a training function uses. Other parts are those of the session that this one
+    """The parts of Ray's session that a training function uses. All other parts come from the session that this one
     replaces, because Ray Tune uses them in another thread of a worker on a cluster."""
 
     world_rank = None

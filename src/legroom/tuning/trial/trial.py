@@ -83,12 +83,12 @@ class Trial:
     number: int
     config: Config
     folder: Path
-    """A folder for files of this trial."""
+    """A folder for this trial's files."""
     device: str = "cpu"
     """The device for the model: `cuda` or `cpu`."""
     rank: int = 0
     ranks: int = 1
-    """The number of processes of this trial. If there are several, the process group is initialized."""
+    """The number of processes in this trial. If there are several, the process group is initialized."""
     checkpoint: str | None = None
     """The checkpoint from which the trial continues, or None for a new trial. The checkpoint is a path that was
     passed to `report`, or a file that `report` wrote."""
@@ -229,8 +229,8 @@ class Trial:
 
 @contextlib.contextmanager
 def _disk_full_as_error(partial: Path) -> Iterator[None]:
-    """Convert an error about a full disk to `DiskFull` and delete the incomplete file. torch's error does not mention
-    the disk."""
+    """Convert a disk-full error to `DiskFull` and delete the incomplete file. torch's error does not mention the
+    disk."""
     try:
         yield
     except (OSError, RuntimeError) as error:

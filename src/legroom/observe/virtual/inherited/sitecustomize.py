@@ -1,6 +1,6 @@
 """Gives a Python process the virtual GPUs of the process that started it.
 
-Python imports this module at startup, because `processes.inherited_by_programs` adds the folder of this module to
+Python imports this module at startup, because `processes.inherited_by_programs` adds this module's folder to
 PYTHONPATH. The module does nothing until the program imports torch. If Legroom is not installed in the Python
 environment of the process, the process has no virtual GPUs.
 """

@@ -1,8 +1,8 @@
 """CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
 
 A machine without a GPU has none of these libraries. With the replacements in this module, scripts can set flags and
-push NVTX ranges. If torch would select a kernel of a CUDA library, the replaced library rejects the tensor, so the CPU
-kernel runs. PyTorch does not warn that it was built without CUDA.
+push NVTX ranges. If torch would select a kernel from a CUDA library, the replaced library rejects the tensor, so the
+CPU kernel runs. PyTorch does not warn that it was built without CUDA.
 """
 
 import contextlib

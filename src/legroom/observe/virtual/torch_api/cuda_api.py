@@ -2,13 +2,13 @@
 
 ```
 with patches(host):
-    torch.cuda.is_available()      # True, also on a CPU build of torch
+    torch.cuda.is_available()      # True, even on a CPU build of torch
     torch.cuda.memory_allocated()  # from the replayed allocator
-torch.cuda.is_available()          # False again: every attribute is restored, also after an error
+torch.cuda.is_available()          # False again: every attribute is restored, even after an error
 ```
 
 Tensor methods (`.to("cuda")`, `device=`, `.is_cuda`) are handled by the modes of `VirtualGPU`, which is the
-`VirtualHost`. Each module of this package returns a table of names and replacements, and `patching` installs the
+`VirtualHost`. Each module in this package returns a table of names and replacements, and `patching` installs the
 replacements. If torch's Python code calls a C function, the C function is replaced, so the Python code keeps its
 argument handling, its errors and its warnings.
 """

@@ -2,7 +2,7 @@
 
 PyTorch's own Python functions are not replaced. These functions check their arguments, raise their own errors, and then
 call a C function (`torch._C._cuda_getDevice`). This module replaces the C functions, or adds them on a CPU build.
-Functions that a script imported earlier (`from torch.cuda import is_available`) therefore work too.
+Functions that a script imported earlier (`from torch.cuda import is_available`) therefore also work.
 
 Memory, compute capability, multiprocessors and shared memory come from the `GpuSpec` of the device. Cache size, clock
 rates and similar values affect no result, so the values of an A100 are always used.
@@ -279,7 +279,7 @@ class CudaError(enum.IntEnum):
 
 
 class _Runtime:
-    """The result of `torch.cuda.cudart()`: the functions of the CUDA runtime that torch and scripts call."""
+    """The result of `torch.cuda.cudart()`: the CUDA runtime functions that torch and scripts call."""
 
     cudaError = CudaError  # noqa: N815  (CUDA's name)
 
@@ -321,8 +321,8 @@ class _DeviceMeta(type):
 
 @contextlib.contextmanager
 def integers_name_devices() -> Iterator[None]:
-    """Within the block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to a device
-    of the accelerator. A CPU build of torch raises an error for an integer.
+    """Within the block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to an accelerator
+    device. A CPU build of torch raises an error for an integer.
 
     `torch.device` cannot be subclassed, so a different class replaces it. The replacement class creates real devices,
     and `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the

@@ -1,5 +1,4 @@
-"""Replaces torch functions and modules outside `torch.cuda` that would treat CUDA tensors of the program as CPU
-tensors.
+"""Replaces torch functions and modules outside `torch.cuda` that would treat the program's CUDA tensors as CPU tensors.
 
 Each of these functions reads the real device of a tensor, often in C++, where no mode applies. The replacement treats
 such a tensor as a CUDA tensor but computes on the CPU.

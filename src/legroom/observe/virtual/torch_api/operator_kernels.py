@@ -2,8 +2,8 @@
 
 PyTorch selects a kernel by the real device of the tensors, which is always the CPU. Therefore this module registers one
 function for the CPU, which calls the program's kernel for CUDA or for the CPU, depending on the virtual device. A
-kernel written in Triton or C++ fails with its own error. Kernels are user code. Kernels run with the modes of the
-virtual GPU, so their tensors are on virtual devices, and their memory is counted.
+kernel written in Triton or C++ fails with its own error. Kernels are user code. Kernels run with the virtual GPU's
+modes, so their tensors are on virtual devices, and their memory is counted.
 
 An operator that was defined before the virtual GPU was entered is included only if it is a `custom_op`.
 """

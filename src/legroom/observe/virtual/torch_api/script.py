@@ -54,7 +54,7 @@ def _on_device(host: VirtualHost, original: Any) -> Any:
 
 
 def _device_in_scripts() -> Iterable[Replacement]:
-    """Let TorchScript code call `torch.device`, which the virtual GPU replaces by a different class."""
+    """Let TorchScript code call `torch.device`, which the virtual GPU replaces with a different class."""
     builtins = optional_module("torch.jit._builtins")
     original = getattr(builtins, "_find_builtin", None)
     if original is None:

@@ -24,7 +24,7 @@ from legroom.observe.virtual.patching import Replacement, optional_module, table
 from legroom.observe.virtual.torch_api.devices import index_of
 
 CUDA_DEVICE_TYPE = 1
-"""The device type of CUDA in torch's C++ code."""
+"""The CUDA device type in torch's C++ code."""
 POOL_SIZE = 32
 """The number of streams per device and priority."""
 
@@ -118,7 +118,7 @@ class Streams:
 
     @property
     def record(self) -> Callable[[torch.Tensor, "GenericStream"], None]:
-        """Implement `Tensor.record_stream`. Call `record_stream(tensor, stream_id)` of the host, if it has such a
+        """Implement `Tensor.record_stream`. Call the host's `record_stream(tensor, stream_id)`, if it has such a
         method.
         """
         on_record = getattr(self.host, "record_stream", None)
@@ -270,7 +270,8 @@ class ExternalStream(Stream):
 
 
 class GenericEvent(metaclass=_ReplacementMeta):
-    """Replaces `torch.Event` on a virtual GPU. An event stores the time of its recording, by the host's clock."""
+    """Replaces `torch.Event` on a virtual GPU. An event stores the time at which it was recorded, as measured by the
+    host's clock."""
 
     original: Any = torch.Event
 
@@ -305,7 +306,7 @@ class GenericEvent(metaclass=_ReplacementMeta):
         """Return at once, because all operations have finished."""
 
     def elapsed_time(self, end_event: "GenericEvent") -> float:
-        """Return the milliseconds between the recordings of the two events, by the host's clock."""
+        """Return the milliseconds between the recordings of the two events, as measured by the host's clock."""
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded is None or end_event._recorded is None:

@@ -1,6 +1,6 @@
 """Features that a virtual GPU does not support.
 
-CUDA graphs and private memory pools use device memory without the allocator, and exporting needs tensors on a real
+CUDA graphs and private memory pools use device memory outside the allocator, and exporting needs tensors on a real
 device. All of these features raise `Unsupported`.
 """
 

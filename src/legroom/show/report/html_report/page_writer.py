@@ -181,7 +181,7 @@ def _marks(figures: RunFigures) -> list[dict[str, Any]]:
 
 
 def _segments(layout: Layout, position: Callable[[Site], int]) -> list[list[Any]]:
-    """Return the segments: whether it is a small segment, and the size and site (or -1) of each block.
+    """Return the segments: whether each is a small segment, and the size and site (or -1) of each block.
 
     With very many blocks, adjacent blocks that are too small to see are merged. A merged block has the site of its first
     block.

@@ -1,9 +1,9 @@
 """Assembles the report as a single file. This module generates text and tables, and the script of the page draws the
 charts.
 
-The charts are plain SVG, drawn by a few hundred lines of JavaScript instead of a plotting library. The page has a size
-of kilobytes instead of megabytes, needs no network, supports light and dark themes, and links its charts. The results
-and tables are plain HTML, readable without scripts.
+The charts are plain SVG, drawn by a few hundred lines of JavaScript instead of a plotting library. The page is
+kilobytes in size instead of megabytes, needs no network, supports light and dark themes, and links its charts. The
+results and tables are plain HTML, readable without scripts.
 """
 
 import math

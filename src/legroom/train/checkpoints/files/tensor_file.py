@@ -1,4 +1,4 @@
-"""Stores named tensors in one file of the safetensors format.
+"""Stores named tensors in one file in the safetensors format.
 
 The format consists of a length, a JSON header and the bytes of the tensors. The safetensors library would write the
 file in one thread from a second copy of the tensors, without fsync and checksums. Therefore `checked_files` writes

@@ -1,7 +1,7 @@
 """Creates folders atomically.
 
 A folder is filled under a hidden name and renamed after its contents are flushed to disk, so a folder is either
-complete or absent. Hidden folders of killed processes are recognized because the kernel has released their lock.
+complete or absent. Hidden folders left by killed processes are recognized because the kernel has released their lock.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove hidden folders of killed processes. Folders that a running process is filling are locked, and are not
+    """Remove hidden folders left by killed processes. Folders that a running process is filling are locked, and are not
     removed."""
     for path in parent.glob(f"{_HIDDEN}*"):
         with contextlib.suppress(OSError):
