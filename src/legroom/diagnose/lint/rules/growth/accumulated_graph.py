@@ -19,7 +19,8 @@ The rule also covers containers that collect tensors without a graph:
 - torchmetrics metrics that store every prediction and are never reset
 - states that a replay memory keeps on the GPU, if the program moves each sample to the GPU again, or if the
   states are images
-- models that belong to objects, if each round uses only some of these objects, and caches with random keys
+- one model per object, such as a federated client, if each round uses only some of the objects
+- caches with random keys
 - model results for every request, session or text, in a cache that never removes old entries
 - stored closures that read a loss or output later, such as `jobs.append(lambda: log(loss))`
 
@@ -59,8 +60,9 @@ The fix adds `.detach()`. The fix is safe if the code shows that the value is a 
 the value, and that the value is not printed. Otherwise, the fix is unsafe. The fix does not add `.item()`, because a
 sum of Python numbers is rounded differently from a sum of tensors.
 
-If a collected value may be a view (`output[:, 0]`), the fix adds `.detach().clone()`, because a detached view keeps the
-whole tensor alive. This fix is unsafe: in-place changes of the tensor no longer change the collected value.
+If a collected value may be a view (`output[:, 0]`), the fix adds `.detach().clone()`, because a detached view
+keeps the whole tensor alive. This fix is unsafe, because in-place changes to the tensor no longer change the
+collected value.
 """
 
 import re

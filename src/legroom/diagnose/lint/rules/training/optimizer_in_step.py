@@ -19,7 +19,7 @@ for x, y in loader:
 ```python
 optimizer = torch.optim.Adam(model.parameters())
 for x, y in loader:
-    optimizer.param_groups[0]["lr"] = learning_rate(step)   # or a scheduler of torch.optim.lr_scheduler
+    optimizer.param_groups[0]["lr"] = learning_rate(step)   # or a scheduler from torch.optim.lr_scheduler
 ```
 
 ## Fix safety

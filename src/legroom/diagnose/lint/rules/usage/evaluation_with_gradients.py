@@ -10,7 +10,7 @@ its activations.
 - The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
 - The call is in any other loop without a backward pass, such as a loop that generates samples, and no later backward
   pass uses the results.
-- The program only converts the results to numbers, prints, compares or saves them. The rule follows the
+- The program only prints, compares or saves the results, or converts them to numbers. The rule follows the
   results through names, containers and functions in the file. In a training loop, the rule flags such a call
   only if the model runs on data that does not change, such as a validation set.
 - The call computes embeddings or predictions in a function, and the file only evaluates the model.
