@@ -1,7 +1,7 @@
-"""One-line messages. The logger `legroom` reports messages during the user's program, and `say` prints messages of
-the command line.
+"""One-line messages. The logger `legroom` reports messages during the user's program, and `say` prints command-line
+messages.
 
-Without logging configuration, Python prints a warning without its source. If no handler of the program processes a
+Without logging configuration, Python prints a warning without its source. If none of the program's handlers processes a
 message, Legroom therefore prints it with the prefix `legroom: `. With a logging configuration, the program's own
 handlers format the message.
 """

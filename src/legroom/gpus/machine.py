@@ -26,7 +26,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU and its current state. GPUs are listed in the order of NVML (by PCI bus)."""
+    """A GPU and its current state. GPUs are listed in NVML's order (by PCI bus)."""
 
     index: int
     name: str
@@ -67,7 +67,7 @@ class HostUsage:
     limit: Count
     """The memory limit of the control group (a container, a batch system)."""
     used_of_limit: Count
-    """The number of bytes that all processes of the control group use."""
+    """The number of bytes that all processes in the control group use."""
     cache_of_limit: Count = NA
     """The part of `used_of_limit` that caches files. The system frees this memory when programs need it."""
 
@@ -85,7 +85,8 @@ def gpus() -> list[Gpu]:
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
     """Return the GPUs that the installed torch can use. CUDA is initialized only if NVML cannot list the GPUs.
 
-    If the GPUs differ and CUDA_DEVICE_ORDER is not set, CUDA may number the GPUs in a different order than the PCI bus.
+    If the GPUs differ and CUDA_DEVICE_ORDER is not set, CUDA may number the GPUs in an order that differs from the PCI
+    bus order.
     """
     import torch
 

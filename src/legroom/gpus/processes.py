@@ -1,4 +1,4 @@
-"""Reads processes and the host again and again, for `legroom monitor`.
+"""Samples processes and the host repeatedly, for `legroom monitor`.
 
 A process may end at any moment, and other users' processes may be hidden. A value that cannot be read is `NA`.
 """

@@ -1,4 +1,4 @@
-"""Reads the GPUs again and again: memory, utilization, temperature, power and processes, for `legroom monitor`.
+"""Samples the GPUs repeatedly: memory, utilization, temperature, power and processes, for `legroom monitor`.
 
 `GpuSampler` keeps NVML open, because opening it takes longer than all queries together. NVML may fail at any time: a
 driver update, a GPU that was lost, a missing permission. A value that cannot be read is `NA`, a GPU that was seen once
@@ -21,15 +21,15 @@ _TEMPERATURE_OF_GPU = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOnGpu:
-    """A process that uses a GPU, as the driver reports it. In a container, the driver may report no processes, or
-    process numbers of the host."""
+    """A process that uses a GPU, as the driver reports it. In a container, the driver may report no processes, or the
+    host's process numbers."""
 
     pid: int
     memory: Count
     kind: str
     """`C` for computation, `G` for graphics, or `C+G`."""
     utilization: Count = NA
-    """The percentage of the sample period in which a kernel of the process ran."""
+    """The percentage of the sample period in which one of the process's kernels ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,5 +177,5 @@ def _fixed_values(nvml: Any, handle: Any, index: int) -> GpuSample:
 
 
 def _call(nvml: Any, name: str, *args: Any) -> Any:
-    """Call a function of NVML that an older pynvml may not have."""
+    """Call an NVML function that an older pynvml may not have."""
     return query(lambda: getattr(nvml, name)(*args))

@@ -21,8 +21,8 @@ _SUPPORTED = ("NO", "MULTI_GPU", "MULTI_CPU")
 def make_guard(accelerator: Any, model: Any, optimizer: Any, **options: Any) -> Guard:
     """Return a Guard for a prepared model and optimizer. `options` are the options of `legroom.Guard`.
 
-    The precision is the precision of the accelerator: its autocast runs inside the prepared model, and its GradScaler
-    scales the loss. Guard splits batches itself, so pass batches of the effective size instead of setting
+    The precision is the accelerator's precision: its autocast runs inside the prepared model, and its GradScaler scales
+    the loss. Guard splits batches itself, so pass batches of the effective size instead of setting
     `gradient_accumulation_steps`.
     """
     if accelerator.distributed_type.value not in _SUPPORTED:

@@ -26,14 +26,14 @@ Callback: Any = import_module(_package).Callback
 
 
 class LegroomCallback(MonitorResults, Callback):  # type: ignore[misc]  # untyped
-    """Warns about leaks and about problems of the precision, reports an out-of-memory error, logs the GPU memory, and shows
-    the steps in `legroom monitor`."""
+    """Warns about leaks and precision problems, reports an out-of-memory error, logs the GPU memory, and shows the
+    steps in `legroom monitor`."""
 
     def __init__(self, *, report: bool = True, precision: bool = True, find_batch: bool = False) -> None:
-        """With `report`, the memory of the GPU is recorded, and the report is printed after an out-of-memory error. With
-        `precision`, the precision, gradients and loss scale are checked. With `find_batch`, the largest `batch_size` that
-        fits is set before the training, and `accumulate_grad_batches` is scaled so that the effective batch size stays the
-        same."""
+        """With `report`, the memory of the GPU is recorded, and the report is printed after an out-of-memory error.
+        With `precision`, the precision, gradients and loss scale are checked. With `find_batch`, the largest
+        `batch_size` that fits is set before training, and `accumulate_grad_batches` is scaled so that the effective
+        batch size stays the same."""
         super().__init__()
         self._monitor = TrainingMonitor(report=report, precision=precision)
         self._find_batch = find_batch

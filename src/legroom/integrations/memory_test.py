@@ -1,8 +1,8 @@
 """One test whose GPU memory is limited and measured.
 
-The test runs on the GPU of this machine if it is large enough. Otherwise, it runs on a virtual GPU of the given size. In
-both cases, the allocator fails when the limit is reached. Code that recovers from out-of-memory errors (`legroom.Guard`)
-therefore passes if it fits. Memory that is allocated before the test does not count.
+The test runs on this machine's GPU if it is large enough. Otherwise, it runs on a virtual GPU of the given size. In
+both cases, the allocator fails when the limit is reached. Code that recovers from out-of-memory errors
+(`legroom.Guard`) therefore passes if it fits. Memory that is allocated before the test does not count.
 """
 
 import gc

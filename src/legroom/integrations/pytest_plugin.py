@@ -3,7 +3,7 @@
     @pytest.mark.gpu_memory("6 GiB")      # the test fails if its code needs more
     @pytest.mark.no_leaks                 # the test fails if its GPU memory is still allocated after the test
 
-pytest imports this module at every start, also in projects that do not use it. Therefore it imports neither torch nor
+pytest imports this module at every start, even in projects that do not use it. Therefore it imports neither torch nor
 other Legroom modules until a test runs that uses a mark or a fixture of this plugin. `-p no:legroom` disables the
 plugin.
 """
@@ -62,7 +62,8 @@ def report_folder(config: pytest.Config) -> Path | None:
 
 @pytest.fixture
 def virtual_gpu(request: pytest.FixtureRequest) -> "VirtualGPU":
-    """The active virtual GPU. Its size is the size of the mark `gpu_memory`, an indirect parameter, or 8 GiB."""
+    """The active virtual GPU. Its size comes from the mark `gpu_memory` or from an indirect parameter, and is 8 GiB by
+    default."""
     test: MemoryTest = request.node.stash[_running]
     assert test.virtual_gpu is not None
     return test.virtual_gpu
@@ -149,7 +150,7 @@ def _start(item: pytest.Item, *, is_virtual: bool) -> None:
 
 
 def _uses_virtual_gpu(item: pytest.Item) -> bool:
-    """Return whether a test uses the fixture `virtual_gpu` of this plugin. A project may have its own fixture of this
+    """Return whether a test uses the fixture `virtual_gpu` of this plugin. A project may have its own fixture with this
     name, which may use the fixture of this plugin. Without pytest's private attribute, the fixture fails."""
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     for definition in reversed(known.get("virtual_gpu", ())):

@@ -1,4 +1,5 @@
-"""What the callbacks of all trainers share: a watched loop, the out-of-memory report, precision checks and batch sizes."""
+"""The parts that the callbacks of all trainers share: a watched loop, the out-of-memory report, precision checks and
+batch sizes."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from legroom.train.sizes.find_batch import FoundBatchSize, find_batch
 
 
 class MonitorResults:
-    """What the callback of a trainer found. A callback inherits from this class and sets `_monitor`."""
+    """The findings of a trainer's callback. A callback inherits from this class and sets `_monitor`."""
 
     _monitor: "TrainingMonitor"
 
@@ -33,7 +34,7 @@ class MonitorResults:
 
     @property
     def findings(self) -> list[Finding]:
-        """The problems of the precision that were found."""
+        """The precision problems that were found."""
         return self._monitor.findings
 
     @property
@@ -43,7 +44,8 @@ class MonitorResults:
 
 
 class TrainingMonitor:
-    """Observes the steps of a trainer. A leak, a problem of the precision and an out-of-memory error are reported once."""
+    """Observes the steps of a trainer. A leak, a precision problem and an out-of-memory error are each reported
+    once."""
 
     def __init__(self, *, report: bool = True, precision: bool = True) -> None:
         """With `report`, the memory of a GPU is recorded, and the report is printed after an out-of-memory error. With
@@ -197,7 +199,7 @@ def fit_batch(
 
 
 def smallest_over_ranks(value: int) -> int:
-    """Return the smallest value of all ranks."""
+    """Return the smallest value across all ranks."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return value
     values: list[Any] = [None] * torch.distributed.get_world_size()

@@ -22,12 +22,12 @@ check_library("transformers")
 TrainerCallback: Any = import_module("transformers").TrainerCallback
 
 MAX_SAMPLES = 1000
-"""The number of samples among which the longest is searched."""
+"""The number of samples that are searched for the longest one."""
 
 
 class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  # untyped
-    """Warns about leaks and about problems of the precision while a Trainer trains, and shows the steps in `legroom
-    monitor`. With `with callback:` around `trainer.train()`, an out-of-memory error is reported."""
+    """Warns about leaks and precision problems while a Trainer trains, and shows the steps in `legroom monitor`. With
+    `with callback:` around `trainer.train()`, an out-of-memory error is reported."""
 
     def __init__(self, *, report: bool = True, precision: bool = True) -> None:
         """With `report`, the block `with callback:` records the memory of the GPU. With `precision`, gradients and the
@@ -64,9 +64,9 @@ def find_batch(trainer: Any) -> FittedBatch:
     """Set the largest `per_device_train_batch_size` that fits, and scale `gradient_accumulation_steps` so that the effective
     batch size stays the same.
 
-    Call it before `trainer.train()`. `auto_find_batch_size` instead starts the training again with half the batch size,
-    which changes the effective batch size. The search runs training steps with the longest of the first 1000 samples,
-    and then restores the model.
+    Call it before `trainer.train()`. `auto_find_batch_size` instead restarts training with half the batch size, which
+    changes the effective batch size. The search runs training steps with the longest of the first 1000 samples, and
+    then restores the model.
     """
     args, model = trainer.args, trainer.model
     if args.auto_find_batch_size:

@@ -150,7 +150,7 @@ class SpillTotals(Annotation):
 
 @dataclass(frozen=True)
 class SourceLines(Annotation):
-    """The lines of one source file of the user, as they were during the run."""
+    """The lines of one of the user's source files, as they were during the run."""
 
     file: str
     lines: tuple[tuple[int, str], ...]

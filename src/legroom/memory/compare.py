@@ -1,4 +1,4 @@
-"""Compares the memory at two points of a run, or at the peaks of two runs.
+"""Compares the memory at two points in a run, or at the peaks of two runs.
 
 Files are compared relative to the folder in which each run started, so the captures of two checkouts can be compared. If
 the code was edited between two runs, a line that moved is recognized by the same or a similar text. A capture contains
@@ -44,7 +44,7 @@ def compare(before: State, after: State) -> Difference:
 
 
 def compare_captures(before: Capture, after: Capture, *, device: int = 0) -> Difference:
-    """Return the changes between two runs, each at its peak of allocated memory."""
+    """Return the changes between two runs, each at its peak allocated memory."""
     first, second = _at_peak(before, device), _at_peak(after, device)
     lines_before, lines_after = _matched(_lines(first, before), _lines(second, after))
     return _difference(first, second, _by_name(lines_before), _by_name(lines_after))

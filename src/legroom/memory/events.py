@@ -114,7 +114,7 @@ class Step(NamedTuple):
 
     time: float
     step: int
-    """The number of the step, starting at 0."""
+    """The step number, starting at 0."""
     seconds: float
     device: int
     allocated: int

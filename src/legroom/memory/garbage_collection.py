@@ -39,5 +39,5 @@ untrack = _find_untrack()
 frees its cycles. Do not exclude weak references that have a callback: the collector moves them between its lists, which
 crashes the interpreter if they are not in one.
 
-A program with a million live tensors has several objects of the recorder per tensor. The collector would visit all of
-these objects."""
+A program with a million live tensors has several recorder objects per tensor. The collector would visit all of these
+objects."""

@@ -1,4 +1,4 @@
-"""The segments and blocks of a device at one moment of a run.
+"""The segments and blocks of a device at one moment in a run.
 
 A capture does not contain addresses. The layout is computed by the simulated allocator from the same requests. If the
 result differs from the recorded reserved memory, for example after dropped events, `is_exact` is False.

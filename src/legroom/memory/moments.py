@@ -1,4 +1,4 @@
-"""The live memory of a device at selected moments of a run, by the site that allocated it."""
+"""The live memory of a device at selected moments in a run, by the site that allocated it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

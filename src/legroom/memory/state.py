@@ -1,4 +1,4 @@
-"""The memory of a device at one point of a run, summed by category, line or module.
+"""The memory of a device at one point in a run, summed by category, line or module.
 
 Sums use `block_bytes`, so they agree with the allocated memory that PyTorch reports. Every storage has its final
 category, which may differ from its category at the allocation.
@@ -16,7 +16,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point of a run, with the memory in use."""
+    """A point in a run, with the memory in use."""
 
     index: int
     """The number of the event before this point, or -1 before the first event."""
@@ -44,7 +44,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The live storages of a device at one point of a run. Sums that are needed repeatedly are cached."""
+    """The live storages of a device at one point in a run. Sums that are needed repeatedly are cached."""
 
     device: int
     index: int

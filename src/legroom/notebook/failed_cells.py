@@ -1,8 +1,8 @@
 """Releases the tensors of a notebook cell that ran out of memory, so that the next cell can run.
 
-After an error, IPython keeps the traceback for the debugger, and the traceback references every frame of the failed call
-with all its tensors. Results of earlier cells (`Out`) may also be tensors. Variables of the user are never deleted. They
-are listed together with the command that deletes them.
+After an error, IPython keeps the traceback for the debugger, and the traceback references every frame of the failed
+call with all its tensors. Results of earlier cells (`Out`) may also be tensors. The user's variables are never deleted.
+They are listed together with the command that deletes them.
 """
 
 import os
@@ -127,7 +127,7 @@ def _holders(frame: FrameType | None) -> tuple[Holder, ...]:
 
 
 class _Release:
-    """What was released after an error, and what is still retained."""
+    """The memory that was released after an error, and the memory that is still retained."""
 
     def __init__(
         self, where: str, holders: tuple[Holder, ...], before: int, freed: FreeResult, outputs: list[str]

@@ -94,8 +94,8 @@ class AddressSpace:
     of 32 MiB are added below all other units. After the first operation, there is a wide gap between the first segment
     and the units (`WIDE_GAP`). Early segments are therefore placed at decreasing addresses. The next several hundred
     MiB are placed at increasing addresses, and later segments at decreasing addresses again. If the first segment was
-    larger than a unit, the wide gap is divided into units from its top. The handles of cuBLAS also use address space in
-    these gaps. Address space of other libraries and of host memory is not simulated. Ranges for expandable segments are
+    larger than a unit, the wide gap is divided into units from its top. cuBLAS handles also use address space in these
+    gaps. Address space that other libraries and host memory use is not simulated. Ranges for expandable segments are
     placed at increasing addresses, starting at a low address.
     """
 

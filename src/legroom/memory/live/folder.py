@@ -28,7 +28,7 @@ from legroom.user_cache import is_disabled, read_json
 MAX_BYTES = 256 << 10
 """A larger file was not written by Legroom."""
 FORGET_SECONDS = 3600.0
-"""The age at which a file of another container is deleted. Its processes cannot be checked from here."""
+"""The age at which a file from another container is deleted. Its processes cannot be checked from here."""
 RETRY_SECONDS = 10.0
 """The pause after a failed attempt to write."""
 _NAME = "*-*.json"
@@ -63,7 +63,7 @@ _writer: "LiveFile | None" = None
 
 
 def other_writer(file: "LiveFile") -> bool:
-    """Return whether this process writes another live file than `file`."""
+    """Return whether this process writes a live file other than `file`."""
     return _writer is not None and _writer is not file and _writer.is_written
 
 

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from legroom.memory.live.history import HISTORY
 
 MAX_TEXT = 2000
-"""The number of characters of a text. Command lines may be longer than a screen."""
+"""The maximum number of characters in a text. Command lines may be longer than a screen."""
 MAX_DEVICES = 64
 
 
@@ -33,7 +33,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of one process of a run. All values are measurements that the recorder has anyway."""
+    """The state of one process of a run. All values are measurements that the recorder already has."""
 
     pid: int
     verb: str

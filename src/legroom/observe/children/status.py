@@ -48,7 +48,8 @@ class ChildStatus:
                 self.publish(event.step + 1, event.seconds)
 
     def publish(self, step: int, seconds: float, devices: tuple[DeviceStatus, ...] | None = None) -> None:
-        """Publish the number of completed steps, the seconds of the last step, and the memory of the devices."""
+        """Publish the number of completed steps, the duration of the last step in seconds, and the memory of the
+        devices."""
         if self._file is None:
             self._file = LiveFile()
             # A process of `multiprocessing` does not call the functions that are registered with `atexit`.

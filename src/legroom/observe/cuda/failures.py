@@ -1,4 +1,4 @@
-"""Observes failed allocations on a real GPU, and determines which failures become errors of the script.
+"""Observes failed allocations on a real GPU, and determines which failures become errors in the script.
 
 The allocator calls an observer at every failed allocation, before an exception is raised. Not every failure becomes an
 error. For example, cuDNN tries algorithms until the workspace of one algorithm can be allocated, and hides the other
@@ -125,7 +125,7 @@ class FailureObserver:
 
 
 def _script_frame() -> FrameType | None:
-    """Return the frame of the script on this thread, or on the main thread if this thread has no such frame."""
+    """Return the script's frame on this thread, or on the main thread if this thread has no such frame."""
     if threading.current_thread() is threading.main_thread():
         return sys._getframe(1)
     return sys._current_frames().get(threading.main_thread().ident or 0)
