@@ -70,12 +70,12 @@ def tune(
     searcher. `scheduler` is asha, median, pbt, None or a Ray scheduler. `points_to_evaluate` are configurations to try
     first. The searcher chooses the parameters that a point does not set. `trials` is the number of trials to start
     (default 10, or the whole grid). Configurations that can never fit are not started and are not included in this
-    number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use "8GiB,4GiB" for virtual
+    number. By default, `gpu` is all GPUs in this machine, or the CPU if there is no GPU. Use "8GiB,4GiB" for virtual
     GPUs and "cpu" for the CPU. `time_budget` is a number of seconds, or text such as "20min". `storage` is the folder
     of the study. With `resume`, the study in that folder is continued. `engine` is local, ray or auto. `address` is the
     address of a Ray cluster. `parallel` is the maximum number of trials that run at the same time. `ranks` is the
-    number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are options of ASHA. `interval` is
-    the number of steps between decisions of population-based training. `shape_parameters` lists the parameters that
+    number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are ASHA options. `interval` is
+    the number of steps between decisions in population-based training. `shape_parameters` lists the parameters that
     affect memory, if you know them. `callbacks` contains objects that show or log the study, or functions that are
     called with the study and each trial that ends. By default, a live table is shown. `[]` disables the table.
     """

@@ -1,4 +1,4 @@
-"""Averages gradients over ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, this reducer can
+"""Averages gradients across ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, this reducer can
 be stopped during a pass.
 
 DDP's own reducer is implemented in C++. An exception during the backward pass leaves that reducer in an undefined
@@ -31,7 +31,7 @@ BUCKET_BYTES = 25 << 20
 
 
 class GradientReducer:
-    """Averages the gradients of `parameters` over the ranks of `group` during the backward pass."""
+    """Averages the gradients of `parameters` across the ranks of `group` during the backward pass."""
 
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], group: Any, *, bucket_bytes: int = BUCKET_BYTES

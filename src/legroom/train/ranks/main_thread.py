@@ -1,4 +1,4 @@
-"""Where the main thread of this rank is, and how long it has made no progress."""
+"""Determines where the main thread of this rank is, and how long it has made no progress."""
 
 import os
 import sys
@@ -42,8 +42,8 @@ class MainThreadActivity:
         return now - self.since
 
     def may_wait_for_ranks(self) -> bool:
-        """Return True if the main thread is inside torch, where it may wait for other ranks. On a GPU, a line of the
-        user may wait too, as in `loss.item()`."""
+        """Return True if the main thread is inside torch, where it may wait for other ranks. On a GPU, a line in the
+        user's code may also wait, as in `loss.item()`."""
         frame = sys._current_frames().get(self._thread or 0)
         if frame is None:
             return False

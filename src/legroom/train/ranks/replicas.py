@@ -92,8 +92,8 @@ class Replicas:
 
 @contextmanager
 def no_ddp_sync(ddp: DistributedDataParallel) -> Iterator[None]:
-    """Disable all communication of DDP inside the block. The communication consists of gradients, buffers and the
-    tracking of unused parameters."""
+    """Disable all DDP communication inside the block. The communication consists of gradients, buffers and the tracking
+    of unused parameters."""
     saved = (ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph)
     ddp.require_forward_param_sync = ddp.find_unused_parameters = ddp.static_graph = False
     try:

@@ -25,7 +25,7 @@ class Shards:
         self._roots = roots
 
     def groups(self) -> list[Any]:
-        """Return every process group of FSDP2, in the same order on all ranks. The result may contain duplicates."""
+        """Return every FSDP2 process group, in the same order on all ranks. The result may contain duplicates."""
         meshes = [group for mesh in self.meshes() for group in mesh.get_all_groups()]
         return meshes + [group for root in self._roots for group in _inner_groups(root)]
 
@@ -94,8 +94,8 @@ def _was_called(root: Any) -> bool:
 
 
 def _reset(root: Any) -> None:
-    """Reset FSDP2 during a pass. In torch 2.13 and newer, torch's own function is used. Older versions require
-    changes of FSDP2's private state.
+    """Reset FSDP2 during a pass. In torch 2.13 and newer, torch's own function is used. Older versions require changes
+    to FSDP2's private state.
 
     If a version of torch supports neither way, recovery is not possible, and the error contains the missing attribute.
     """
@@ -149,8 +149,8 @@ def _drop_leftovers(root: Any) -> None:
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    """Return the parameter groups of FSDP2. Before torch 2.13, there is at most one group. Newer versions may have
-    several groups."""
+    """Return FSDP2's parameter groups. Before torch 2.13, there is at most one group. Newer versions may have several
+    groups."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)

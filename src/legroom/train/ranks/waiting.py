@@ -41,10 +41,10 @@ _STALL_FACTOR = 3
 """A main thread that makes no progress is reported after this many REPORT_SECONDS if no rank has exited, because it may
 compute or load data."""
 _POLL_SECONDS = 2.0
-"""The interval in seconds at which a rank looks for questions of other ranks."""
+"""The interval in seconds at which a rank looks for questions from other ranks."""
 _ANSWER_SECONDS = 6.0
 _EXIT_SECONDS = 2.0
-"""The time in seconds in which an exit is known to the other ranks after the connections were closed."""
+"""The time in seconds within which the other ranks learn about an exit after the connections were closed."""
 _ADVICE = "All ranks must make the same calls."
 State = Literal["waits", "stalls", "idles", "runs", "gone"]
 """A rank waits inside Legroom, stalls inside torch, idles elsewhere, makes progress, or is gone."""
@@ -250,7 +250,7 @@ class _Observer:
         return self._stall
 
     def _answer(self) -> None:
-        """Write the location of this rank to the store if a rank asks for it, and log new messages of other ranks."""
+        """Write the location of this rank to the store if a rank asks for it, and log new messages from other ranks."""
         asked = self._store.add("asked", 0)
         if asked > self._answered:
             self._answered = asked
@@ -271,7 +271,7 @@ class _Observer:
         return "stalls" if self.activity.may_wait_for_ranks() else "idles"
 
     def _report(self, wait: _Wait) -> None:
-        """Log where all ranks are, except if another rank does."""
+        """Log where all ranks are, unless another rank does."""
         is_gone = bool(self.gone())
         if not wait.call and (
             self._state() != "stalls" or not (is_gone or wait.seconds >= _STALL_FACTOR * REPORT_SECONDS)

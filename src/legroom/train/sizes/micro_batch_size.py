@@ -10,7 +10,7 @@ These rules always hold:
 - After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
 - From the second failure of a step on, the next size is at most half the size that failed. A batch of n samples
   therefore needs at most log2(n) + 3 attempts until 1 has failed.
-- If enough memory was free, but fragmented, the same size is tried once more, with an empty cache.
+- If enough memory was free, but fragmented, the same size is tried again once, with an empty cache.
 - A size that failed is tried again only after a number of successful steps. This number quadruples with every failed attempt.
   Other processes may have freed memory in the meantime, but the size must not oscillate.
 - The fastest size that fits is used, because a larger size is not always faster. If the allocator has to

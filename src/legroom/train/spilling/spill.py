@@ -57,7 +57,7 @@ class Spill:
     reusable and thread-safe."""
 
     def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
-        """Create a `Spill`. `budget` is the limit of host memory. None means 80% of the free memory at the first use.
+        """Create a `Spill`. `budget` is the limit on host memory. None means 80% of the free memory at the first use.
 
         Tensors smaller than `min_size` stay on the device.
         """
@@ -70,7 +70,7 @@ class Spill:
         """The current number of bytes in host memory."""
         self.peak_host_bytes = 0
         self.skipped_bytes = 0
-        """The total number of bytes that were not moved because of the limit of host memory."""
+        """The total number of bytes that were not moved because of the limit on host memory."""
         self._min_size = parse_size(min_size)
         self._links: dict[torch.device, HostLink] = {}
         self._copies: dict[int, tuple[weakref.ref[Any], weakref.ref[_Copy]]] = {}

@@ -121,9 +121,10 @@ def unfreeze(model: nn.Module, patterns: Patterns = "*") -> list[str]:
 def param_groups(
     model: nn.Module, options: Mapping[str, Mapping[str, Any]] | None = None, **common: Any
 ) -> list[dict[str, Any]]:
-    """Return optimizer parameter groups of the parameters that are not frozen.
+    """Return optimizer parameter groups for the parameters that are not frozen.
 
-    `options` maps names or patterns to options, and the first match applies. `common` contains the options of all groups.
+    `options` maps names or patterns to options, and the first match applies. `common` contains the options for all
+    groups.
 
         AdamW(param_groups(model, {"classifier": {"lr": 1e-3}, "*.bias": {"weight_decay": 0.0}}, lr=2e-5))
     """

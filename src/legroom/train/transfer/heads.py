@@ -1,6 +1,6 @@
 """Replaces the classification head of a model for a new number of classes.
 
-Models of timm have a method that replaces the head. In transformers models, the head is `classifier` or `score`, and the
+timm models have a method that replaces the head. In transformers models, the head is `classifier` or `score`, and the
 config contains the number of classes. In torchvision models, the head is the last layer in `fc`, `classifier` or
 `head`, and some models have auxiliary heads. In other models, the head is the last layer, if that layer is linear.
 """
@@ -19,7 +19,7 @@ _HEAD_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def replace_head(model: nn.Module, num_classes: int) -> tuple[str, ...]:
-    """Replace the head by a new layer with `num_classes` outputs. Return the names of the new layer, for
+    """Replace the head with a new layer that has `num_classes` outputs. Return the names of the new layer, for
     `freeze(model, trainable=...)`."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"replace_head() expects a model (nn.Module), not a {type(model).__name__}.")

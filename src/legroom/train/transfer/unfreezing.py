@@ -27,7 +27,7 @@ class GradualUnfreezing:
     """Unfreezes one more stage every `every_n_epochs`. Call `unfreezing.at(epoch)` at the start of each epoch.
 
     `stages` contains names or patterns in the order of unfreezing. The default stages are the blocks of the model, the
-    last block first. `options` contains options of the new parameter groups, such as `lr=1e-5`.
+    last block first. `options` contains options for the new parameter groups, such as `lr=1e-5`.
     """
 
     def __init__(

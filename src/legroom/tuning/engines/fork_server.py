@@ -118,7 +118,7 @@ _server: _ForkServer | None = None
 
 @dataclass
 class StudyProcess:
-    """A handle for a process of a study in the process that requested it."""
+    """A handle for a study process in the process that requested it."""
 
     server: str | None
     """The socket path of the server that forked the process, or None if the process was not forked."""

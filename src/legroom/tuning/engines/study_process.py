@@ -1,4 +1,4 @@
-"""A process of a study on a system that cannot fork. The process receives its task and runs it."""
+"""A study process on a system that cannot fork. The process receives its task and runs it."""
 
 import sys
 from multiprocessing.connection import Connection

@@ -1,4 +1,4 @@
-"""How Legroom uses TensorBoard and Weights & Biases: for the trials of a study and for the steps of `legroom run`."""
+"""TensorBoard and Weights & Biases, as used for the trials of a study and for the steps of `legroom run`."""
 
 import importlib
 import importlib.util
@@ -23,7 +23,7 @@ class FailSafeLog:
 
     name: str
     subject: str
-    """What continues without the log, for example `The study`."""
+    """The activity that continues without the log, for example `The study`."""
 
     def __init__(self) -> None:
         self._is_broken = False
@@ -73,7 +73,7 @@ def start_wandb_run(
     config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> "Run":
-    """Start a run that is independent of other runs of this process, and write it to `folder`/wandb. If `mode` is None,
+    """Start a run that is independent of other runs in this process, and write it to `folder`/wandb. If `mode` is None,
     `WANDB_MODE` determines the mode. The default is offline."""
     import wandb
 

@@ -90,12 +90,12 @@ class Admission:
 
     @property
     def size(self) -> int:
-        """The smallest upper bound over the GPUs, or 0 on the host."""
+        """The smallest upper bound across the GPUs, or 0 on the host."""
         return min((fit.safe for fit in self.fits.values()), default=0)
 
     @property
     def micro_batches(self) -> int:
-        """The smallest number of micro-batches over the GPUs, which is 1 if the batch is not split."""
+        """The smallest number of micro-batches across the GPUs, which is 1 if the batch is not split."""
         micros = [fit.micro_batch for fit in self.fits.values()]
         if self.batch_size is None or not micros or None in micros:
             return 1
@@ -133,7 +133,7 @@ def virtual_gpus(sizes: str) -> list[TrialGpu]:
 
 
 def real_gpus() -> list[TrialGpu]:
-    """Return the GPUs of this machine. The result is empty without a CUDA build of torch."""
+    """Return the GPUs in this machine. The result is empty without a CUDA build of torch."""
     from legroom.gpus.nvml import NotAvailable
     from legroom.gpus.usage import gpus_in_use
 
@@ -155,8 +155,8 @@ def real_gpus() -> list[TrialGpu]:
 
 
 def gpus_for(gpu: str | None) -> list[TrialGpu]:
-    """Return the GPUs for trials. `None` means all GPUs of this machine, or the host if there is no GPU. `cpu` means the
-    host."""
+    """Return the GPUs for trials. `None` means all GPUs in this machine, or the host if there is no GPU. `cpu` means
+    the host."""
     if isinstance(gpu, str) and gpu.strip().lower() == "cpu":
         return []
     return real_gpus() if gpu is None else virtual_gpus(gpu)

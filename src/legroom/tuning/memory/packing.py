@@ -68,7 +68,7 @@ class Packer:
     slots: int
     ranks: int = 1
     used_by_others: Callable[[TrialGpu], int] = _none_used
-    """A function that returns the number of bytes of a GPU that other programs use."""
+    """A function that returns the number of bytes that other programs use on a GPU."""
     _allocated: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Maps each trial to the GPU index and the bytes of each rank."""
     _times_overtaken: dict[int, int] = field(default_factory=dict)

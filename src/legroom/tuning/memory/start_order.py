@@ -78,7 +78,7 @@ def makespan(
     sample: int,
 ) -> float:
     """Return the number of seconds until all trials have ended. Trials start in the given order, as soon as they fit.
-    `min_sizes` contains the smallest size of each trial over the GPUs."""
+    `min_sizes` contains the smallest size of each trial across the GPUs."""
     free, left, clock = list(capacity.free), list(order), 0.0
     ends = [(allocation.runtimes[sample], allocation.sizes) for allocation in capacity.running]
     heapq.heapify(ends)

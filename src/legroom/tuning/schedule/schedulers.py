@@ -110,7 +110,7 @@ class SchedulerOptions:
     reduction_factor: float = 2
     max_steps: int | None = None
     interval: int = 1
-    """The number of steps between two decisions of population-based training."""
+    """The number of steps between decisions in population-based training."""
 
 
 def make_scheduler(
