@@ -3,7 +3,7 @@
     LegroomError                 base class; its message is one line that says how to fix the problem
     ├── UsageError               an invalid argument, size, path or option
     ├── CaptureError             a capture file that cannot be read or written
-    │   ├── CaptureVersionError  a capture file of a different version of Legroom
+    │   ├── CaptureVersionError  a capture file from a different version of Legroom
     │   └── DiskFullError        a capture file that cannot be written because the disk is full
     ├── OutputError              standard output that is closed, or on a full disk
     ├── InputError               standard input that is closed
@@ -11,8 +11,8 @@
     ├── MissingExtra             an optional dependency is not installed
     └── Unsupported              an operation that a virtual GPU does not support
 
-The command line prints the message without a traceback and exits with 2. `torch.OutOfMemoryError` is never wrapped,
-so handlers written for a real GPU also catch the errors of a virtual GPU.
+The command line prints the message without a traceback and exits with 2. `torch.OutOfMemoryError` is never wrapped, so
+handlers written for a real GPU also catch the errors that a virtual GPU raises.
 """
 
 import difflib

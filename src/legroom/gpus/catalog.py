@@ -126,7 +126,7 @@ def parse_gpus(text: str) -> list[GpuSpec]:
 def real_gpu(
     name: str, total: int, *, capability: tuple[int, int] | None = None, sm_count: int | None = None
 ) -> GpuSpec:
-    """Return a GPU of this machine, given the name and the total memory that its driver reports.
+    """Return a GPU in this machine, given the name and the total memory that its driver reports.
 
     A GPU that is not in the table is treated as Ampere unless `capability` is given.
     """

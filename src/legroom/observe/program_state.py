@@ -14,18 +14,19 @@ from legroom.observe.training import TrainingClock, live_optimizers
 
 MAX_OPTIMIZERS = MAX_SETTINGS = 16
 _FUSED = ("Adam", "AdamW", "SGD")
-"""The torch optimizers with a fused CUDA implementation. That of Adagrad is for the CPU only."""
+"""The torch optimizers with a fused CUDA implementation. Adagrad's fused implementation is for the CPU only."""
 _STATE_COPIES = {
     "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "Rprop": 2, "SparseAdam": 2,
     "RMSprop": 1, "Adagrad": 1, "ASGD": 1, "SGD": 0, "Muon": 1, "Adafactor": 0,
 }  # fmt: skip
-"""How many tensors of the size of a parameter the state consists of."""
+"""The number of parameter-sized tensors in the state."""
 UNKNOWN_COPIES = 2
-"""Assumed for optimizers of other libraries. Most of them are variants of Adam."""
+"""Assumed for optimizers from other libraries. Most of them are variants of Adam."""
 _TEMPORARY_COPIES = {"Adam": 1, "AdamW": 1, "SGD": 0, "RMSprop": 1, "Adadelta": 2}
-"""How many temporary tensors of the size of a parameter an update of all parameters at once needs; 2 for others."""
+"""The number of parameter-sized temporary tensors that an update of all parameters at once needs; 2 for other
+optimizers."""
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
-"""Options that add a tensor of the size of the parameter to the state."""
+"""Options that add a parameter-sized tensor to the state."""
 _settings: ScriptSettings | None = None
 _candidates: dict[int | None, list[BatchSetting]] = {}
 """The candidates by batch size. A script that searches for a batch size runs out of memory often."""

@@ -95,7 +95,7 @@ also show the exception.
 def execute(script: Script, *, uncaught: Describe) -> Outcome:
     """Run `script` as `__main__` (see `installed`) until the script ends.
 
-    `uncaught` is called with an uncaught exception of the script, before the exception is dropped. If the script has
+    `uncaught` is called with an uncaught exception from the script, before the exception is dropped. If the script has
     set `sys.excepthook`, the hook is called afterwards. Raises `UsageError` for a module that cannot be run.
     """
     hook = sys.excepthook
@@ -116,7 +116,7 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
 @contextmanager
 def installed(script: Script) -> Iterator[None]:
     """Inside the block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` belong to the script, and warnings show
-    lines of the script."""
+    lines in the script."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins

@@ -218,7 +218,8 @@ class Session:
 
     @property
     def progress(self) -> tuple[int, float, int]:
-        """The number of completed steps, the seconds of the last step, and the bytes allocated at its end."""
+        """The number of completed steps, the duration of the last step in seconds, and the bytes allocated at its
+        end."""
         return *self._producer.progress, self._producer.allocated_after_step
 
     @property

@@ -59,8 +59,8 @@ def parts_with_graph(
 def detach_edits(program: Program, store: StoreFact, target: str) -> tuple[list[Edit], bool]:
     """Return the edits that store the value without its graph, and True if they are safe.
 
-    The fix adds `.detach()` and not `.item()`: a sum of Python numbers is rounded differently from a sum of tensors.
-    A copy is never a safe fix, because later in-place changes of the original do not change the copy.
+    The fix adds `.detach()` and not `.item()`: a sum of Python numbers is rounded differently from a sum of tensors. A
+    copy is never a safe fix, because later in-place changes to the original do not change the copy.
     """
     parts = parts_with_graph(program, store.expression, but=target if store.uses_old_value else "")
     if not parts or any(program.value(part).kind is not ValueKind.GRAPH for part in parts):

@@ -22,7 +22,7 @@ class BatchChange:
     setting: BatchSetting
     size: int
     evaluation: BatchSetting | None = None
-    """The setting of the evaluation's batch size, if the evaluation would not fit either."""
+    """The setting for the evaluation's batch size, if the evaluation would not fit either."""
 
     @property
     def advice(self) -> str:
@@ -72,8 +72,7 @@ def smaller_setting(
     """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if there is
     no smaller value.
 
-    If an evaluation uses a larger batch size than the training and does not fit, the change sets the batch size of the
-    training.
+    If an evaluation uses a larger batch size than training and does not fit, the change sets the training batch size.
     """
     if setting is None:
         return None
@@ -92,7 +91,7 @@ def choose_setting(
     batch_size: int | None,
     evaluates: bool,
 ) -> BatchSetting | None:
-    """Return the setting of the batch size that was in use. `batch_size` is the batch size of the loader, if there is a
+    """Return the batch size setting that was in use. `batch_size` is the batch size of the loader, if there is a
     loader. An evaluation may have its own batch size. If the loader's batch size is known, a setting with a different
     value is not chosen, unless one is a multiple of the other (several GPUs, accumulated gradients).
     """
@@ -114,7 +113,7 @@ def choose_setting(
 
 
 def evaluation_setting(details: Sequence[Annotation]) -> BatchSetting | None:
-    """Return the option of the script for the batch size of its evaluation, if there is exactly one."""
+    """Return the script option that sets the evaluation batch size, if there is exactly one."""
     found = [
         _setting_of(each)
         for each in details

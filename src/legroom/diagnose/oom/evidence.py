@@ -33,7 +33,7 @@ class Evidence:
     progress: float | None = None
     """The approximate completed fraction of the forward pass, estimated from the modules that had started."""
     details: Sequence[Annotation] = ()
-    """What the program was doing, its optimizers, and its settings of the batch size."""
+    """The activity of the program, its optimizers, and its batch size settings."""
     arguments: Sequence[str] = ()
     """The arguments of the script."""
     steps: Sequence[Step] = ()
@@ -88,7 +88,7 @@ class Evidence:
 
     @cached_property
     def setting(self) -> BatchSetting | None:
-        """The setting of the batch size that was in use, if it is recognized."""
+        """The batch size setting that was in use, if it is recognized."""
         size = self.program.batch_size if self.program else None
         return choose_setting(self.details, self.arguments, batch_size=size, evaluates=self.evaluates)
 

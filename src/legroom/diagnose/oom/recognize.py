@@ -5,7 +5,7 @@
     result.requested       # the requested bytes, if the message contains them
 
 An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` is treated as an out-of-memory error only if little memory is
-free at the time of the call. If the amount is unknown, a failed allocation of a library (`CUDNN_STATUS_ALLOC_FAILED`)
+free at the time of the call. If the amount is unknown, a failed allocation in a library (`CUDNN_STATUS_ALLOC_FAILED`)
 is treated as an out-of-memory error. Call `classify` inside `except`, before memory is freed. The result refers to no
 exception, frame or tensor.
 
@@ -48,7 +48,7 @@ class ErrorClassification(ReportedSizes):
     message: str = ""
     """The line of the message that matched."""
     link: Link = "itself"
-    """The exception of the chain that matched."""
+    """The exception in the chain that matched."""
 
     @property
     def is_memory(self) -> bool:

@@ -42,7 +42,7 @@ class Leak:
     """The number of lines of code that grow together."""
     device: int = 0
     code: str = "LG101"
-    """The code of the page that explains the leak."""
+    """The code whose page explains the leak."""
     name: str = ""
     """The name of the variable that retains the memory, if known."""
     on_host: bool = False

@@ -16,8 +16,8 @@ from legroom.units import format_size
 
 
 def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
-    """Return the detected leaks in the order in which they were first reported, each with its newest values. Growth that
-    ended by itself is omitted."""
+    """Return the detected leaks in the order in which they were first reported, each with its newest values. Growth
+    that stopped is omitted."""
     leaks: dict[object, DetectedLeak] = {}
     for annotation in annotations:
         if isinstance(annotation, DetectedLeak):
@@ -89,7 +89,7 @@ def _leak(detected: DetectedLeak, steps: int, device: int) -> Leak:
 
 
 def advice_on(detected: DetectedLeak) -> tuple[str, str]:
-    """Return the code of the page that explains the leak, and the advice."""
+    """Return the code whose page explains the leak, and the advice."""
     name = f"`{detected.name}`" if detected.name else "An object that is not visible to Python"
     if detected.how == "exception":
         return "LG107", (

@@ -111,7 +111,7 @@ def _storage_of_values(tensor: Any) -> Any:
 
 
 def is_shape_inference(out: Any, mode: Any) -> bool:
-    """Return whether a result is a fake tensor of a mode other than `mode`, which means that torch only computed its
+    """Return whether a result is a fake tensor from a mode other than `mode`, which means that torch only computed its
     shape.
 
     For example, torch computes the shapes of full tensors to place the results of operations on sharded tensors.

@@ -1,7 +1,7 @@
 """Computes operations in a wider dtype if CUDA supports a dtype and the CPU does not.
 
 The results are converted back, so the program receives the dtypes that CUDA would return. This module runs only after
-an error of the CPU's kernel, so supported operations cost nothing. If CUDA does not support the operation either, the
+an error in the CPU kernel, so supported operations cost nothing. If CUDA does not support the operation either, the
 error is raised.
 """
 

@@ -288,7 +288,7 @@ def is_factory(func: Any) -> bool:
 
 
 def _is_in_module_constructor(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether the operation creates a large tensor in the constructor of a module."""
+    """Return whether the operation creates a large tensor in a module's constructor."""
     if id(func) not in _FACTORIES or _requested_bytes(args, kwargs) < SMALL:
         return False
     frame = sys._getframe(3)

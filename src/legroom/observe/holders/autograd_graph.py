@@ -187,7 +187,7 @@ def has_pack_hooks(node: Any) -> bool:
 
 
 def can_read_saved() -> bool:
-    """Return whether this torch exposes saved tensors without unpacking them."""
+    """Return whether this torch version exposes saved tensors without unpacking them."""
     saved_type = getattr(torch._C._autograd, "SavedTensor", None)
     return saved_type is not None and hasattr(saved_type, "data")
 

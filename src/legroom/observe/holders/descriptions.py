@@ -39,14 +39,14 @@ _SPARSE = 1.3
 _MAX_SLOTS = 10_000_000
 """Larger keys are not indices, but addresses or hash values."""
 _MIN_ITERATIONS_IN_ATTRIBUTES = 3
-"""The attributes of an object are treated as a container if they contain tensors of this many iterations."""
+"""The attributes of an object are treated as a container if they contain tensors from this many iterations."""
 
 
 class StoredName(NamedTuple):
     """A variable or attribute on the path to an object."""
 
     name: str
-    """The path from the root on, as in source code (`node.parent`)."""
+    """The path starting at the root, as in source code (`node.parent`)."""
     stored_as: str
     is_attribute: bool
     file: str | None
@@ -118,8 +118,7 @@ class HolderPath(NamedTuple):
     has_small_limit: bool = False
     """Whether the container itself limits its length to a small number of items (`deque(maxlen=100)`)."""
     fills_slots: bool = False
-    """Whether the container has fewer items than indices that it may use, as a cache of a dataset has in the first
-    epoch."""
+    """Whether the container has fewer items than indices that it may use, as a dataset cache has in the first epoch."""
     contains_tokens: bool = False
     """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
     is_truncated: bool = False

@@ -116,7 +116,7 @@ def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(item: Any) -> dict[str, Any] | None:
-    """Return the attributes of an instance without running code of its class."""
+    """Return the attributes of an instance without running code from its class."""
     if isinstance(item, (*CONTAINERS, type, ModuleType, torch.Tensor, FunctionType)):
         return None
     try:

@@ -4,9 +4,9 @@ A process may have hundreds of thousands of objects that reference no tensor (sa
 vocabulary). The search must be fast, because the user waits for the report. Therefore the search proceeds level by
 level and handles all objects of one type at once, in C. Only tensors, modules and optimizers are handled one by one.
 
-The search does not change the program. The search runs no code of the user's classes, and keeps no references after a
-`RetainedStorages` is freed. The search does not follow Legroom's objects that only observe tensors. Objects that train or
-distribute a model (`Guard`) are followed.
+The search does not change the program. The search runs no code from the user's classes, and keeps no references after a
+`RetainedStorages` is freed. The search does not follow Legroom's objects that only observe tensors. Objects that train
+or distribute a model (`Guard`) are followed.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Detects memory leaks of a training loop, with negligible overhead.
+"""Detects memory leaks in a training loop, with negligible overhead.
 
 After an iteration, the detector reads two counters (bytes in use on the devices and in the C heap) and checks whether
 the graphs of earlier backward passes are freed. If iterations take only a few milliseconds, the detector samples only
@@ -69,7 +69,7 @@ time.
 """
 
 MAX_STEADY_SECONDS = 2.0
-"""The time in seconds after which the holders of steady growth are searched only within `MAX_SCAN_FRACTION`."""
+"""The time in seconds after which the search for the holders of steady growth may use only `MAX_SCAN_FRACTION`."""
 MAX_AGE_AT_END = 0.7
 """At the end of the run, the last scan must have been after this fraction of the iterations."""
 MIN_CONTINUED = 0.15
@@ -276,7 +276,7 @@ class LeakDetector:
         self._search_steady_growth(iteration)
 
     def _search_steady_growth(self, iteration: int) -> None:
-        """Search the holders of steady growth, unless a leak was already found."""
+        """Search for the holders of steady growth, unless a leak was already found."""
         steady = self._rare_scans.steady
         now = time.perf_counter()
         if self.leaks or not steady.grows:

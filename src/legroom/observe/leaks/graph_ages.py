@@ -2,7 +2,7 @@
 creation.
 
 At the end of an iteration, a loop without a leak keeps only the nodes of that iteration alive. If a single scan finds
-live nodes of four earlier iterations, an object retains a graph.
+live nodes from four earlier iterations, an object retains a graph.
 """
 
 import weakref

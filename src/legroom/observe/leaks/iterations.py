@@ -362,7 +362,7 @@ class IterationTracker:
 
 
 class _ModelCalls:
-    """Calls `on_call(model)` before each repeated call of the user's model, from `attach` to `detach`.
+    """Calls `on_call(model)` before each repeated call to the user's model, from `attach` to `detach`.
 
     The model is the first module that is called a second time from outside any other module. PyTorch's global module
     hooks slow down every call slightly. The hooks are removed when an optimizer step, a backward pass or a loader

@@ -1,7 +1,7 @@
 """Recognizes the iterations of a loop that has no model, optimizer or loader, by the lines that repeat.
 
 A search, a simulation or a server calls only torch functions, so no torch hook marks the end of an iteration. The
-recorder knows the line of each allocation: if the same lines allocate again and again, a loop runs. On a GPU without a
+recorder knows the line of each allocation: if the same lines allocate repeatedly, a loop is running. On a GPU without a
 recorder of operations, the lines that read results from the device are used instead (`ResultReads`).
 """
 
@@ -66,7 +66,7 @@ class RepeatedLines:
 class ResultReads:
     """Calls `on_read(line)` when the program reads the values of a tensor, from `attach` to `detach`.
 
-    Reading waits for the device, so a loop reads seldom, usually once per iteration. The methods of `torch.Tensor` are
+    Reading waits for the device, so a loop rarely reads, usually once per iteration. The methods of `torch.Tensor` are
     wrapped only while a program shows no other sign of an iteration.
     """
 

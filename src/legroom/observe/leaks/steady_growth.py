@@ -1,4 +1,4 @@
-"""Searches the holders of storages whose number grows steadily over most of the run (see `survivors`).
+"""Searches for the holders of storages whose number grows steadily over most of the run (see `survivors`).
 
 The result is only reported at the end of the run, if no other leak was found, because some healthy containers are filled
 slowly. The growth itself is the evidence, so fewer signs in the source code exclude a leak than in a short series of
@@ -47,7 +47,7 @@ ABOVE_COUNTER = 64
 
 
 class SteadyGrowth:
-    """Records the survivors of each scan, and searches their holders."""
+    """Records the survivors of each scan, and searches for their holders."""
 
     def __init__(self, iterations: IterationTracker, on_device: Callable[[torch.Tensor], bool]) -> None:
         self.suspects: list[Suspect] = []
@@ -104,7 +104,7 @@ class SteadyGrowth:
         self.suspects = []
 
     def search(self, iteration: int) -> None:
-        """Search the holders of the chosen survivors."""
+        """Search for the holders of the chosen survivors."""
         self.suspects = []
         for size, targets in self._targets.items():
             found = HolderFinder().find(targets, self._created_in, min_length=MIN_LENGTH)

@@ -4,9 +4,9 @@ The detector first searches the source code for the name of the container, which
 search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no source
 code. The search finds too many lines if several lines store items under the same name. In these cases, the user's lines
 are traced for at most two iterations, until the container grows once. If a small container does not grow but its
-tensors are replaced, the trace ends when a tensor is replaced. After `MAX_EVENTS`, the trace ends in any case: a program
-may run for long after its last iteration. A trace function that is already set (by a debugger or a coverage tool) is not
-replaced. The trace keeps a reference to the container, and drops this reference when no other
+tensors are replaced, the trace ends when a tensor is replaced. After `MAX_EVENTS`, the trace ends in any case: a
+program may run for a long time after its last iteration. A trace function that is already set (by a debugger or a
+coverage tool) is not replaced. The trace keeps a reference to the container, and drops this reference when no other
 object references the container.
 """
 

@@ -22,7 +22,7 @@ import torch
 from legroom.observe.leaks.live_objects import bytes_of
 
 MIN_ITERATIONS = 24
-"""The smallest number of iterations after which growth is called steady."""
+"""The minimum number of iterations after which growth is considered steady."""
 MIN_SCANS = 4
 """The smallest number of scans in the last two thirds of the run."""
 MIN_RATE = 0.4

@@ -86,7 +86,8 @@ class Suspect:
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
-"""The tensors whose holders are searched. During the search, Legroom must not keep references to these tensors."""
+"""The tensors whose holders the search must find. During the search, Legroom must not keep references to these
+tensors."""
 
 
 def holder_being_built() -> HolderPath:
@@ -326,8 +327,8 @@ def usage_of_links(name: StoredName) -> NameUsage:
 
 
 def _feeding_calls(path: HolderPath) -> NameUsage:
-    """Return the calls of methods that pass values to the library object on the path. The user's name that is closest to
-    the container comes first (`self.optimizer` before `trainer`)."""
+    """Return the calls to methods that pass values to the library object on the path. The user's name that is closest
+    to the container comes first (`self.optimizer` before `trainer`)."""
     for name in path.names:
         if name.file is not None and is_user_file(name.file):
             found = storing_lines.find_feeding_calls(
@@ -361,9 +362,9 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
 
 
 def can_accumulate(holder: FoundHolder) -> bool:
-    """Return whether the found variable can retain tensors of many iterations. A plain variable retains the tensors of
-    one iteration, unless it is computed from itself. A container that is reassigned in every iteration, for example a
-    sample of a buffer, also retains the tensors of one iteration.
+    """Return whether the found variable can retain tensors from many iterations. A plain variable retains the tensors
+    of one iteration, unless it is computed from itself. A container that is reassigned in every iteration, for example
+    a sample of a buffer, also retains the tensors of one iteration.
     """
     path, usage = holder.path, holder.usage
     if usage.is_reassigned_in_loop:
@@ -448,7 +449,7 @@ def is_read(holder: FoundHolder, *, by_key: bool = False) -> bool:
 
 def is_sequence(holder: FoundHolder) -> bool:
     """Return whether calls to a model extend a sequence that is the input of the next call, such as a generated text
-    and its key-value cache. Such a sequence ends by itself."""
+    and its key-value cache. Such a sequence ends on its own."""
     path, usage = holder.path, holder.usage
     if path.contains_tokens:
         return True

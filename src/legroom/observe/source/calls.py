@@ -2,8 +2,8 @@
 
 A method that empties a buffer has no effect if no code calls it. Functions are compared by name. If it is uncertain
 whether a function is called, the function is treated as called. A function is treated as called if its name occurs
-anywhere in the code, or if it is a special method. Functions that override a method of a library (a hook of a trainer),
-and plain functions that may be called from outside (a test, an entry point), are also treated as called.
+anywhere in the code, or if it is a special method. Functions that override a library method (a trainer hook), and plain
+functions that may be called from outside (a test, an entry point), are also treated as called.
 """
 
 import ast

@@ -21,12 +21,12 @@ UNKNOWN = "notebook cell"
 
 
 _SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""Variables of IPython, as holders of memory start with them. They reference all variables, or the same objects as
-`Out`."""
+"""IPython variables, as they appear at the start of the paths of memory holders. They reference all variables, or the
+same objects as `Out`."""
 
 
 def is_shell_variable(path: str) -> bool:
-    """Return whether a holder of memory (`Holder.path`) is a variable of IPython, not of the user."""
+    """Return whether a holder of memory (`Holder.path`) is an IPython variable, not one of the user's variables."""
     return path.startswith(_SHELL_VARIABLES)
 
 

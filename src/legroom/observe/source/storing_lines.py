@@ -368,7 +368,7 @@ def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[st
 
 
 def _literal_arguments(function: str, parameter: str, files: Iterable[str]) -> set[str] | None:
-    """Return the strings that all calls of a function pass for a parameter, or None if a call passes another value."""
+    """Return the strings that all calls to a function pass for a parameter, or None if a call passes another value."""
     found: set[str] = set()
     for file in (each for each in files if contains(each, f"def {function}")):
         definition = functions_in(file).get(function)
