@@ -38,6 +38,8 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
         return "unknown", ""  # only the name of a library's own class
     if _MAY_BE_MEMORY.search(text):
         return ("not-memory" if name in _VALUE_ERRORS else "unknown"), ""
+    if _SETTINGS_DISAGREE.search(text):
+        return "not-memory", ""
     code = next((code for code, pattern in _FAMILIES if pattern.search(text)), "")
     return "not-memory", code or _library_of(error)
 
@@ -107,6 +109,11 @@ _BY_ERRNO = {
     for number in numbers
 }
 """Codes for error numbers: files and permissions, full disks, limits of the process, and a port in use."""
+
+_SETTINGS_DISAGREE = re.compile(
+    r"batch related parameters|batch_size is not equal|batch_size.{0,40}divisible", re.IGNORECASE
+)
+"""Settings of a library that contradict each other. They are neither tensor sizes nor connections."""
 
 _DTYPE = re.compile(
     r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are|torch\.b?(?:float|u?int|complex)\d",

@@ -125,7 +125,7 @@ RULES: tuple[Rule, ...] = (
         "LG724", r"Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No HIP GPUs are available"
         r"|all CUDA-capable devices are busy or unavailable|CUDA unknown error|CUDA driver initialization failed|not linked with support for \w+ devices|CUDA-enabled jaxlib is not installed|_ERROR_DEVICE_NOT_(?:AVAILABLE|FOUND)",
     ),
-    _rule("LG724", r"cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|initialize NVML|invalid runtime name: nvidia|NVMLError\w*|nvml error: |Module nvidia\S* not found|nvidia-container-cli: "),
+    _rule("LG724", r"TPU is already in use|cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|initialize NVML|invalid runtime name: nvidia|NVMLError\w*|nvml error: |Module nvidia\S* not found|nvidia-container-cli: "),
     _status("LG726"),
     _rule(
         "LG726", r"cannot open shared object file|load the \S{1,40} shared library|Could not load (?:dynamic )?library '?\w+|undefined symbol: \w+|load symbol \w+|DLL load failed|version `[A-Z]+_[\d.]+' not found|cannot allocate memory in static TLS block",
@@ -254,7 +254,11 @@ CAUSE_PATTERNS = tuple(
         ("LG724", 1, r"not compiled with|linked with support"),
         ("LG724", 2, r"no nvidia driver|select device driver|couldn't communicate|NVML|runtime name"),
         ("LG724", 3, r"invalid ?device|requested|num_gpus|only has|no \w+ (?:GPUs|devices) are"),
-        ("LG724", 4, r"busy or unavailable|\bMPS\b (?:client|server)|device connections"),
+        (
+            "LG724",
+            4,
+            r"busy or unavailable|is already in use by|\bMPS\b (?:client|server)|device connections",
+        ),
         ("LG726", 3, r"cannot open shared|\bdll\b|dlopen|specified module"),
         ("LG726", 4, r"numpy"),
         ("LG728", 2, r"configuration argument"),

@@ -37,6 +37,7 @@ def test_collected_errors_are_classified_without_false_oom() -> None:
         "development_02_host_device",  # schedulers, containers, page-locked and shared memory, messages that sound like memory
         pytest.param("development_03_families", marks=pytest.mark.slow),  # all areas, by families of messages
         pytest.param("heldout_12", marks=pytest.mark.slow),
+        pytest.param("heldout_15", marks=pytest.mark.slow),
     ],
 )
 def test_every_text_of_a_table_has_its_kind_and_page(name: str) -> None:
