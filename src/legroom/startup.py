@@ -14,8 +14,8 @@ import sys
 
 VARIABLE = "LEGROOM"
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""The options of the interpreter that take a value. Python has no API that lists these options. They are documented
-by `python --help-all`."""
+"""The interpreter options that take a value. Python has no API that lists these options. They are documented by `python
+--help-all`."""
 _OFF = ("", "0", "no", "off", "false")
 
 
@@ -45,7 +45,7 @@ def legroom_command(arguments: list[str], value: str) -> list[str] | None:
 
 
 def _script_position(arguments: list[str]) -> int | None:
-    """Return the index of the script, or of `-m`, after the options of the interpreter."""
+    """Return the index of the script, or of `-m`, after the interpreter options."""
     position = 1
     while position < len(arguments):
         word = arguments[position]

@@ -18,7 +18,7 @@ train_data = torch.utils.data.TensorDataset(
 model = nn.Linear(64, 10)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run = legroom.parallel(model, optimizer, strategy="ddp")
-loader = run.loader(train_data, batch_size=128)  # 128 samples per step, over all ranks
+loader = run.loader(train_data, batch_size=128)  # 128 samples per step, across all ranks
 
 orders = []
 for _ in range(2):

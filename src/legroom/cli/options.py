@@ -144,8 +144,8 @@ def _no_type(ctx: Any) -> None:
 class ScriptCommand(Command):
     """A command that runs a script or a module (`-m MODULE`).
 
-    All arguments after the script or after `-m MODULE` are passed to the script, even if they look like options of the
-    command. With `allow_interspersed_args`, the click library does this after a script, but not after `-m MODULE`. An
+    All arguments after the script or after `-m MODULE` are passed to the script, even if they look like command
+    options. With `allow_interspersed_args`, the click library does this after a script, but not after `-m MODULE`. An
     option with an optional value before a positional argument (`--spill train.py`) is not supported by click either.
     """
 

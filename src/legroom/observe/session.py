@@ -87,7 +87,7 @@ class Session:
         mid_program: bool = False,
         search_leaks: bool = True,
     ) -> None:
-        """`gpus` are virtual GPUs. If `gpus` is None, the devices of this machine are used. `frequent_sink` receives
+        """`gpus` are virtual GPUs. If `gpus` is None, the devices in this machine are used. `frequent_sink` receives
         the events of the dispatch recorder instead of `sink`, which is called for every operation. `on_step()` is
         called after the events of each step. With `mid_program`, the program is already running. Without
         `search_leaks`, no objects are scanned, and only the growth of lines is known."""

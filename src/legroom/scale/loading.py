@@ -1,6 +1,6 @@
 """The loader of a run. Each global batch is split among the ranks by their shares, and every sample is used exactly once.
 
-    loader = run.loader(dataset, batch_size=64)     # 64 samples per step, over all ranks
+    loader = run.loader(dataset, batch_size=64)     # 64 samples per step, across all ranks
     for x, y in loader:                             # this rank's samples, on its device
 
 Other samplers repeat samples to give all ranks the same number of samples. The results then differ from training in

@@ -1,7 +1,7 @@
 """Trains one model on one or more devices with the same script.
 
     run = legroom.parallel(model, optimizer, strategy="auto")
-    for x, y in run.loader(dataset, batch_size=64):             # 64 samples per step, over all ranks
+    for x, y in run.loader(dataset, batch_size=64):             # 64 samples per step, across all ranks
         loss = run.step(lambda x, y: criterion(run.model(x), y), x, y)
 
 The script runs unchanged with `python`, torchrun and `legroom launch`, on a CPU, one GPU, several GPUs or several

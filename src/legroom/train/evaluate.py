@@ -3,7 +3,8 @@
     scores = legroom.evaluate(model, loader, lambda x, y: {
         "loss": F.cross_entropy(model(x), y),
         "accuracy": (model(x).argmax(1) == y).float().mean(),
-    }) scores["accuracy"]                          # the mean over all samples, even with batches of different sizes
+    })
+    scores["accuracy"]                          # the mean over all samples, even with batches of different sizes
 
 If memory runs out, the batch is split into micro-batches, as in `Guard.evaluate`. If a single sample does not fit, it
 is evaluated on the CPU. Results are kept in host memory. The ranks of a sharded model use the same split. A rank with

@@ -31,7 +31,7 @@ from legroom.units import format_size
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FreeResult:
-    """The result of `free`. Sizes are in bytes, over all devices."""
+    """The result of `free`. Sizes are in bytes, across all devices."""
 
     allocated_before: int
     allocated_after: int
@@ -119,7 +119,7 @@ def release(*, cache: bool = True) -> None:
 
 
 def device_memory() -> tuple[int, int]:
-    """Return allocated and reserved bytes over all devices, or zeros without a device."""
+    """Return allocated and reserved bytes across all devices, or zeros without a device."""
     if _cuda_is_in_use():
         devices = range(torch.cuda.device_count())
         return (
@@ -213,8 +213,8 @@ _OUTPUT = re.compile(r"_{1,3}|_\d+")
 
 
 def _delete_outputs() -> list[str]:
-    """Delete the results of all cells, and return the deleted names. IPython's own `flush` does not clear the second
-    namespace of IPython."""
+    """Delete the results of all cells, and return the deleted names. IPython's own `flush` does not clear IPython's
+    second namespace."""
     active = shell()
     if active is None:
         return []

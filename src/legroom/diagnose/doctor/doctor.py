@@ -1,4 +1,4 @@
-"""Implements `legroom doctor`: runs all checks of this machine, and tests torch in a separate process."""
+"""Implements `legroom doctor`: runs all checks on this machine, and tests torch in a separate process."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -25,7 +25,7 @@ class CudaStatus(NamedTuple):
 _SPECIFIC_WORDS = 3
 """A message of at least this many words is specific to CUDA."""
 _OF_THE_SYSTEM = ("operation not permitted", "operation not supported")
-"""Messages that the operating system uses too."""
+"""Messages that the operating system also uses."""
 
 _FAULT = (
     CudaStatus(700, "IllegalAddress", "an illegal memory access was encountered"),

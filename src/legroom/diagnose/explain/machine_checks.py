@@ -25,7 +25,7 @@ from legroom.units import format_size
 
 
 def check_machine(code: str, machine: Machine | None = None) -> tuple[str, ...]:
-    """Return the check results of this machine that are relevant to an error code, one sentence each."""
+    """Return this machine's check results that are relevant to an error code, one sentence each."""
     checks = _CHECKS.get(code, ())
     if not checks:
         return ()

@@ -108,7 +108,7 @@ _BY_ERRNO = {
     )
     for number in numbers
 }
-"""Codes for error numbers: files and permissions, full disks, limits of the process, and a port in use."""
+"""Codes for error numbers: files and permissions, full disks, process limits, and a port in use."""
 
 _SETTINGS_DISAGREE = re.compile(
     r"batch related parameters|batch_size is not equal|batch_size.{0,40}divisible", re.IGNORECASE

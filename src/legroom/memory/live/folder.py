@@ -172,8 +172,8 @@ def _is_running(document: dict[str, Any]) -> bool:
 
 
 def _is_abandoned(path: Path, document: Any) -> bool:
-    """Return whether no process updates a file any more. A process may be writing a file that is not complete, and the
-    processes of another container cannot be checked, so these two cases also require some age."""
+    """Return whether no process updates a file any more. A process may be writing a file that is not complete, and
+    processes in another container cannot be checked, so in these two cases, the file must also have a minimum age."""
     if isinstance(document, dict) and document.get("machine") == _machine():
         return True
     try:

@@ -31,7 +31,7 @@ class ModuleMarkers:
         self._on_root = on_root
         self._activity_outside = activity_outside
         self._path = ""
-        """The path of the running module, or "" outside of modules."""
+        """The path of the running module, or "" outside modules."""
         self._names: dict[int, str] = {}
         """Maps the `id` of each module below the running root to its path."""
         self._entered = 0

@@ -2,7 +2,7 @@
 
 A snapshot contains the history of the allocator, but no categories, modules, steps or capacity. The phase of an entry
 follows from its stack: the optimizer's code, a module's call, or no Python code (the autograd engine). Steps are the
-recorded calls of `Optimizer.step`. Categories follow from phases and lifetimes:
+recorded calls to `Optimizer.step`. Categories follow from phases and lifetimes:
 
 - a parameter is allocated while a module is created or moved to the device;
 - a gradient is allocated in a backward pass and alive at the end of the step;

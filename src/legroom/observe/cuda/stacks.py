@@ -19,7 +19,7 @@ class Stack(NamedTuple):
     """The information read from one stack."""
 
     frame: Frame | None
-    """The innermost line of the user's code, or the innermost line of a library if the stack contains no user code."""
+    """The innermost line of the user's code, or the innermost library line if the stack contains no user code."""
     op: str
     """The torch function that allocated the memory (`functional.relu`, `conv._conv_forward`). The value is "" if the
     user's line called the operation directly, because the history does not contain operations.

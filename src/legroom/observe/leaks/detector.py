@@ -308,8 +308,8 @@ class LeakDetector:
             self._traced = None
 
     def _thread_changed(self) -> None:
-        """Switch to the loop of another thread. Earlier results are discarded, because torch numbers the autograd nodes
-        of each thread separately."""
+        """Switch to another thread's loop. Earlier results are discarded, because torch numbers the autograd nodes of
+        each thread separately."""
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:

@@ -61,8 +61,8 @@ class IterationTracker:
         on_backward: Callable[[Any], None] = lambda root: None,
         on_thread_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_backward(root)` is called with the tensor from which a backward pass starts, unless `ignores_backward` is set.
-        `on_thread_change()` is called when the tracker switches to the loop of another thread."""
+        """`on_backward(root)` is called with the tensor from which a backward pass starts, unless `ignores_backward` is
+        set. `on_thread_change()` is called when the tracker switches to another thread's loop."""
         self._on_backward = on_backward
         self._on_thread_change = on_thread_change
         self._loop_serial = 0

@@ -95,7 +95,7 @@ class _Observations:
     accumulated_sizes: dict[int, int] = field(default_factory=dict)
     """Maps the `id` of each tensor that one iteration left alive to its number of bytes."""
     renews: bool = False
-    """Whether each iteration replaces all tensors in `accumulated` by more tensors."""
+    """Whether each iteration replaces all tensors in `accumulated` with more tensors."""
     views: dict[int, int] = field(default_factory=dict)
     """Maps the `id` of a tensor in `accumulated` to the `id` of the tensor in `accumulated_sizes` with the same
     storage."""

@@ -48,7 +48,7 @@ def is_cell_name(file: str) -> bool:
 
 def cell_name(file: str) -> str | None:
     """Return the name of the cell that was compiled as `file`, or None if `file` is not a cell. The source of the cell
-    can then be read from `linecache` under this name, too.
+    can then also be read from `linecache` under this name.
     """
     active = shell()
     if active is None:

@@ -1,4 +1,4 @@
-"""The interface of the engines that run the passes of a step, and the engines of a single device and of DDP."""
+"""The interface of the engines that run the passes of a step, and the engines for a single device and for DDP."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -48,7 +48,7 @@ class _Level(NamedTuple):
     reason: bool = True
     """Whether the suggested change includes its reason."""
     extras: int = 0
-    """How many of the less important facts are shown: the other devices, the variables, the peak of each step."""
+    """The number of less important facts that are shown: the other devices, the variables, the peak of each step."""
     gap: str = "\n"
     """The empty line above each section."""
 

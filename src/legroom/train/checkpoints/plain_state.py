@@ -34,7 +34,7 @@ def extract_tensors(value: Any, name: str, tensors: Tensors) -> Any:
 
 
 def insert_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Replace the references in `value` by their tensors."""
+    """Replace the references in `value` with their tensors."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             return tensors[value[_TENSOR]]

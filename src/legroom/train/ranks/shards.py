@@ -88,7 +88,7 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 def _was_called(root: Any) -> bool:
     """Return True if the first forward pass ran, which initializes FSDP2. A reset before the first forward pass fails.
 
-    The result is also True if a newer torch has changed the private state of FSDP2.
+    The result is also True if a newer torch has changed FSDP2's private state.
     """
     return getattr(root._get_fsdp_state(), "_is_root", True) is not None
 

@@ -226,7 +226,7 @@ def _attributes(owner: Any, saved: dict[str, Any]) -> Undo:
 
 
 def _random_state() -> Undo:
-    """Save the generators of torch (on the CPU and on every GPU), of Python, and of NumPy if it is loaded."""
+    """Save the generators of torch (on the CPU and on every GPU), Python, and NumPy if it is loaded."""
     cpu_state = torch.get_rng_state()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     python_state = random.getstate()

@@ -1,6 +1,6 @@
 """Keeps saved activations in host memory until the backward pass needs them.
 
-    with legroom.Spill("16GiB"):            # the limit of host memory; by default 80% of what is free
+    with legroom.Spill("16GiB"):            # the limit on host memory; by default 80% of the free memory
         loss = loss_fn(model(x), y)
     loss.backward()                         # the same gradients, bit for bit
 

@@ -122,8 +122,8 @@ class RuntimeModel:
         return RuntimeSamples(runtimes, left)
 
     def _features(self, config: Config, size: int) -> list[float]:
-        """Return the features of a configuration: a constant, log2 of the memory, the position in each range
-        (centered at 0), and one entry per option of a choice. The entries of inactive parameters are zeros."""
+        """Return the features of a configuration: a constant, log2 of the memory, the position in each range (centered
+        at 0), and one entry for each option in a choice. The entries of inactive parameters are zeros."""
         features = [1.0, math.log2(size) if size else 0.0]
         for parameter in self._space.parameters:
             domain, is_set = parameter.domain, parameter.name in config

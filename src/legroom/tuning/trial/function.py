@@ -117,7 +117,7 @@ class TrainFunction:
 
     @property
     def imports(self) -> list[str]:
-        """The modules outside the folder of the file that the file imports, and names in them that may be modules. These
+        """The modules outside the file's folder that the file imports, and names in them that may be modules. These
         modules can be imported before the file is imported."""
         try:
             tree = ast.parse(Path(self.file).read_bytes())

@@ -72,7 +72,7 @@ class RankGroup:
     @property
     def end(self) -> TrialExit:
         """Return the result of the trial, which is the result of the rank that failed first, or of rank 0 if no rank
-        failed. The reported memory is the maximum over all ranks."""
+        failed. The reported memory is the maximum across all ranks."""
         wrong = [end for end in self.ends.values() if _went_wrong(end)]
         chosen = min(wrong, key=lambda end: end.failed_at) if wrong else self.ends[0]
         sizes = [end.actual_bytes for end in self.ends.values() if end.actual_bytes is not None]

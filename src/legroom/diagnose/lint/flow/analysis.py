@@ -188,7 +188,7 @@ class _Walker(Assignments):
         return UNKNOWN
 
     def _guess_parameter(self, name: str) -> Value:
-        """Return the usual value of a parameter: `agent` is an instance of the class `Agent` of this file."""
+        """Return the usual value of a parameter: `agent` is an instance of the class `Agent` in this file."""
         guess = self.program.guess(name)
         found = self.program.annotated(self.function, name)
         found = found or self.program.object_used_as(

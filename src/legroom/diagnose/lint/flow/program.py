@@ -130,7 +130,7 @@ class Program:
         )
 
     def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
-        """Return True if the class `name` of this file is derived from the class `base`."""
+        """Return True if the class `name` in this file is derived from the class `base`."""
         known = self.classes.get(name)
         if known is None or name in seen:
             return False
@@ -250,7 +250,7 @@ class Program:
 
     @cached_property
     def assigned_names(self) -> frozenset[str]:
-        """The plain names that any statement of the file assigns, and the parameters of its functions."""
+        """The plain names that any statement in the file assigns, and the parameters of its functions."""
         return frozenset(
             name
             for node in self.nodes

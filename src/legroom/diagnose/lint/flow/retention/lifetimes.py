@@ -128,7 +128,7 @@ def _is_called_only(program: Program, node: cst.Name) -> bool:
 
 
 def _loops_within(program: Program, owner: Function, inner: Function) -> set[LoopFact]:
-    """Return the loops in which a function is called during one call of another function."""
+    """Return the loops in which a function is called during one call to another function."""
     running, added = {owner}, {owner}
     while added:
         added = {

@@ -94,7 +94,8 @@ def _steps(program: Program, node: cst.Call, order: int) -> list[cst.Call]:
 
 
 def _last_change(program: Program, path: str, node: cst.Call, order: int) -> tuple[int, cst.Call] | None:
-    """Return the last assignment of a name, or call of a method that changes its model in place, before a call."""
+    """Return the last assignment to a name before a call, or the last call to a method that changes its model in
+    place."""
     current = next((each for each in program.calls if each.node is node), None)
     if current is None:
         return None

@@ -82,7 +82,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _loads_tensors(program: Program) -> bool:
-    """Return True if all loaders of the file return tensors. A `collate_fn` may return other objects."""
+    """Return True if all loaders in the file return tensors. A `collate_fn` may return other objects."""
     made = [call for call in program.calls if (call.name or "").endswith("DataLoader")]
     return bool(made) and all(
         call.name == "torch.utils.data.DataLoader"
