@@ -119,7 +119,7 @@ def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
 
 
 def parse_gpus(text: str) -> list[GpuSpec]:
-    """Parse one or several GPUs, separated by commas (`t4`, `8GiB,8GiB`)."""
+    """Parse one or more GPUs, separated by commas (`t4`, `8GiB,8GiB`)."""
     return [find_gpu(part.strip()) for part in text.split(",")] if isinstance(text, str) else [find_gpu(text)]
 
 

@@ -47,7 +47,7 @@ class ProgramState(Annotation):
     batch_size: int | None
     """The batch size of the loader that returned the last batch; None without a loader."""
     samples: int | None = None
-    """The number of samples in that batch, which is smaller if the dataset is."""
+    """The number of samples in that batch, which is smaller if the dataset is smaller."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Decides whether a trace fits a GPU of a given size, and computes the peaks of the trace on that GPU.
 
-The peak of reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore
-the decision requires a replay with that capacity. The peak of an unlimited replay is not enough.
+The peak reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore the
+decision requires a replay with that capacity. The peak of an unlimited replay is not enough.
 """
 
 from typing import Literal

@@ -12,7 +12,7 @@ from legroom.units import format_size
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """One process of the script and the memory events that it recorded."""
+    """One of the script's processes and the memory events that it recorded."""
 
     name: str
     ledger: Ledger

@@ -24,7 +24,7 @@ def describe_process(header: Mapping[str, Any], *, started: float, **values: Any
 
 
 def identity(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the status that are the same for all processes of a run."""
+    """Return the fields of the status that are the same for all processes in a run."""
     command = RunCommand.from_header(header)
     return {
         "verb": command.verb,

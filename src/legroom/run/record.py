@@ -120,14 +120,13 @@ class BlockRecording:
 
     @property
     def peak(self) -> int:
-        """The peak of the allocated memory, on the device with the highest peak relative to its size."""
+        """The peak allocated memory on the device with the highest peak relative to its size."""
         device = self._report.device
         return device.peak_allocated if device is not None else 0
 
     @property
     def peak_reserved(self) -> int:
-        """The peak of the memory that PyTorch's allocator reserved on the same device. For host memory, it equals
-        `peak`."""
+        """The peak memory that PyTorch's allocator reserved on the same device. For host memory, it equals `peak`."""
         device = self._report.device
         if device is None:
             return 0

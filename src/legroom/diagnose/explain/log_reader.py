@@ -37,7 +37,7 @@ _CHAIN_LINES = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMatch:
-    """A known error message at one position of a log."""
+    """A known error message at one position in a log."""
 
     code: str
     line: int

@@ -33,7 +33,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of one process of a run. All values are measurements that the recorder already has."""
+    """The state of one process in a run. All values are measurements that the recorder already has."""
 
     pid: int
     verb: str

@@ -165,7 +165,7 @@ class _Snapshot:
     # --- converting
 
     def header(self, events: Sequence[Event]) -> dict[str, Any]:
-        """Return the header of a capture. Without a failed allocation, the capacity is the peak of reserved memory."""
+        """Return the header of a capture. Without a failed allocation, the capacity is the peak reserved memory."""
         ledger = Ledger(events)
         capacities = {oom.device: oom.capacity for oom in ledger.ooms()}
         script = self._script()

@@ -112,8 +112,8 @@ class HolderPath(NamedTuple):
     contains_models: bool = False
     """Whether the items of the container are models or contain a model."""
     filled_by_iterator: bool = False
-    """Whether an iterator of `itertools` (`cycle`) fills the container. In that case, the line that creates the
-    iterator is reported.
+    """Whether an `itertools` iterator (`cycle`) fills the container. In that case, the line that creates the iterator
+    is reported.
     """
     has_small_limit: bool = False
     """Whether the container itself limits its length to a small number of items (`deque(maxlen=100)`)."""

@@ -40,7 +40,7 @@ def cuda_allocated() -> int:
 
 
 def cuda_allocated_and_peak() -> tuple[int, int]:
-    """Return the allocated bytes on all CUDA devices in use, and the highest peak of a single device."""
+    """Return the allocated bytes on all CUDA devices in use, and the highest peak on a single device."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0, 0
     stats = [_device_stats(index) for index in range(torch.cuda.device_count())]

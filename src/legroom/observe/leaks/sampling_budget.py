@@ -5,7 +5,7 @@ to include work that cannot be measured (hooks, and marking the roots of backwar
 as soon as the total time is within the budget. If iterations take 20 ms or more, every iteration is sampled. If
 iterations take 5 ms, about every fourth iteration is sampled. If memory may be growing, the next iteration is always
 sampled, and later samples are delayed accordingly. The first iterations are always sampled, so the result for a short
-program does not depend on the load of the machine.
+program does not depend on the machine load.
 
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive iterations.
 Therefore one additional series of scans lasts for the whole run, with scans that are far apart. Scans run after an

@@ -46,7 +46,7 @@ from legroom.observe.source.user_files import is_user_file
 MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4
 """Once a holder is found, no further search starts after this number of seconds. CPU time of this thread is measured,
-so that the load of the machine does not change the result.
+so that the machine load does not change the result.
 """
 MAX_FRUITLESS_SECONDS = 4.0
 """If no holder is found, no further search starts after this number of seconds, so that a huge heap does not block the

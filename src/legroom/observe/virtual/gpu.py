@@ -61,7 +61,7 @@ program registers receive CPU tensors.
 
 
 class VirtualGPU:
-    """Simulates one or several GPUs, as a context manager or a decorator.
+    """Simulates one or more GPUs, as a context manager or a decorator.
 
     `gpus` contains one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes) or a name
     (`"t4"`). A size is the memory that PyTorch can use. One string may list several GPUs, as in `"8GiB,8GiB"`. `sink`

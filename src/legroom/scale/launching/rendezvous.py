@@ -77,7 +77,7 @@ def _is_free(port: int) -> bool:
 
 
 def _is_rendezvous(host: str, port: int) -> bool:
-    """Return True if another node of a launch already listens at the port.
+    """Return True if another node in the launch already listens on the port.
 
     The check runs in a separate process. If the program at the port does not respond, torch blocks longer than its
     timeout. If the program closes the connection, torch logs its stack.

@@ -35,7 +35,7 @@ class History:
 
 
 def percentages(snapshot: Snapshot) -> list[tuple[str, float | None]]:
-    """Return the key and the value in percent of every bar. An unavailable value is None."""
+    """Return the key and the percentage of every bar. An unavailable value is None."""
     host = snapshot.host
     bars = [("host.cpu", percent(host.cpu)), ("host.memory", percent(host.memory_used, host.memory_total))]
     for row in snapshot.gpus:
@@ -50,7 +50,7 @@ def percentages(snapshot: Snapshot) -> list[tuple[str, float | None]]:
 
 
 def percent(value: float | NotAvailable, total: float | NotAvailable = 100) -> float | None:
-    """Return `value` in percent of `total`, or None if one of them is not available."""
+    """Return `value` as a percentage of `total`, or None if one of them is not available."""
     if isinstance(value, NotAvailable) or isinstance(total, NotAvailable) or total <= 0:
         return None
     return min(max(100.0 * value / total, 0.0), 100.0)

@@ -71,7 +71,7 @@ def incomplete_runs(runs: Sequence[RunReport], names: Sequence[str]) -> Iterator
 
 
 def format_change(difference: Difference, before: str, after: str = "") -> str:
-    """Return the change of the peak in one sentence. `before` and `after` are the names of the captures."""
+    """Return the change in the peak in one sentence. `before` and `after` are the names of the captures."""
     peak = difference.allocated
     where = f" in {after}" if after else ""
     if not peak.delta:

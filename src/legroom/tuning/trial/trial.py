@@ -64,7 +64,7 @@ class ReportMessage:
     checkpoint: str | None = None
     """The path of the checkpoint in the trial's folder."""
     actual_bytes: int | None = None
-    """The peak of the memory that PyTorch reserved in this process."""
+    """The peak memory that PyTorch reserved in this process."""
     ooms: int = 0
     micro_batch: int | None = None
 

@@ -78,7 +78,7 @@ class Value:
         return (*_unkeyed(self), *(value for _, value in self.items_by_key))
 
     def get(self, key: str | None) -> "Value | None":
-        """Return the value that is stored under a key of this container. `None` means a key that is not a literal."""
+        """Return the value that is stored under a key in this container. `None` means a key that is not a literal."""
         if key is None:
             return _join_all(self.contents)
         named = dict(self.items_by_key).get(key)

@@ -135,7 +135,7 @@ class ResultUses:
                 return self._statement(node, parent, function, seen, depth)
 
     def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
-        """Return the use of an object whose attribute is read, or the result of the method."""
+        """Return how an object whose attribute is read is used, or the result of the called method."""
         name = attribute.attr.value
         if name in _SHAPES:
             return Use.UNUSED

@@ -1,4 +1,4 @@
-"""Finds the names of tensors that a backward pass of a function uses, for tensors that unknown functions compute."""
+"""Finds the names of tensors that a backward pass in a function uses, for tensors that unknown functions compute."""
 
 import libcst as cst
 
