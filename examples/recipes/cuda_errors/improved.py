@@ -24,13 +24,14 @@ digits = load_digits()
 images = torch.tensor(digits.data, dtype=torch.float32) / 16
 labels = torch.tensor(digits.target) + 1
 
-model = nn.Linear(64, 10).cuda()
+model = nn.Linear(64, 10)
 try:
-    F.cross_entropy(model(images.cuda()), labels.cuda())
+    F.cross_entropy(model(images), labels)  # on the CPU: after a device-side assert, every CUDA call fails
 except Exception as error:
     found = legroom.explain(error)
     print(f"{found.code}, {found.kind}: {found.causes[0].check}")
 
 labels -= labels.min()
+model = model.cuda()
 loss = F.cross_entropy(model(images.cuda()), labels.cuda())
 print(f"labels {labels.min()} to {labels.max()}, loss {loss.item():.3f}")
