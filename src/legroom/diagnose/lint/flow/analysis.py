@@ -28,7 +28,7 @@ from legroom.diagnose.lint.flow.syntax import (
     children,
     dotted,
     innermost_iterable,
-    is_true,
+    is_false,
     keyword,
     last_name,
     names_in,
@@ -450,7 +450,8 @@ def _runs_a_model(call: CallFact) -> bool:
 
 
 def _is_backward(call: CallFact) -> bool:
-    if call.name == "torch.autograd.grad" and is_true(keyword(call.node, "create_graph")):
+    creates_graph = keyword(call.node, "create_graph")
+    if call.name == "torch.autograd.grad" and creates_graph is not None and not is_false(creates_graph):
         return False  # part of a step: another backward pass uses the result
     return call.method in {"backward", "manual_backward"} or call.name in _BACKWARD_FUNCTIONS
 

@@ -7,6 +7,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.call_results import element_of
 from legroom.diagnose.lint.flow.evidence.captured import captured_names, defaults_of
+from legroom.diagnose.lint.flow.evidence.loop_elements import looped_over, named_attributes
 from legroom.diagnose.lint.flow.expressions import Expressions
 from legroom.diagnose.lint.flow.facts import (
     CallFact,
@@ -176,7 +177,8 @@ class FactRecorder(Expressions):
     def record_release(self, node: cst.CSTNode, target: str, how: str) -> None:
         if not self.recording:
             return
-        for path in {target, self.container_of.get(target, target), self.alias_of.get(target, target)}:
+        paths = {target, self.container_of.get(target, target), self.alias_of.get(target, target)}
+        for path in paths | looped_over(self.program, node, target, self.function):
             self.program.releases.append(
                 ReleaseFact(node=node, at=self.context_at(node), target=path, how=how)
             )
@@ -224,6 +226,9 @@ class FactRecorder(Expressions):
             self._record_append(node, method, target, owner, arguments)
         elif method in _REMOVING_METHODS and target is not None:
             self.record_release(node, target, _REMOVING_METHODS[method])
+        elif method in _REMOVING_METHODS:  # getattr(self, name).clear()
+            for each in named_attributes(self.program, receiver(node)):
+                self.record_release(node, each, _REMOVING_METHODS[method])
         elif method in _IN_PLACE_METHODS and target is not None and any(each.has_graph for each in arguments):
             added = next(
                 each.value for each, value in zip(node.args, arguments, strict=True) if value.has_graph
@@ -257,6 +262,9 @@ class FactRecorder(Expressions):
             self._record_named_item(node, target, 0, arguments)
         elif name == "setattr" and len(arguments) > 2 and (path := path_of(node.args[0].value)) is not None:
             self._record_named_item(node, path, 1, arguments)
+            if self.function.name != "__init__" and not arguments[2].has_graph:
+                for each in named_attributes(self.program, node):
+                    self.record_release(node, each, "assign")
 
     def _overriding(
         self, node: cst.Call, method: str | None, owner: Value, local: Function | None

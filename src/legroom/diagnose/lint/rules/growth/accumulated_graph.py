@@ -231,7 +231,12 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
     if isinstance(expression, cst.IfExp):
         return any(_is_sum_with(program, side, target) for side in (expression.body, expression.orelse))
     if isinstance(expression, cst.ListComp):  # [0.9 * e + 0.1 * p for e, p in zip(average, parameters)]
-        return isinstance(expression.elt, cst.BinaryOperation) and target in names_in(expression.for_in.iter)
+        sources = names_in(expression.for_in.iter)
+        return (
+            isinstance(expression.elt, cst.BinaryOperation)
+            and target in sources
+            and not any(_are_gradients(program, each) for each in sources)
+        )
     if added_parts(expression, target, program.value_classes):  # [*losses, loss], (loss, losses)
         return True
     if isinstance(expression, cst.Call):
@@ -242,6 +247,15 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
             program, receiver(expression) or expression.func, target
         )
     return dotted(expression) == target
+
+
+def _are_gradients(program: Program, path: str) -> bool:
+    """Return True for `grads` in `[p - lr * g for p, g in zip(weights, grads)]`: the steps of an inner loop."""
+    return any(
+        isinstance(each, cst.Call)
+        and (program.imports.qualified(each.func) or "").endswith("torch.autograd.grad")
+        for each in program.assigned(path)
+    )
 
 
 def _stored(program: Program, store: StoreFact) -> Problem:
