@@ -202,7 +202,7 @@ def _is_output(
     value = program.value(node)
     if depth > _MAX_DEPTH or value.host or value.kind is ValueKind.PLAIN:
         return False
-    parts = contained_parts(node)
+    parts = [node.left, node.right] if isinstance(node, cst.BinaryOperation) else contained_parts(node)
     if parts:
         return any(_is_output(program, each, function, order, depth + 1) for each in parts)
     if isinstance(node, cst.Call):
@@ -250,6 +250,8 @@ def _is_output_of_call(program: Program, node: cst.Call, function: Function, ord
     if called.receiver.kind is ValueKind.MODEL:
         return called.result.is_tensor or called.result.kind in (ValueKind.CONTAINER, ValueKind.UNKNOWN)
     inner = receiver(node)
+    if (called.name or "").startswith("torch.") and node.args:  # F.normalize(output)
+        inner = node.args[0].value
     if inner is None or not called.result.is_tensor:
         return False
     return _is_output(program, inner, function, order, depth + 1)

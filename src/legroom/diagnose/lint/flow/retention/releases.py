@@ -241,19 +241,26 @@ def _may_run_between_steps(
         within = within.outer
     if not around:  # for example a lambda that a hook calls
         return True
-    steps = {loop for loop in around if every_step and loop.backward and not _contains_step(loop, around)}
+    steps = {
+        loop for loop in around if every_step and loop.backward and not _contains_step(program, loop, around)
+    }
     return not (steps or around).isdisjoint(around_release | frozenset(release.loops))
 
 
-def _contains_step(loop: LoopFact, around: frozenset[LoopFact]) -> bool:
+def _contains_step(program: Program, loop: LoopFact, around: frozenset[LoopFact]) -> bool:
     """Return True if another loop with a backward pass is inside a loop, as the loop over batches is in the loop over
-    epochs."""
+    epochs, or in a function that the loop calls."""
     for each in around:
+        if not each.backward or each is loop:
+            continue
         outer = each.outer
-        while each.backward and outer is not None:
+        while outer is not None:
             if outer is loop:
                 return True
             outer = outer.outer
+        callers = _loops_around(program, each.function, frozenset(), only_known=True) or frozenset()
+        if each.function is not loop.function and loop in callers:
+            return True
     return False
 
 

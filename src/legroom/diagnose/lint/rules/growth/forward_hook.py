@@ -71,7 +71,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield from _lambda(program, call, each)
         if isinstance(given, cst.Attribute) and given.attr.value in _ADDING and call.loops:
             yield from _adding_method(program, call, given)
-        if program.mentions("remove") or not _is_kept(program, call):
+        if not _is_kept(program, call):
             continue
         on_module = call.receiver.kind is ValueKind.MODEL
         if on_module and _is_in_step_loop(program, call):
@@ -113,8 +113,10 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_kept(program: Program, call: CallFact) -> bool:
-    """Return True if nothing else removes the hook. `with layer.register_forward_hook(hook):` removes it."""
-    return isinstance(program.parent.get(call.node), (cst.Expr, cst.Assign))
+    """Return True if nothing else removes the hook. `with layer.register_forward_hook(hook):` removes it. Only the handle
+    that a call returns removes its hook."""
+    parent = program.parent.get(call.node)
+    return isinstance(parent, cst.Expr) or (isinstance(parent, cst.Assign) and not program.mentions("remove"))
 
 
 def _is_in_step_loop(program: Program, call: CallFact) -> bool:

@@ -67,14 +67,37 @@ def _loading_functions(program: Program) -> set[Function]:
     }
     for call in program.calls:
         given = keyword(call.node, "collate_fn") if _has_workers(call) else None
-        function = program.function_named(dotted(given.value) or "", call.function) if given else None
-        if function is not None:
-            loading.add(function)
+        if given is not None:
+            loading |= _called_functions(program, given.value, call.function)
     for _ in range(3):
         loading |= {
             call.local for call in program.calls if call.local is not None and call.function in loading
         }
     return {function for function in loading if function.name != "__init__"}
+
+
+def _called_functions(
+    program: Program, node: cst.BaseExpression, scope: Function, depth: int = 0
+) -> set[Function]:
+    """Return the functions that a `collate_fn` runs: a function, `partial(function, ...)`, or a name for either."""
+    path = dotted(node) or ""
+    found = program.function_named(path, scope)
+    if found is not None:
+        return {found}
+    if isinstance(node, cst.Call):
+        made = program.method(dotted(node.func), "__call__")
+        if made is not None:  # collate_fn=Collate()
+            return {made}
+        if last_name(dotted(node.func) or "") == "partial" and positional(node):
+            return _called_functions(program, positional(node)[0].value, scope, depth + 1)
+    if path and depth < 3:
+        return {
+            function
+            for each in program.stores
+            if each.target == path and each.how == "assign"
+            for function in _called_functions(program, each.expression, each.function, depth + 1)
+        }
+    return set()
 
 
 def _has_workers(call: CallFact) -> bool:
