@@ -105,6 +105,8 @@ from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_ste
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,
+    is_false,
+    keyword,
     method_name,
     names_in,
     names_with_graph,
@@ -250,10 +252,12 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 
 def _are_gradients(program: Program, path: str) -> bool:
-    """Return True for `grads` in `[p - lr * g for p, g in zip(weights, grads)]`: the steps of an inner loop."""
+    """Return True for `grads` without a graph in `[p - lr * g for p, g in zip(weights, grads)]`: a step of an inner
+    loop."""
     return any(
         isinstance(each, cst.Call)
         and (program.imports.qualified(each.func) or "").endswith("torch.autograd.grad")
+        and ((creates_graph := keyword(each, "create_graph")) is None or is_false(creates_graph))
         for each in program.assigned(path)
     )
 
