@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def can_fork() -> bool:
-    """Return True if helper processes are forks. The result is True on Linux, unless `LEGROOM_FORK=off` is set."""
+    """Return True if helper processes are forked. The result is True on Linux, unless `LEGROOM_FORK=off` is set."""
     setting = os.environ.get(VARIABLE, "").strip().lower()
     if setting not in ("", "on", "off"):
         raise UsageError(f"{VARIABLE}={setting!r} is not valid. Set {VARIABLE} to `on` or `off`.")

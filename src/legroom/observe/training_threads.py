@@ -102,7 +102,8 @@ def _register() -> None:
 
 
 def _is_in_torch_elsewhere() -> bool:
-    """Return whether a thread that has not trained yet is inside a module, an optimizer or autograd, with gradients."""
+    """Return whether a thread that has not trained yet is running a module, an optimizer or autograd with gradients
+    enabled."""
     if threading.active_count() == 1:
         return False
     frames = sys._current_frames()

@@ -339,7 +339,7 @@ class StudyRunner:
         rejected = sum(record.state is TrialState.NEVER_FITS for record in self.records)
         if self.job.search != "grid" and rejected >= MAX_REJECTED * self.job.trials:
             self.notify(
-                f"{rejected} proposed configuration{'s' if rejected > 1 else ''} can never fit, so the search stops. Reduce the space or use a larger GPU."
+                f"{rejected} proposed configuration{'s' if rejected > 1 else ''} can never fit, so the search stops. Reduce the search space or use a larger GPU."
             )
             return False
         return len(self.records) - rejected < self.job.trials

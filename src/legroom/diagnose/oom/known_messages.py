@@ -151,7 +151,7 @@ _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
 _HANDLE = "The library could not be initialized on the GPU, often because no GPU memory is free."
 _FAILED = "The library failed on the GPU without reporting a reason. A lack of memory is one possible cause."
 _ARENA = (
-    "ONNX Runtime's memory pool could not grow. With the CUDA provider, GPU memory ran out. With the CPU provider, "
+    "ONNX Runtime's memory pool could not grow. With the CUDA execution provider, GPU memory ran out. With the CPU provider, "
     "host memory ran out."
 )
 _ENGINE = (

@@ -40,7 +40,7 @@ class Chunk:
     steps.
     """
     every: int = 1
-    """Only one in `every` steps of the dropped chunks is stored."""
+    """Of the steps in dropped chunks, only every `every`-th step is kept."""
 
 
 def trim(

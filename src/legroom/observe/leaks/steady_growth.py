@@ -43,7 +43,7 @@ NUMBER_BYTES = 8
 UNROLLED_CALLS = 100
 """The number of calls to a model that may be the time steps of one graph."""
 ABOVE_COUNTER = 64
-"""A container with this many items is not limited by the counter that its storing line checks."""
+"""If a container has this many items, a check of a counter on the line that stores them does not limit its size."""
 
 
 class SteadyGrowth:

@@ -327,8 +327,8 @@ def usage_of_links(name: StoredName) -> NameUsage:
 
 
 def _feeding_calls(path: HolderPath) -> NameUsage:
-    """Return the calls to methods that pass values to the library object on the path. The user's name that is closest
-    to the container comes first (`self.optimizer` before `trainer`)."""
+    """Return the calls to methods that pass values to the library object on the path. Among the variables in the user's code, the one with the shortest path to the container comes first (`self.optimizer`
+    before `trainer`)."""
     for name in path.names:
         if name.file is not None and is_user_file(name.file):
             found = storing_lines.find_feeding_calls(

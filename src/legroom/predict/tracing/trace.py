@@ -223,8 +223,8 @@ def _without_single_allocations(
 ) -> list[MemoryRequest]:
     """Return the requests of a step without the storages that only this step allocates and that stay allocated.
 
-    For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. A storage that
-    `others`, the remaining requests, allocate too is a leak, which every step repeats.
+    For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. If the remaining requests (`others`) also allocate a storage that stays alive, the storage is a leak that recurs in
+        every step.
     """
     leaked = {signatures[id] for id, size, *_ in others if size > 0}
     allocated = {request.id for request in step if request.bytes > 0}

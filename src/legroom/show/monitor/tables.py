@@ -14,7 +14,7 @@ from legroom.show.monitor.snapshot import ProcessRow, Snapshot
 from legroom.units import format_size
 
 WIDE = 110
-"""The minimum number of columns at which the runs have a column for the whole finding."""
+"""The minimum terminal width at which the table of runs shows the full finding in its own column."""
 Row = TypeVar("Row", ProcessRow, RunStatus)
 
 

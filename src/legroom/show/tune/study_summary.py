@@ -157,7 +157,7 @@ def _pareto_front(study: Study) -> Iterator[RenderableType]:
 
 
 def _best_configuration(study: Study) -> Iterator[RenderableType]:
-    """Yield the best configuration with all digits, as it can be copied to a TOML file."""
+    """Yield the best configuration at full precision, in a form that can be copied into a TOML file."""
     if study.ranked:
         yield from section("Best configuration", "TOML; in Python: study.best_config")
         yield verbatim(f"  # {clean(study.metric)} {study.best_value!r}")

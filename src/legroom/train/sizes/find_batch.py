@@ -268,7 +268,7 @@ class _Search:
 
 
 class _Trials:
-    """Runs batch sizes, each from the same state, and stores the measurements."""
+    """Runs steps with different batch sizes, each from the same state, and stores the measurements."""
 
     def __init__(
         self,

@@ -164,7 +164,7 @@ class _MemoryFunctions:
     def record_history(self, *_arguments: Any, **_options: Any) -> None:
         self._warn(
             "A virtual GPU does not record the CUDA allocator history. Snapshots contain segments and blocks only. "
-            "Legroom's capture file contains every allocation with its line."
+            "Legroom's capture file contains every allocation and the line that made it."
         )
 
     def change_settings(self, settings: str) -> None:

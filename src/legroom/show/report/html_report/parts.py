@@ -34,7 +34,7 @@ def notes(report: RunReport) -> str:
     """Return remarks about an incomplete capture."""
     remarks = []
     if report.damaged:
-        remarks.append("The capture is damaged. The page shows the part before the damage.")
+        remarks.append("The capture is damaged. The page shows only the data before the damaged part.")
     elif report.truncated:
         remarks.append(
             f"The run is still being recorded, or its process was killed. The page shows the first "

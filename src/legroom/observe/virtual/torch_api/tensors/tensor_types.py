@@ -23,7 +23,7 @@ TYPES = {
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Return the types, and `torch.set_default_tensor_type`."""
+    """Return the legacy tensor types and the function `torch.set_default_tensor_type`."""
     types = {name: _tensor_type(host, name, dtype) for name, dtype in TYPES.items()}
     original = torch.set_default_tensor_type
 
