@@ -122,7 +122,7 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
         return arguments[0]
     if name.startswith("weakref.Weak"):
         return container(bounded=True, mapping=name.endswith("Dictionary"))  # does not keep its items alive
-    if name in {"zip", "enumerate", "iter", "tqdm", "map", "filter"} and arguments:
+    if (name in {"zip", "enumerate", "iter", "map", "filter"} or last == "tqdm") and arguments:
         return container(GRAPH) if arguments[0].kind is ValueKind.GRAPH else arguments[0]
     if last in _CONTAINERS and (name == last or name.startswith("collections.")):
         if arguments and arguments[0].mapping and last in {"dict", "OrderedDict"}:
