@@ -1,10 +1,10 @@
 """Runs scripts twice each, fast: under `legroom run --gpu SIZE`, unmodified, and ported to the CPU as a person would.
 
-    python wild_harness.py FOLDER < [[name, gpu], ...]
+    python wild_harness.py FOLDER
 
-torch is imported once and every run is a fork of that process, two at a time, so that each has a process of its own at
-the price of a fork. FOLDER receives, for each script, `name.virtual.out`, `name.cpu.out` (stdout), `name.*.err`, and
-`name.json`: the two exit codes and what `legroom run` found out.
+Reads lines of JSON (`[name, gpu]`) from stdin. torch is imported once, and every run is a fork of that process: the two
+runs of a script run at the same time. FOLDER receives, for each script, `name.virtual.out`, `name.cpu.out` (stdout),
+`name.*.err`, and `name.json`: the two exit codes and the report of `legroom run`. Then the name is printed.
 
 The port to the CPU is a rewriting of the source: devices are renamed, `.cuda()` and `.pin_memory()` go, and what
 remains of `torch.cuda` is a stand-in that knows nothing. It shares no code with the virtual GPU.
@@ -17,14 +17,13 @@ import re
 import runpy
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts_in_the_wild"
-AT_ONCE = 2
 PORT = [
     (r'f"cuda:\{[^}]*\}"', '"cpu"'),
     (r'"cuda(:\d)?"', '"cpu"'),
@@ -51,7 +50,6 @@ IMPORTED = "from wild_harness import NoCuda; no_cuda = NoCuda()\n"
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    wanted = json.load(sys.stdin)
     import numpy  # noqa: F401
     import torch._dynamo  # noqa: F401  (making an optimizer loads it)
 
@@ -64,24 +62,20 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # forks need not scan objects that exist already
 
-    jobs: list[tuple[str, str, Callable[[], int]]] = []
-    for name, gpu in wanted:
-        jobs.append((name, "virtual", lambda name=name, gpu=gpu: on_virtual_gpu(name, gpu, folder)))
-        jobs.append((name, "cpu", lambda name=name: on_cpu(name)))
-    codes: dict[str, dict[str, Any]] = {name: {} for name, _ in wanted}
-    running: dict[int, tuple[str, str, float]] = {}
-    while jobs or running:
-        while jobs and len(running) < AT_ONCE:
-            name, kind, work = jobs.pop(0)
-            running[start(work, folder / f"{name}.{kind}")] = name, kind, time.perf_counter()
-        pid, status = os.wait()
-        name, kind, began = running.pop(pid)
-        codes[name][kind] = os.waitstatus_to_exitcode(status)
-        codes[name][f"{kind}_seconds"] = round(time.perf_counter() - began, 2)
-    for name, found in codes.items():
+    for line in sys.stdin:
+        name, gpu = json.loads(line)
+        running = {
+            start(partial(on_virtual_gpu, name, gpu, folder), folder / f"{name}.virtual"): "virtual",
+            start(partial(on_cpu, name), folder / f"{name}.cpu"): "cpu",
+        }
+        found: dict[str, Any] = {}
+        while running:
+            pid, status = os.wait()
+            found[running.pop(pid)] = os.waitstatus_to_exitcode(status)
         report = folder / f"{name}.report.json"
         found["report"] = json.loads(report.read_text()) if report.exists() else None
         (folder / f"{name}.json").write_text(json.dumps(found))
+        print(name, flush=True)
 
 
 def start(work: Callable[[], int], prefix: Path) -> int:
