@@ -59,8 +59,8 @@ class GpuSpec:
 
     @property
     def shared_memory_per_block(self) -> int:
-        """The maximum shared memory of one block in bytes, after the block opts in. CUDA reserves 1 KiB per block since
-        Ampere.
+        """The maximum shared memory of one block in bytes, for a kernel that opts in to more than the default. CUDA
+        reserves 1 KiB per block since Ampere.
         """
         if self.capability < (7, 0):
             return 48 * KiB

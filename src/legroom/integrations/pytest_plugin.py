@@ -162,7 +162,7 @@ def _uses_virtual_gpu(item: pytest.Item) -> bool:
 
 
 def _gpu_of(item: pytest.Item) -> Any:
-    """Return the size or the name of the GPU of a test, with `None` for the default."""
+    """Return the size or the name of the GPU of a test, or `None` for the default."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     mark = item.get_closest_marker("gpu_memory")
     if mark is None:

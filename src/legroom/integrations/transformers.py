@@ -97,7 +97,8 @@ def find_batch(trainer: Any) -> FittedBatch:
 
 
 def _batches(trainer: Any) -> Any:
-    """Return a function that creates a batch of a given size, or the first batch if the samples have no numbers."""
+    """Return a function that creates a batch of a given size, or the first batch if samples cannot be accessed by
+    index."""
     loader = trainer.get_train_dataloader()
     dataset = loader.dataset
     if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__getitem__"):

@@ -109,7 +109,7 @@ def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned |
         other = next(remaining)
         if (one.bytes < 0) is not (other.bytes < 0) or one.stream != other.stream:
             return None
-        if counterparts.setdefault(one.id, other.id) != other.id:  # another block is freed
+        if counterparts.setdefault(one.id, other.id) != other.id:  # the two traces free different blocks
             return None
         pairs.append((one, other.bytes))
     return _Aligned(pairs, counterparts)

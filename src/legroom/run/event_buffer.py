@@ -2,7 +2,7 @@
 
 A program with tiny operations emits more than 100,000 events per second. Recording an event must therefore cost as
 little as possible, so `add` is the `append` of a list. Batches are passed to the consumer at the end of each step. A
-thread of the run also passes pending events to the consumer from time to time.
+background thread also passes pending events to the consumer from time to time.
 """
 
 import time

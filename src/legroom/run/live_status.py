@@ -1,6 +1,6 @@
 """Publishes the state of a run for `legroom monitor`: step, memory, trend and the latest finding.
 
-A thread of the run calls `write` twice per second, so a step costs nothing. If the file cannot be written, the run
+A background thread calls `write` twice per second, so steps are not slowed down. If the file cannot be written, the run
 continues without it.
 """
 

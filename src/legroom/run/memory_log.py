@@ -1,7 +1,7 @@
 """`legroom run --log`: logs the memory of each step to TensorBoard or Weights & Biases, and attaches the report.
 
-The values are written by the thread that writes the capture, so a step costs nothing. If a log cannot be written, one
-warning is printed, and the script continues.
+The values are written by the thread that writes the capture, so steps are not slowed down. If a log cannot be written,
+one warning is printed, and the script continues.
 """
 
 import sys

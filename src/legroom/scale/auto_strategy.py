@@ -32,7 +32,7 @@ class StrategyChoice:
     """The predictions of all strategies, cheapest first."""
     note: str = ""
     plan: PipelinePlan | None = None
-    """The cut of the model, for a pipeline."""
+    """The stages of the model, for a pipeline."""
     peaks: tuple[int, ...] = ()
     """The predicted bytes of each GPU, if samples or layers were distributed by memory."""
 

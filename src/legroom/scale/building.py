@@ -320,8 +320,8 @@ class Builder:
         return TrainingSetup(self.model, self.optimizer, self.options.batch, tuple(capacities), device_model)
 
     def _planning(self) -> LocalPlanning:
-        """Return the planning that all ranks do together, or that this rank does for all ranks if the others do not
-        exist."""
+        """Return an object that plans on all ranks together. If the other ranks do not exist, this rank plans for all
+        of them."""
         return (
             DistributedPlanning() if self.devices.world.size > 1 and not has_no_peers() else LocalPlanning()
         )

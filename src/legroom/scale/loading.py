@@ -90,7 +90,7 @@ class DistributedLoader:
         while self._epoch < total:
             epoch = self._epoch
             yield epoch
-            if self._epoch == epoch:  # the inner loop was left early
+            if self._epoch == epoch:  # the inner loop ended early
                 self.set_epoch(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:

@@ -128,7 +128,7 @@ class _Search:
     def __init__(self) -> None:
         self._carried = ""
         self._lines_before = 0
-        """The number of lines before the carried text."""
+        """The number of lines before the text that is kept from the previous chunk."""
         self._first: dict[int, LogMatch] = {}
         self._last: dict[int, LogMatch] = {}
         self._error_line: ErrorLine | None = None
@@ -193,7 +193,7 @@ class _Search:
         """Return the original error that caused a library's failure.
 
         After a kernel has failed, every CUDA call fails with a message that hides the cause. NCCL reports the reason shortly
-        before it reports that a call failed. A rank that fails lets the collectives of the other ranks time out.
+        before it reports that a call failed. If a rank fails, the collectives of the other ranks time out.
         """
         if error is not None and error.code == _NCCL:
             memory_errors = [

@@ -301,4 +301,4 @@ CAUSE_PATTERNS = tuple(
         ("LG783", 4, r"permission|not permitted|read-only"),
     )
 )
-"""The number of the cause on a code's page, for error messages that name the cause."""
+"""Patterns of messages that name a cause, each with a code and the number of the cause on the page of that code."""

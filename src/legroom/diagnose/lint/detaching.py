@@ -75,8 +75,8 @@ def detach_edits(program: Program, store: StoreFact, target: str) -> tuple[list[
 def detaching_call(
     program: Program, part: cst.BaseExpression, store: StoreFact, function: Function | None = None
 ) -> str:
-    """Return the call to add to a part of `function` that is stored: `.detach()`, or `.detach().clone()` for a view,
-    because a detached view keeps the whole storage alive."""
+    """Return the call to append to a stored expression in `function`. The call is `.detach()`, or `.detach().clone()`
+    for a view, because a detached view keeps the whole storage alive."""
     if _keeps_storage(program, part, store) and may_be_view(program, part, function or store.function):
         return COPY
     return DETACH

@@ -65,15 +65,16 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     if finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits"):
         return 0, 0, effort
     grows = finding.code in _RETAINED_GRAPH_CODES or "bytes_per_step" in finding.evidence
-    # A run that grows had enough memory before. Other changes must free what the whole step lacks.
+    # If memory grows, earlier steps had enough memory. Other changes must free enough memory for the whole step.
     needed = evidence.shortfall if grows or finding.code == "LG603" else evidence.missing
     if finding.evidence.get("from_earlier_step") and evidence.fitted_before:
         needed = evidence.shortfall
-    # Fragments may be all that is missing in a later iteration. In the first one, the rest needs memory too.
+    # In a later iteration, fragmentation may be the only problem. In the first one, the rest of the step needs memory
+    # too.
     is_only_fragmented = evidence.missing <= evidence.shortfall and not evidence.in_first_iteration
     if finding.code == "LG607" and not is_only_fragmented:
         return 5, 0, effort
-    # The next optimizer of an iteration may need more than this one.
+    # The next optimizer in the iteration may need more memory than this one.
     is_uncertain = finding.code == "LG102" and len(evidence.optimizers) > 1 and evidence.in_first_iteration
     if is_uncertain or finding.saves < max(needed, evidence.oom.allocated // 20):
         return 4, -finding.saves, effort

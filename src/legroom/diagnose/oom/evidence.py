@@ -26,10 +26,10 @@ class Evidence:
     state: State
     """The live memory at the failure."""
     allocations: Callable[[], Iterator[Alloc]]
-    """Allocations on the full device before the failure, newest first, with their final categories."""
+    """Allocations before the failure on the device that ran out of memory, newest first."""
     holders: Sequence[Holder] = ()
     leaks: Sequence[Leak] = ()
-    """Leaks on the full device."""
+    """Leaks on the device that ran out of memory."""
     progress: float | None = None
     """The approximate completed fraction of the forward pass, estimated from the modules that had started."""
     details: Sequence[Annotation] = ()
@@ -37,7 +37,7 @@ class Evidence:
     arguments: Sequence[str] = ()
     """The arguments of the script."""
     steps: Sequence[Step] = ()
-    """The completed steps on the full device."""
+    """The completed steps on the device that ran out of memory."""
     spills: bool = False
     """Whether the run already moved activations to host memory."""
 
@@ -56,8 +56,8 @@ class Evidence:
 
     @property
     def shortfall(self) -> int:
-        """The minimum number of additional free bytes that the request needs, or that its block needs if the request
-        itself fits."""
+        """The minimum number of additional free bytes that the request needs. If the request itself fits, the result is
+        the number that its block needs."""
         free = free_at(self.oom)
         needed = self.oom.requested if self.oom.requested > free else block_of(self.oom)
         return max(needed - free, 0)
@@ -181,7 +181,7 @@ class Evidence:
         if self.oom.phase is Phase.BACKWARD:
             return (
                 so_far + self.oom.requested
-            )  # the next backward operation reads this result and creates another
+            )  # the next backward operation reads this result and creates another result
         total = int(so_far / (self.progress or 1.0))
         if self.trains and (self.progress or 0) > 0.75:
             total += (
@@ -243,7 +243,7 @@ class Evidence:
         if not self.missing_state:
             return max(self.oom.requested, temporaries)
         state = max(self.oom.requested, self.missing_state)
-        # With several optimizers, the state of the next one is allocated after the temporaries are freed.
+        # With several optimizers, the state of the next optimizer is allocated after the temporaries are freed.
         return max(state, temporaries) if len(self.optimizers) > 1 else state + temporaries
 
     @property

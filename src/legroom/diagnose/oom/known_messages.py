@@ -1,10 +1,10 @@
 """Messages of out-of-memory errors from PyTorch, drivers, GPU libraries, Python and the operating system.
 
 The table is read from the top, and the first match is used. Patterns for page-locked memory therefore come before
-CUDA's general messages. A request that no machine can serve comes first: its size is wrong. Other
-messages that mention memory but have a different cause come before vague messages. `disguised`
-messages also have other causes, so the caller must check the free memory. All patterns match a bounded span, because
-the text may be a log of many megabytes.
+CUDA's general messages. Requests that no machine can serve come first, because their size is wrong. Other messages that
+mention memory but have a different cause come before vague messages. `disguised` messages also have other causes, so
+the caller must check the free memory. All patterns match a bounded span, because the text may be a log of many
+megabytes.
 """
 
 import re
@@ -295,7 +295,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(_HOST, "Python", r"(?:^|\n|\]:? | - |\| )(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
     _message(_HOST, "a scheduler", r"exceeded (?:job |step |container |the |its )?memory limit|(?:container|job|pod|cgroup) memory limit exceeded|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
-    # --- sounds like memory, but is not
+    # --- mentions memory, but has a different cause
     _message(
         _NOT, "Triton", r"out of resources?: (?:shared memory|tensor memory|threads|registers)",
         "A kernel requires more on-chip shared memory than the GPU has. Use smaller blocks. Freeing GPU memory does not help.",

@@ -1,6 +1,7 @@
 """Advice rules for memory that the program retains by mistake: LG1xx and LG2xx.
 
-Each rule requires evidence that a correct training loop does not show. Thresholds skip amounts that are too small to matter.
+Each rule requires evidence that a correct training loop does not show. Amounts below a threshold are too small to
+matter and are not reported.
 """
 
 from collections import Counter
@@ -243,7 +244,8 @@ def _went_backward_in_this_step(evidence: Evidence) -> bool:
 
 
 def _variables_holding(size: int, holders: Sequence[Holder], frame: Frame) -> list[str]:
-    """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first.
+    """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes. The closest match
+    comes first.
 
     If the function that created the result is still running, only the variables that its line assigns can refer to the
     result. These variables may also retain an autograd graph. Other results were returned to a caller. If the program

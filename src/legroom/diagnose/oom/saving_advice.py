@@ -133,7 +133,7 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
-    """Report memory that no batch size changes: weights, gradients and optimizer state that do not fit together."""
+    """Report weights, gradients and optimizer state that together exceed the device. A smaller batch does not help."""
     oom = evidence.oom
     creates_state = not evidence.optimizers or evidence.missing_state > 0
     in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0 and creates_state
@@ -375,7 +375,7 @@ def _heaviest_block(activations: Sequence[Alloc]) -> str:
     """
     sizes: Counter[str] = Counter()
     for each in activations:
-        parts = each.module.rpartition("(")[2].split(".")[:-1]  # of `Linear (0.1)`, only the indices
+        parts = each.module.rpartition("(")[2].split(".")[:-1]  # for `Linear (0.1)`, keep only the indices
         for depth in range(1, len(parts) + 1):
             if not parts[depth - 1].isdecimal():
                 sizes[".".join(parts[:depth])] += each.block_bytes

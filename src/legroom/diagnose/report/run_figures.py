@@ -19,7 +19,8 @@ from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites
 
 MAX_MOMENTS = 160
-"""The maximum number of steps, and of equal parts of the run, whose highest point is a selectable moment."""
+"""The maximum number of steps, and of equal intervals of the run. The highest point of each becomes a selectable
+moment."""
 MAX_OOMS = 20
 """The maximum number of out-of-memory errors. A script that catches errors may have thousands."""
 MAX_SITES = 300_000
@@ -129,7 +130,7 @@ def _highest(columns: Columns, positions: Sequence[int]) -> int:
 
 
 def _highest_points(history: History) -> Iterator[int]:
-    """Yield the highest points of equal parts of the run."""
+    """Yield the highest points of equal intervals of the run."""
     columns = history.levels[0]
     size = max(1, -(-len(columns) // MAX_MOMENTS))
     for start in range(0, len(columns), size):

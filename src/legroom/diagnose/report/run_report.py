@@ -331,8 +331,8 @@ def _leaks(
 
 
 def _with_allocating_line(leak: DetectedLeak, ledger: Ledger, device: DeviceSummary | None) -> DetectedLeak:
-    """Return a leak whose holder is unknown with the line that allocated the largest number of live storages at the
-    peak. Storages of the first step are weights and their state."""
+    """Add a line to a leak whose holder is unknown: the line that allocated the most live storages at the peak.
+    Storages of the first step are weights and their state."""
     if device is None:
         return leak
     live = ledger.at(ledger.peak(device.index).index, device.index).live
@@ -383,7 +383,7 @@ def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> in
 
 
 def _identity(oom: Oom) -> str:
-    """Return the part of an error message that contains the request and the device."""
+    """Return the text of an error message that contains the request and the device."""
     return oom.message.partition(" has a total capacity")[0]
 
 

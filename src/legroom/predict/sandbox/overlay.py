@@ -60,8 +60,8 @@ class Overlay:
 
     @contextlib.contextmanager
     def with_opener(self, file: Any) -> Iterator[None]:
-        """Mark that the block calls `open` with an opener for `file`. Python's audit hook reports this call as if it
-        opened the file itself."""
+        """Mark that the block calls `open(file, opener=...)`. Python's audit hook reports this call as if it opened the
+        file itself."""
         self._threads.has_opener = file
         try:
             yield
@@ -69,7 +69,8 @@ class Overlay:
             self._threads.has_opener = None
 
     def was_left_to_opener(self, file: Any) -> bool:
-        """Return True if an opener is about to be called for `file`. The result is True once per call to `open`."""
+        """Return True if `open` is about to call its `opener` argument for `file`. The result is True once per call to
+        `open`."""
         is_left = file is not None and getattr(self._threads, "has_opener", None) is file
         if is_left:
             self._threads.has_opener = None

@@ -24,8 +24,8 @@ class Sandbox:
     """Redirects writes by this process, and by all processes that it starts, to `folder`."""
 
     def __init__(self, folder: Path, own: Path | None = None) -> None:
-        """Redirect writes for the rest of the process. `own` is the part of `folder` that the process uses together
-        with the process that started it. By default, a new part is created, because other processes in the same
+        """Redirect writes for the rest of the process. `own` is a subfolder of `folder` that the process shares with
+        the process that started it. By default, a new subfolder is created, because other processes in the same
         estimate use the same folder."""
         self._folder = folder
         own = own or Path(tempfile.mkdtemp(dir=folder))

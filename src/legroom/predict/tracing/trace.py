@@ -83,7 +83,8 @@ class Trace:
         """Return all requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
         All steps make the same requests. However, the allocator's cache may still grow after the traced steps, because
-        each step starts with the blocks that the previous step left. `instead` maps ids to replacement sizes.
+        each step starts with the blocks that the previous step left in the cache. `instead` maps ids to replacement
+        sizes.
         """
         instead = instead or {}
         requests: list[MemoryRequest] = []

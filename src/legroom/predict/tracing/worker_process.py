@@ -83,7 +83,7 @@ def start_tracing(
 
 
 _workers: dict[bool, ForkedWorkers | SpawnedWorkers] = {}
-"""The workers of this process that are forks (True), and that are not."""
+"""The workers of this process. The key is True for workers that are forks."""
 _workers_lock = threading.Lock()
 
 

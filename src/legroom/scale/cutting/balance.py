@@ -1,10 +1,10 @@
-"""Finds the cut that balances the memory of all stages: parameters, gradients, optimizer state, activations and
+"""Splits a model so that the memory of all stages is balanced: parameters, gradients, optimizer state, activations and
 buffers.
 
-The costs of each position come from one trace of a whole step. The first cut is computed from the sums of these
-costs. A trace then predicts the peak for each stage of that cut (see `stage_memory`). The differences between these
-peaks and the sums are used as corrections. These steps are repeated until the predicted peaks are even or the cut does
-not change.
+The costs of each position come from one trace of a whole step. The first split is computed from the sums of these
+costs. A trace then predicts the peak of each of its stages (see `stage_memory`). The differences between these peaks
+and the sums are used as corrections. These steps are repeated until the predicted peaks are even or the split does not
+change.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from legroom.scale.cutting.stages import GraphPartitioner
 MAX_CUT_POSITIONS = 160
 """The maximum number of positions to consider. If there are more, the positions with the fewest bytes to send are used."""
 EVEN_RATIO = 1.05
-"""No further cut is tried if the largest stage is at most this many times the smallest stage."""
+"""If the ratio of the largest stage to the smallest is at most this value, no further split is tried."""
 MAX_ITERATIONS = 8
 PENALTY_POWER = 6
 
@@ -55,7 +55,7 @@ class MicroBatchFlow:
 
 @dataclass(frozen=True, slots=True)
 class BalancedCut:
-    """A cut and the predicted peaks of its stages."""
+    """A split of a model into stages, and the predicted peaks of the stages."""
 
     boundaries: tuple[int, ...]
     peaks: tuple[int, ...]
@@ -67,8 +67,8 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """The unevenness of the stages, which is used to compare cuts. A cut with a larger maximum stage can be better
-        if its other stages are more even."""
+        """The unevenness of the stages, which is used to compare splits. A split whose largest stage is larger can be
+        better if its other stages are more even."""
         return float(max(self.peaks) * self.spread**0.5)
 
 
@@ -111,8 +111,8 @@ def balance_stages(
 
 
 def cut_positions(partitioner: GraphPartitioner) -> list[int]:
-    """Return the positions at which the graph can be cut. If there are many positions, only the positions at which the
-    fewest bytes must be sent are returned."""
+    """Return the positions at which the graph can be split. If there are many positions, only the positions at which
+    the fewest bytes must be sent are returned."""
     positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
     if len(positions) > MAX_CUT_POSITIONS:
         positions = sorted(sorted(positions, key=partitioner.bytes_crossing)[:MAX_CUT_POSITIONS])

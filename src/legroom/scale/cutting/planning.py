@@ -31,7 +31,7 @@ def plan_split(
     devices: int,
     device_model: DeviceModel,
 ) -> tuple[dict[str, int], BalancedCut]:
-    """Plan strategy `split`. Return the device index of each tensor, and the balanced cut."""
+    """Plan strategy `split`. Return the device index of each tensor, and the balanced split."""
     partitioner = GraphPartitioner(record_forward(model, *model_inputs(batch)))
 
     def predict_peaks(boundaries: Sequence[int]) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ class ModelCut:
 
 
 def cut_at(graph: ForwardGraph, boundaries: Sequence[int]) -> ModelCut:
-    """Return the cut of a graph at these boundaries."""
+    """Return the `ModelCut` that splits a graph at these boundaries."""
     return ModelCut(
         tuple(boundaries), tuple(graph.signature()), tuple(node.is_module for node in graph.leaves())
     )

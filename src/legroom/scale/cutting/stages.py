@@ -53,7 +53,7 @@ class StageProgram:
 
 
 class GraphPartitioner:
-    """Determines the positions at which a forward graph can be cut, and creates the programs of the stages."""
+    """Determines the positions at which a forward graph can be split, and creates the programs of the stages."""
 
     def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph

@@ -1,5 +1,5 @@
 """Stores that add to a container without naming it as the target: calls to functions that store their arguments, and new
-containers that include the old one. Each is described as an `append` to the container, for the rules about collections."""
+containers that include the old one. The rules about collections treat each of them as an `append` to the container."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,8 +41,8 @@ def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, 
 
 
 def _seen_by_caller(call: CallFact, store: StoreFact) -> str:
-    """Return the path of a container in the function that passes the value: `log.items` for `self.items`, which `log.add(x)`
-    extends."""
+    """Return the path by which the caller refers to a container: `log.items` for `self.items`, if the call is
+    `log.add(x)`."""
     first, dot, rest = store.target.partition(".")
     local = call.local
     if first in {"self", "cls"}:

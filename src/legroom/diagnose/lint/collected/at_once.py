@@ -1,4 +1,4 @@
-"""Finds results of all steps that one expression collects with their graph, for LG101."""
+"""Finds expressions that collect the results of all steps together with their graphs, for LG101."""
 
 from collections.abc import Iterator
 

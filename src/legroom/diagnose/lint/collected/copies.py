@@ -99,7 +99,7 @@ def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
 
 
 def _has_key_of_step(store: StoreFact) -> bool:
-    """Return True if the key is an argument of the callback that numbers the epochs or steps."""
+    """Return True if the key is a callback argument that contains the number of the epoch or step."""
     numbers = {name for name in store.function.parameters if _STEP_NUMBER.search(name)}
     return any(
         isinstance(node, cst.Subscript)

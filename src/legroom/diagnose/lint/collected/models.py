@@ -199,7 +199,7 @@ def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpressio
 
 
 def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
-    """Return False for another item of the entry, as in `r["fold"]`, and for the number of a fold."""
+    """Return False if the program reads an item other than the model, as in `r["fold"]`, or the number of a fold."""
     parent = program.parent.get(name)
     if key is None or not isinstance(parent, cst.Subscript) or parent.value is not name:
         return _NUMBERS.search(name.value) is None
@@ -225,7 +225,7 @@ _NUMBERS = re.compile(r"^[kijn]$|^(?:fold|idx|index|name|key|path|seed|score|acc
 
 
 def _is_target(program: Program, element: cst.CSTNode | None) -> bool:
-    """Return True for `models, scores = [], []`."""
+    """Return True for a name on the left side of an assignment such as `models, scores = [], []`."""
     outer = program.parent.get(element) if isinstance(element, cst.Element) else None
     return outer is not None and isinstance(program.parent.get(outer), cst.AssignTarget)
 

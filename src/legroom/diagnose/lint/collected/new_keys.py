@@ -109,7 +109,7 @@ def _goes_through_names(program: Program, loop: LoopFact) -> bool:
 
 
 def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
-    """Return True if the keys are sample indices of the step, as in `for i, value in zip(indices.tolist(),
+    """Return True if the keys are the indices of the samples in a batch, as in `for i, value in zip(indices.tolist(),
     values)`."""
     if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
         return False

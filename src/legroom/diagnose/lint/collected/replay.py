@@ -52,8 +52,8 @@ def replayed_on_gpu(program: Program) -> Iterator[Problem]:
 
 
 def _made_on_gpu(program: Program, part: cst.BaseExpression, store: StoreFact) -> cst.BaseExpression | None:
-    """Return the call that puts a tensor on the GPU: the part itself, its last assignment, or in a function in this
-    file that returns the tensor."""
+    """Return the call that puts a tensor on the GPU. This call is the expression itself, the last value assigned to it,
+    or a call in the function that returns the tensor."""
     path = dotted(part)
     sources: list[cst.BaseExpression] = [part]
     if path is not None:

@@ -105,7 +105,7 @@ def _key_of(store: StoreFact) -> list[cst.CSTNode]:
 
 
 def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
-    """Return the last components of the names that a key is built from, including through one assignment and one
+    """Return the last components of the names that a key is built from. The search follows one assignment and one
     argument."""
     names = sorted(names_in(key))
     made = [

@@ -86,7 +86,8 @@ class FactRecorder(Expressions):
         self.contexts: tuple[str, ...] = ()
         self.no_grad = function.no_grad
         self.append_methods: dict[str, cst.Attribute] = {}
-        """Names assigned to bound methods that add to a container. A list of callbacks has the name of the list."""
+        """Maps a name to the bound method that it refers to, if this method adds to a container. For a list of
+        callbacks, the name is that of the list."""
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
         """Maps a name to the parameter that it refers to, or of which it is a part."""
         self.parameters_in: dict[str, list[str]] = {}

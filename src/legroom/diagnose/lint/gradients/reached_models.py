@@ -72,8 +72,8 @@ def reached_functions(program: Program, call: CallFact) -> set[Function]:
 
 def call_in_loop(program: Program, function: Function) -> CallFact | None:
     """Return the call in a loop that reaches a function, directly or through other functions. Return None if a training
-    step or a loop through an environment reaches it, because the training may use the result, and one action at a time
-    needs little memory."""
+    step reaches it, because the training may use the result. Also return None if a loop steps through an environment,
+    because one action at a time needs little memory."""
     found: list[CallSite] = []
     pending, seen = [function], set[Function]()
     while pending:

@@ -135,7 +135,8 @@ class ResultUses:
                 return self._statement(node, parent, function, seen, depth)
 
     def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
-        """Return how an object whose attribute is read is used, or the result of the called method."""
+        """Return the use of an object whose attribute is read. If another expression has its graph, return that
+        expression."""
         name = attribute.attr.value
         if name in _SHAPES:
             return Use.UNUSED
@@ -162,7 +163,7 @@ class ResultUses:
     def _argument(
         self, argument: cst.Arg, function: Function, seen: set[cst.CSTNode], depth: int
     ) -> Use | cst.CSTNode:
-        """Return the use of an argument, or the result that has its graph."""
+        """Return the use of an argument. If the result of the call has its graph, return the call."""
         call = self.program.parent.get(argument)
         if not isinstance(call, cst.Call):
             return Use.ESCAPES

@@ -237,7 +237,8 @@ def _called_model(program: Program, call: CallFact) -> Value:
 
 def _is_in_training_step(program: Program, call: CallFact) -> bool:
     """Return True if a call is in a training step, or in the `forward` of a module such as a distillation loss that
-    only training steps in this file call with data. Models of other modules may be frozen or trained from outside."""
+    only training steps in this file call with data. Code in other files may freeze or train the models in other
+    modules."""
     function = call.function
     if not program.is_module_class(function.class_name):
         return _trains(function, call.loops) or _is_loss_of_trainer(program, function)
@@ -320,8 +321,8 @@ def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) 
 
 
 def _optimized_names(program: Program, function: Function) -> set[str]:
-    """Return all names from which the optimizers are created that take a step in a function. If these are unknown,
-    return the names of all optimizers in the file."""
+    """Return all names from which the optimizers of a function are created: those whose `step` it calls. If these
+    optimizers are unknown, return the names for all optimizers in the file."""
     if _is_loss_of_trainer(program, function):
         return {"model", "self.model"}
     sources = optimizers_of(program, function) or [

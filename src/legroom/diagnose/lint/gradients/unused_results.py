@@ -85,8 +85,8 @@ def _is_evaluated_in_module(program: Program, call: CallFact) -> bool:
 
 
 def _is_on_other_data(program: Program, call: CallFact) -> bool:
-    """Return True if a training loop runs the model on data that do not change, such as a validation set or fixed noise. An
-    accuracy on the training batch is often wanted."""
+    """Return True if a training loop runs the model on data that do not change, such as a validation set or fixed
+    noise. Programs often compute the accuracy on the training batch on purpose."""
     loop = next(each for each in call.loops if each.trains)
     read = {path for each in call.node.args for path in names_in(each.value)}
     if any(EVALUATION_NAMES.search(last_name(path)) for path in read):

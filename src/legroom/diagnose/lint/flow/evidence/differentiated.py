@@ -13,8 +13,8 @@ from legroom.diagnose.lint.flow.values import (
 
 
 def differentiated_names(function: Function) -> frozenset[str]:
-    """Return the dotted paths of all tensors on which `backward` is called, which `backward` receives as an argument, or
-    from which alone such a tensor is computed."""
+    """Return the dotted paths of all tensors on which `backward` is called, or which it receives as an argument. The
+    operands of such a tensor are included, as in `loss = reconstruction + divergence`."""
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
         if not isinstance(node, cst.Call):

@@ -10,7 +10,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, path_of, walk
 
 _MAX_SMALL = 10_000
-"""A container of more graphs is as large as an unlimited one: no run reaches its limit."""
+"""A limit above this number of entries has no effect, because no run reaches it."""
 
 
 def is_small(program: Program, limit: cst.BaseExpression, function: Function) -> bool:

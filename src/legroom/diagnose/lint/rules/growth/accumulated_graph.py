@@ -358,7 +358,7 @@ def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
 
 def _is_for_any_value(store: StoreFact) -> bool:
     """Return True if a function stores whatever its callers pass: any number of arguments, the fields of a record, or the
-    values of a meter. Such a function is right, and the mistake is in the call."""
+    values of a meter. Such a function is correct, and the mistake is in the call."""
     function = store.function
     names = [name for name, each in function.stored_parameters.items() if each.node is store.node]
     stored = function.stored_parameters.keys() & set(function.parameters)

@@ -129,7 +129,7 @@ def _is_separate(program: Program, first: CallFact) -> bool:
 
 def _sources(program: Program, call: CallFact, loop: LoopFact | None) -> set[str] | None:
     """Return the names of the iteration from which the loss of a backward pass is computed, or None if the loss may
-    depend on a graph from another place."""
+    depend on a graph that is created elsewhere."""
     function = call.function
     without_graph = (
         ValueKind.TENSOR,
@@ -169,8 +169,8 @@ def _undetached(argument: cst.Arg, name: str) -> Problem:
 
 
 def _shared_without_need(program: Program, first: CallFact) -> list[str]:
-    """Return the names whose graph two backward passes share, if only the second pass needs the gradients behind these
-    names. Between the two passes, the first model takes its optimizer step, and the gradients of the second model are
+    """Return the names whose graph two backward passes share, if only the second pass needs the gradients of that
+    graph. Between the two passes, the first model takes its optimizer step, and the gradients of the second model are
     set to zero."""
     loop = first.loops[-1] if first.loops else None
     calls = [
@@ -290,7 +290,7 @@ def _reuses_graph(program: Program, call: CallFact) -> bool:
 
 def _depends_on_outer_graph(program: Program, call: CallFact, loop: LoopFact) -> bool:
     """Return True if the loss of each iteration is computed from a graph that was created before the loop and is not
-    replaced in the loop. After an optimizer step in the loop, the gradients behind that graph are not needed."""
+    replaced in the loop. After an optimizer step in the loop, the gradients of that graph are not needed."""
     if any(loop in each.loops and _is_step(each) for each in program.calls):
         return False
     read = names_with_graph(call.node)
