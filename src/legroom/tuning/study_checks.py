@@ -10,7 +10,8 @@ from legroom.tuning.job import TuneJob
 from legroom.tuning.trial.records import TrialRecord, TrialState
 
 SAME_NAME = 0.85
-"""The similarity of two names above which one of them is misspelled (`los` and `loss`, but not `loss_g` and `loss_d`)."""
+"""If two names are more similar than this, one of them is misspelled (`los` and `loss`, but not `loss_g` and
+`loss_d`)."""
 ALIKE_FAILURES = 3
 """The number of trials that fail for the same reason before the study ends, if no trial has reported the metric."""
 _NUMBER = re.compile(r"\d+")

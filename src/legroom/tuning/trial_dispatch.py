@@ -154,7 +154,7 @@ class TrialDispatcher:
             )
 
     def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics with the name of the study's metric for a value without a name."""
+        """Return the metrics. A value without a name gets the name of the study's metric."""
         return {self._job.metric if name == THE_METRIC else name: value for name, value in metrics.items()}
 
     def stop_on_timeout(self) -> None:

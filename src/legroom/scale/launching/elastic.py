@@ -220,7 +220,7 @@ class _Agent(LocalElasticAgent):
 
     def _kill_ranks(self) -> None:
         for worker in self.get_worker_group().workers:
-            if worker.id is not None:  # it was started
+            if worker.id is not None:  # the process was started
                 kill_with_children(worker.id)
 
     def close_rendezvous(self) -> None:

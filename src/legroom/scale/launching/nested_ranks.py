@@ -49,5 +49,5 @@ def reject_process_group(script: str, rank_process: int | None) -> None:
             f"script with `legroom run {script}`, or remove mp.spawn and call the function once in each rank."
         )
 
-    for module in (dist, dist.distributed_c10d):  # virtual GPUs replace the second one
+    for module in (dist, dist.distributed_c10d):  # virtual GPUs replace the function in the second module
         module.init_process_group = init_process_group  # type: ignore[attr-defined]

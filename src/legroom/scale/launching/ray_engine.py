@@ -66,7 +66,7 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
             ),
             torch_config=TorchConfig(
                 backend="gloo"
-            ),  # with which the workers agree on the address of the ranks
+            ),  # the workers only exchange the address of the ranks
             run_config=RunConfig(
                 storage_path=storage, failure_config=FailureConfig(max_failures=plan.max_restarts)
             ),

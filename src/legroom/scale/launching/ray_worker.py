@@ -90,7 +90,7 @@ def _run_rank(
             pass
         chunks = {name: _read(getattr(files, name), start) for name, start in sent.items()}
         exit_record = _read(files.exit_record, 0)
-        if exit_record != sent_record:  # before the traceback, as the rank wrote them
+        if exit_record != sent_record:  # the rank writes its record before its traceback
             sent_record = exit_record
             send("exit_record", exit_record)
         for name, chunk in chunks.items():

@@ -1,6 +1,6 @@
 """Publishes the state of `legroom.watch` for `legroom monitor`, unless `legroom run` publishes the state of the process.
 
-All loops of a process share one live file, which contains the loop that published last.
+All loops of a process share one live file, which contains the state of the loop that published last.
 """
 
 import atexit

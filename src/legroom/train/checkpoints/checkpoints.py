@@ -200,8 +200,9 @@ class Checkpoints:
     ) -> None:
         """Load only the weights of one model, to evaluate the model or to start another training run.
 
-        By default, load the best checkpoint if there is one, and otherwise the last checkpoint. A message shows which.
-        With `strict=False`, load the weights whose name and shape match, and log a warning that lists the other weights.
+        By default, load the best checkpoint if there is one, and otherwise the last checkpoint. A message shows which
+        checkpoint is loaded. With `strict=False`, load the weights whose name and shape match, and log a warning that
+        lists the other weights.
         """
         self.wait()
         group = CheckpointGroup(alone=True) if saving.has_all_tensors(model) else self._group()

@@ -355,7 +355,7 @@ class DistributedRanks:
         self._conclude(_AttemptResult(invalid=True, short=True, passes=needed))
 
     def _sit_out(self, passes: int) -> None:
-        """Take part in a whole attempt with zeros."""
+        """Take part in a whole attempt, and send only zeros."""
         self._plan = SplitPlan(1, passes)
         self._next_pass = 0
         if self._exchanges_weights:

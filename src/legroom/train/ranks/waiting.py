@@ -6,7 +6,7 @@
 Every communication between ranks that Legroom starts is inside such a block. A thread in each process observes the
 block. After ten seconds, the thread asks the other ranks through the store of the process group where they are, and
 the waiting rank with the lowest number logs the answers. A rank answers even if it is not inside such a block. A rank
-that exits or destroys its process group writes this to the store.
+that exits or destroys its process group records this in the store.
 
 In a rank of `legroom launch`, the thread also observes the main thread, because DDP and FSDP2 wait without running any
 Legroom code (see `observe_main_thread`).
@@ -93,8 +93,8 @@ def wait_for_ranks(
 
 
 def gone_ranks() -> dict[int, str]:
-    """Return the ranks that have exited or destroyed their process group, each with a verb phrase. The exit of a rank
-    that has never waited for other ranks is not known."""
+    """Return the ranks that have exited or destroyed their process group, each with a phrase such as `no longer
+    responds`. The exit of a rank that has never waited for other ranks is not known."""
     observer = _current_observer()
     return {} if observer is None else observer.gone()
 
@@ -280,7 +280,7 @@ class _Observer:
         wait.report_after = math.inf
         answers = self._ask(_ANSWER_SECONDS / 3 if is_gone else _ANSWER_SECONDS)
         if wait is not self._stall and wait not in self.waits.values():
-            return  # over
+            return  # the wait is over
         if any(
             state == "waits" or (state == "stalls" and not wait.call)
             for rank, (state, _) in answers.items()

@@ -25,7 +25,8 @@ class TuneEngine(Protocol):
     name: str
 
     def prepare(self, job: TuneJob) -> None:
-        """Start slow parts in the background while the study is prepared. This method is called before all other methods."""
+        """Start slow operations in the background while the study is prepared. This method is called before all other
+        methods."""
 
     def run(self, job: TuneJob, runner: StudyRunner) -> None: ...
 

@@ -16,8 +16,8 @@ from legroom.tuning.memory.runtime_model import RuntimeSamples
 from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order
 
 MAX_OVERTAKEN = 12
-"""The number of times per slot that other trials may start before a waiting trial. A GPU that is kept empty for the
-waiting trial costs more time than the wait (see bench.tuning.packing)."""
+"""The number of times per slot that other trials may start before a waiting trial. Keeping a GPU empty for the waiting
+trial earlier would cost more time than the wait (see bench.tuning.packing)."""
 
 MARGIN = 50
 """A trial gets 1/50 of a real GPU in addition to its bound, if this memory is free."""
@@ -128,7 +128,7 @@ class Packer:
             return {number: TrialPlacement(number=number) for number in sorted(waiting)[:1]}
         overdue = self._overdue(waiting)
         startable = {}
-        for number in waiting if overdue is None else [overdue]:  # no trial overtakes it any more
+        for number in waiting if overdue is None else [overdue]:  # other trials no longer start before it
             chosen = self._find_gpus(waiting[number], self._exclusive_size(number, waiting[number], alone))
             if chosen is not None:
                 gpus, fits = zip(*chosen, strict=True)

@@ -105,7 +105,7 @@ class RuntimeModel:
                 [observation.features for observation in over],
                 [float(observation.reports) for observation in over],
             )
-        else:  # an arbitrary number, the same for all
+        else:  # an arbitrary number, the same for all trials
             most = 2.0 * max(observation.reports for observation in reported)
             reports = _LogLinearModel.of([reported[0].features], [most])
         rng = random.Random(0)

@@ -164,7 +164,8 @@ class _TracingServer:
         )
         trial.on_suggestion = lambda name, domain: self._send({f"{SUGGESTED}{name}": domain})
         clock = device.recorder.clock
-        # The ends of steps are needed to replay further steps: the allocator's cache may still grow.
+        # The positions at which steps end are needed to replay more steps, because the allocator's cache may still
+        # grow.
         on_step_end = clock.on_step_end
 
         def step_ended(step: int, seconds: float) -> None:

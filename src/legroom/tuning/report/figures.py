@@ -136,7 +136,7 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_toml(config: Mapping[str, Any]) -> str:
-    """Return a configuration in TOML, with all digits, one parameter per line."""
+    """Return a configuration in TOML at full precision, one parameter per line."""
     lines = []
     for name, value in plain_config(config).items():
         key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)

@@ -8,7 +8,7 @@ from legroom.tuning.trial.records import Mode
 
 class Penalties:
     """Converts results to losses to be minimized. The loss of a configuration that never fits is higher than the worst
-    result and grows with the size of the configuration. The slope of these losses therefore leads back to
+    result and grows with the size of the configuration. Searchers that follow decreasing losses therefore return to
     configurations that fit."""
 
     def __init__(self, mode: Mode) -> None:

@@ -1,8 +1,8 @@
 """Combines the reports and results of all ranks of a trial. The report of rank 0 decides for all ranks, and if one rank
 fails, all ranks end.
 
-An engine forwards the messages of each rank and sends the answers. Ranks wait for the decision about a step, but do not
-wait for a rank that has ended.
+An engine forwards the messages of each rank and sends back the replies. Ranks wait for the decision about a step, but
+do not wait for a rank that has ended.
 """
 
 import time

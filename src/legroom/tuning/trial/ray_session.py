@@ -57,8 +57,8 @@ def report_of_session() -> Callable[[dict[str, Any]], None]:
 
 
 class _Session:
-    """The parts of Ray's session that a training function uses. All other parts come from the session that this one
-    replaces, because Ray Tune uses them in another thread of a worker on a cluster."""
+    """Replaces the attributes of Ray's session that a training function uses. All other attributes come from the
+    replaced session, because on a cluster, Ray Tune uses them in another thread of the worker."""
 
     world_rank = None
     """None, because Ray uses this value to distinguish a Ray Tune trial from a Ray Train worker."""

@@ -53,7 +53,7 @@ class SharedState:
 
 
 class DispatchSearcher(Searcher):
-    """Passes the tasks of the next trial that fits to Ray as a configuration, one task per rank."""
+    """Passes the next trial that fits to Ray. The configuration that Ray receives contains one task per rank."""
 
     def __init__(self, shared: SharedState) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 placement group.
 
 The coordinator is the training function that Ray Tune calls. The coordinator starts the ranks, passes their messages to
-their `RankGroup`, and returns the answers, as the local engine does. The ranks connect to an address on rank 0's
+their `RankGroup`, and sends back the replies, as the local engine does. The ranks connect to an address on rank 0's
 machine, so they may be on several machines.
 """
 
