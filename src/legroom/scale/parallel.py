@@ -60,7 +60,7 @@ def parallel(
 
     `optimizer` is an optimizer for the model's parameters, or a function that creates one. `batch` is one global batch,
     inputs first and target last. The batch is used to predict the memory and to split the model. `shares` contains the
-    relative part of the batch for each GPU. `weight` is a function that counts elements in a batch, for a loss that is
+    relative number of samples for each GPU. `weight` is a function that counts elements in a batch, for a loss that is
     a mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto" or a
     `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, across all ranks. `schedule` and
     `micro_batches` are pipeline options. With `offload`, the shards of "fsdp" are kept in host memory. By default, the

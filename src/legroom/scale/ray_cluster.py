@@ -24,7 +24,7 @@ CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayHelp:
-    """Parts of error messages that depend on the command that uses Ray."""
+    """Phrases for error messages, which depend on the command that uses Ray."""
 
     address: str
     """The prefix of an address, for example `address=`."""

@@ -213,7 +213,7 @@ def run_job(
 def make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback]) -> StudyRunner:
     other_processes = OtherProcessUsage(job.gpus)
     gate: Gate = OpenGate()
-    if job.gpus:  # created first, because its process imports while the rest is prepared
+    if job.gpus:  # created first, because its process imports modules while the study is prepared
         gate = MemoryGate(
             job.function, job.gpus, job.space,
             ranks=job.ranks, shape_parameters=job.shape_parameters, other_processes=other_processes,

@@ -180,7 +180,7 @@ class StudyRunner:
                 safe=fit.safe,
                 micro_batch=fit.micro_batch,
                 used_by_others=fit.used_by_others,
-                actual=None,  # the measured peak belongs to the same start as the estimate
+                actual=None,  # the peak of an earlier start must not be shown with this estimate
             )
             if fit.micro_batch is not None:
                 record.reason = (

@@ -1,4 +1,4 @@
-"""Determines how to store a value without its graph. Finds the parts of an expression that have a graph."""
+"""Determines how to store a value without its graph. Finds the subexpressions that have a graph."""
 
 import libcst as cst
 
@@ -14,7 +14,7 @@ _MAX_DEPTH = 6
 _PARTS = split_words(
     "as_strided chunk diagonal dsplit hsplit narrow select split split_with_sizes tensor_split unbind unfold vsplit"
 )
-"""Methods that return parts of a tensor, as views."""
+"""Methods that return views of a part of a tensor."""
 _SAME_STORAGE = split_words(
     "adjoint bfloat16 contiguous cuda data detach double expand expand_as flatten float half mH mT movedim permute ravel "
     "reshape squeeze swapaxes swapdims H T t to transpose type_as unflatten unsqueeze view view_as"
@@ -25,7 +25,7 @@ _SAME_STORAGE = split_words(
 def parts_with_graph(
     program: Program, expression: cst.BaseExpression, *, but: str = ""
 ) -> list[cst.BaseExpression]:
-    """Return the smallest parts of a stored expression that have a graph, excluding the path `but`."""
+    """Return the smallest subexpressions of a stored expression that have a graph, excluding the path `but`."""
     if but and path_of(expression) == but:  # also an item of it
         return []
     if isinstance(expression, cst.BinaryOperation):
@@ -83,7 +83,7 @@ def detaching_call(
 
 
 def _keeps_storage(program: Program, part: cst.BaseExpression, store: StoreFact) -> bool:
-    """Return True if the part itself is collected, not a result that is computed from it."""
+    """Return True if a subexpression itself is collected, not a result that is computed from it."""
     if store.how == "item" and store.previous.is_tensor:
         return False
     collected = store.how in {"append", "item"}
@@ -104,7 +104,7 @@ def _keeps_storage(program: Program, part: cst.BaseExpression, store: StoreFact)
 def may_be_view(
     program: Program, node: cst.BaseExpression, function: Function, seen: frozenset[str] = frozenset()
 ) -> bool:
-    """Return True if an expression may be a part of a larger tensor that shares its storage."""
+    """Return True if an expression may be a view that keeps a larger storage alive."""
     if isinstance(node, cst.Subscript):
         return literal_key(node) is None and program.value(node.value).kind is not ValueKind.CONTAINER
     if isinstance(node, cst.IfExp):

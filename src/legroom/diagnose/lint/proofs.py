@@ -317,7 +317,8 @@ def escapes(program: Program, store: StoreFact) -> bool:
 
 
 def can_be_detached(program: Program, parts: list[cst.BaseExpression], store: StoreFact) -> bool:
-    """Return True if `.detach()` can be added to the stored parts without changing the behavior of the program."""
+    """Return True if `.detach()` can be added to the stored subexpressions without changing the behavior of the
+    program."""
     if may_be_printed(program, store.target):
         return False
     return all(

@@ -153,7 +153,7 @@ class Evidence:
             return 0
         parameters = self.live_bytes(Category.PARAMETER)
         if self.optimizers:
-            # A model may be split over several devices; the size of the state is that on all of them.
+            # A model may be split over several devices, and `state_bytes` is the total over all devices.
             state = min(sum(each.state_bytes for each in self.optimizers), 3 * parameters)
         else:
             state = 2 * parameters if self.oom.step == 0 else 0  # assume Adam: two moments per parameter

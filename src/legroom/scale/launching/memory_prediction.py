@@ -67,7 +67,7 @@ def predict_ranks(
         def trace(rank: int) -> RankPrediction:
             return _trace(plan, rank, gpus, messages)
 
-        first = trace(0)  # the others read its broadcasts
+        first = trace(0)  # the other ranks read its broadcasts
         return [first, *pool.map(trace, range(1, plan.nproc))]
 
 

@@ -35,7 +35,7 @@ _FONT = "font:11px system-ui,sans-serif"
 
 
 def share_fill(share: MemoryShare) -> str:
-    """Return the color of a part of a device's memory. Free memory has no color."""
+    """Return the color of a memory share. Free memory has no color."""
     if share.category is not None:
         return CATEGORY_FILLS[share.category]
     return "none" if share.is_free else OTHER_FILL
@@ -80,7 +80,7 @@ def timeline_svg(samples: Sequence[Sample], capacity: int, *, label: str) -> str
 
 
 def bar_svg(snapshot: MemorySnapshot, *, label: str) -> str:
-    """Return a bar with the parts of a device's memory. The parts add up to its total."""
+    """Return a bar with the shares of a device's memory. The shares add up to its total."""
     parts: list[str] = []
     scale, offset = (WIDTH - 2) / max(snapshot.capacity, 1), 0
     for share in snapshot.shares:

@@ -29,7 +29,7 @@ def plain(value: str) -> str:
 
 
 def block(*parts: str) -> str:
-    """Return the parts below each other."""
+    """Return HTML elements one below the other."""
     return (
         '<div style="font:13px/1.45 system-ui,sans-serif;max-width:740px;font-variant-numeric:tabular-nums">'
         f"{''.join(parts)}</div>"
@@ -74,7 +74,7 @@ def table(rows: Iterable[Sequence[str]], *, align: str, head: Sequence[str] = ()
 
 
 def legend(snapshot: MemorySnapshot) -> str:
-    """Return the parts of a device's memory as a table. The parts add up to its total."""
+    """Return the shares of a device's memory as a table. The shares add up to its total."""
 
     def percent(size: int) -> str:
         share = 100 * size / snapshot.capacity

@@ -160,7 +160,8 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
 
 
 def format_verdict(estimate: Estimate) -> str:
-    """Return the first sentence: whether the step fits, how much memory it needs, and the line with the largest part."""
+    """Return the first sentence: whether the step fits, how much memory it needs, and the line that uses the most
+    memory."""
     total = format_size(estimate.gpu.total)
     needs = f"{format_size(estimate.peak_device)} of {total}"
     top = next((row for row in estimate.state.top(5) if row.file), None)

@@ -55,7 +55,7 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow:
-    """A GPU, and whether its used memory is only the part that runs reported."""
+    """A GPU, and whether its used memory includes only the memory that runs reported."""
 
     sample: GpuSample
     is_lower_bound: bool

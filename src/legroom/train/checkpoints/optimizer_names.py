@@ -1,7 +1,8 @@
 """Converts the state of an optimizer to use parameter names instead of parameter indices.
 
-Indices depend on the order of the groups and, if ranks have different parts of a model, on the rank. With names, the
-state can be loaded with a different strategy. If a checkpoint is from a different optimizer, the names do not match.
+Indices depend on the order of the groups. If each rank has other parameters of a model, they also depend on the rank.
+With names, the state can be loaded with a different strategy. If a checkpoint is from a different optimizer, the names
+do not match.
 """
 
 from collections.abc import Iterable, Mapping
@@ -76,7 +77,7 @@ def parameters_by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[s
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of ranks that saved different parts of a model."""
+    """Merge the states of ranks that saved different parameters of a model."""
     first = states[0]
     groups = []
     for index, group in enumerate(first["param_groups"]):

@@ -1,5 +1,5 @@
-"""Reads checkpoints that ranks with different parts of a model saved. Each rank reads its current parts. The number
-of ranks may have changed.
+"""Reads checkpoints in which each rank saved its own shards or stages of a model. Each rank reads the tensors that it
+needs now. The number of ranks may have changed.
 """
 
 from collections.abc import Mapping

@@ -44,8 +44,8 @@ from legroom.train.ranks.replicas import Replicas, no_ddp_sync
 from legroom.train.ranks.shards import Shards, sharded_roots
 from legroom.train.ranks.waiting import TIMEOUT, gone_ranks, group_store, wait_for_ranks, waiting
 
-_MAX_SHORTAGES = 2  # after this many steps with too few passes, ranks exchange their needs before every step
-_RESPONSE_SECONDS = 5.0  # time in which a rank that is alive responds
+_MAX_SHORTAGES = 2  # after this many steps with too few passes, ranks agree on the number before every step
+_RESPONSE_SECONDS = 5.0  # a rank that is alive responds within this time
 T = TypeVar("T")
 _instance_numbers = itertools.count()
 
@@ -339,7 +339,7 @@ class DistributedRanks:
         self._model_communicates = collectives != self._own_collectives
 
     def _complete_remaining_passes(self) -> None:
-        """Take part, with zeros, in the passes that only the other ranks run."""
+        """Take part in the passes that only the other ranks run, and send only zeros."""
         if not self._needs_equal_passes and self._next_pass > 0:
             return
         passes = self._plan.passes if self._needs_equal_passes else 1

@@ -4,9 +4,9 @@
         dist.all_gather_object(...)
 
 Every communication between ranks that Legroom starts is inside such a block. A thread in each process observes the
-block. After ten seconds, the thread asks the other ranks through the store of the process group where they are, and
-the waiting rank with the lowest number logs the answers. A rank answers even if it is not inside such a block. A rank
-that exits or destroys its process group records this in the store.
+block. After ten seconds, the thread asks the other ranks for their current line, through the store of the process
+group. The waiting rank with the lowest number logs the answers. A rank answers even if it is not inside such a block. A
+rank that exits or destroys its process group records this in the store.
 
 In a rank of `legroom launch`, the thread also observes the main thread, because DDP and FSDP2 wait without running any
 Legroom code (see `observe_main_thread`).
@@ -169,7 +169,7 @@ class _Observer:
         self._is_store_lost = False
         with contextlib.suppress(RuntimeError):
             self._write(0, "runs", "")  # the store may contain the state of an earlier process group
-        # Unlike `atexit`, also runs in a process that multiprocessing forked, and not in processes that this one forks.
+        # Unlike `atexit`, this also runs in a process that multiprocessing forked, but not in forks of this process.
         multiprocessing.util.Finalize(None, self._exit, exitpriority=10)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._observe, name="legroom-waiting", daemon=True)

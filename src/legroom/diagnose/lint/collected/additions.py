@@ -14,8 +14,8 @@ from legroom.diagnose.lint.flow.syntax import is_call_of, method_name, path_of, 
 
 
 def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, StoreFact]]:
-    """Yield a store for each argument that a function in this file stores, with its call and the statement that stores
-    the argument."""
+    """Find calls to functions in this file that store an argument. Yield each call, with a store as the caller sees it
+    and the store in the function."""
     for call in program.calls:
         local = call.local
         if local is None or not local.stored_parameters or local.name == "__init__":

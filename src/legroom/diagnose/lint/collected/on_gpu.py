@@ -304,7 +304,7 @@ def _same_tensor(node: cst.BaseExpression) -> str | None:
 
 
 def moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
-    """Return True if an expression contains a batch, or all its parts, moved to the GPU."""
+    """Return True if an expression moves the batch, or a tensor in it, to the GPU."""
     if isinstance(node, (cst.DictComp, cst.ListComp, cst.GeneratorExp)):
         part = node.value if isinstance(node, cst.DictComp) else node.elt
         inner = names_in(node.for_in.target)

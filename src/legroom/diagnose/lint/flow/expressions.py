@@ -180,8 +180,8 @@ class Expressions:
         return UNKNOWN if self._is_class(name) else self.program.guess(name)
 
     def _is_class(self, name: str) -> bool:
-        """Return True for a class in this file, and for a name that is written like a class and that the file does not
-        assign. `G` and `D` are models."""
+        """Return True for a class in this file, and for a capitalized name that is imported or never assigned. Short
+        names such as `G` and `D` are models."""
         if name in self.program.classes:
             return True
         if not name[:1].isupper():

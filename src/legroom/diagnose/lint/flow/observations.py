@@ -89,7 +89,7 @@ class FactRecorder(Expressions):
         """Maps a name to the bound method that it refers to, if this method adds to a container. For a list of
         callbacks, the name is that of the list."""
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
-        """Maps a name to the parameter that it refers to, or of which it is a part."""
+        """Maps a name to the parameter that it refers to, or that contains it."""
         self.parameters_in: dict[str, list[str]] = {}
         """Maps the name of a new tuple, list or object to all parameters that it contains."""
         self.depends_on: dict[str, set[str]] = {}

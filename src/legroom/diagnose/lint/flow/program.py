@@ -204,8 +204,8 @@ class Program:
         return Value(ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=class_name)
 
     def object_used_as(self, path: str, function: Function, *, is_model: bool) -> Value | None:
-        """Return the object to which a path refers if only one class in the file has the methods that are called on it.
-        The name of the path alone may show that it is a model."""
+        """Return the object to which a path refers, based on the methods that are called on it. Only one class in the
+        file may have these methods. `is_model` is True if the name of the path indicates a model."""
         scope = function.class_name if path.startswith("self.") else function.name
         methods = self._called_methods.get((scope or "", path))
         if methods is None or not identifies_class(methods, of_model=is_model):

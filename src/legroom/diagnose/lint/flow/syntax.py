@@ -142,7 +142,7 @@ def literal_key(node: cst.Subscript | cst.Call) -> str | None:
 
 
 def contained_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the parts that a new object contains, such as the items of a tuple or dict, or the arguments of
+    """Return the expressions that a new object contains, such as the items of a tuple or dict, or the arguments of
     `Transition(...)`."""
     if isinstance(expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):
         return [each.value for each in expression.elements]

@@ -1,4 +1,4 @@
-"""Determines which models the optimizers of a file train, and under which names the file passes on a model, for LG201."""
+"""Determines which models the optimizers of a file train, and all names that refer to the same model, for LG201."""
 
 import libcst as cst
 
@@ -54,8 +54,8 @@ def _owners_of_parts(source: cst.CSTNode) -> set[str]:
 
 
 def optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
-    """Return the expressions that create the optimizers whose `step` a function calls, or nothing if one of them is
-    unknown."""
+    """Return the expressions that create the optimizers of a function: those whose `step` it calls. Return nothing if
+    one of these optimizers is unknown."""
     found: list[cst.CSTNode] = []
     for call in program.calls:
         if (
@@ -106,8 +106,8 @@ def is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
 
 
 def model_aliases(program: Program, path: str) -> set[str]:
-    """Return the names under which the file passes on a model: arguments, parameters, attributes and variables. A parameter
-    that receives several models is not a name of one of them."""
+    """Return all names that refer to a model: arguments, parameters, attributes and variables. A parameter that
+    receives several models is not included."""
     names = {path}
     passed = [
         (function, parameter, given)

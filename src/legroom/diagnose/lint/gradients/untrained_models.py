@@ -98,7 +98,7 @@ def _is_copied(program: Program, path: str) -> bool:
 
 
 def _is_created_trainable(program: Program, path: str, call: CallFact) -> bool:
-    """Return True if the file creates a model of its own class, and neither the class nor the file freezes parameters."""
+    """Return True if the file defines the model's class, creates the model, and freezes no parameters."""
     known = program.classes.get(_called_model(program, call).class_name or "")
     made = program.assigned(path)
     return (
@@ -222,7 +222,7 @@ def builds_unused_graph(
 
 
 def _has_only_data(value: Value) -> bool:
-    """Return True for a batch such as `{"input_ids": ids, "attention_mask": mask}`, whose parts have no graph."""
+    """Return True for a batch such as `{"input_ids": ids, "attention_mask": mask}`, whose tensors have no graph."""
     return all(each.kind in (ValueKind.TENSOR, ValueKind.PLAIN) for each in value.contents)
 
 
@@ -277,7 +277,7 @@ def _trains(function: Function, loops: tuple[LoopFact, ...], depth: int = 0) -> 
 
 
 def _is_part_of_trained(program: Program, function: Function, trained: set[str]) -> bool:
-    """Return True if an optimizer may train the module whose method runs the model, or a part of that module."""
+    """Return True if an optimizer may train the module whose method runs the model, or one of its submodules."""
     return program.is_module_class(function.class_name) and any(
         store.value.class_name == function.class_name
         and (store.target in trained or last_name(store.target) in trained)
@@ -286,8 +286,8 @@ def _is_part_of_trained(program: Program, function: Function, trained: set[str])
 
 
 def _is_data(program: Program, call: CallFact, argument: cst.BaseExpression) -> bool:
-    """Return True if an argument is a part of the batch: a loop variable, a parameter of the function, a variable that is
-    unpacked from them, or an attribute to which a method assigns a part of the batch."""
+    """Return True if an argument is the batch or an element of it. The argument is a loop variable, a parameter of the
+    function, a variable unpacked from one of them, or an attribute to which a method assigns such a value."""
     given = set(call.function.parameters).union(*(loop.bound for loop in call.loops)) - {"self"}
     for each in program.stores:  # x, y = batch
         is_before = each.function is call.function and each.order < call.order and each.how == "assign"

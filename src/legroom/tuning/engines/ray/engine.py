@@ -104,7 +104,7 @@ class RayEngine:
         finally:
             shutil.rmtree(
                 ray_folder, ignore_errors=True
-            )  # Ray's own results: the study's storage has all of them
+            )  # Ray's own results, which are also in the study's storage
         if runner.seconds_left == 0.0:
             dispatcher.stop_on_timeout()
         elif not dispatcher.is_over:  # Ray handled Ctrl-C and stopped its trials

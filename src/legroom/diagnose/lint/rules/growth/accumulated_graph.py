@@ -287,7 +287,7 @@ def _stored(program: Program, store: StoreFact) -> Problem:
 def _addition(
     program: Program, parts: list[cst.BaseExpression], store: StoreFact, function: Function | None = None
 ) -> str:
-    """Return the calls to add to the parts of a stored value."""
+    """Return advice that names the call to add to each stored subexpression with a graph."""
     calls = {detaching_call(program, part, store, function) for part in parts}
     return _added_call(COPY if COPY in calls else DETACH)
 
@@ -305,7 +305,7 @@ class _Passed:
     store: StoreFact
     """The statement in the function that stores the value."""
     parts: list[cst.BaseExpression]
-    """The parts of the argument that have a graph."""
+    """The subexpressions of the argument that have a graph."""
     argument: cst.BaseExpression
 
 

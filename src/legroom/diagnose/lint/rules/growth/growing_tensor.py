@@ -78,7 +78,8 @@ def _message(store: StoreFact, *, with_graph: bool) -> str:
 
 
 def _window(program: Program, store: StoreFact) -> list[cst.BaseExpression]:
-    """Return the parts of `torch.cat([...])[-100:]` if the result has a graph. A window without a graph does not grow."""
+    """Return the concatenated expressions of `torch.cat([...])[-100:]` if the result has a graph. A window without a
+    graph does not grow."""
     expression = store.expression
     if not isinstance(expression, cst.Subscript) or store.value.kind is not ValueKind.GRAPH:
         return []
@@ -99,8 +100,8 @@ def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
 
 
 def _concatenated(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the parts of `torch.cat([...])`. The call may be in a conditional expression or followed by a method
-    such as `.detach()`."""
+    """Return the concatenated expressions of `torch.cat([...])`. The call may be in a conditional expression or
+    followed by a method such as `.detach()`."""
     if isinstance(expression, cst.IfExp):
         return [*_concatenated(program, expression.body), *_concatenated(program, expression.orelse)]
     if not isinstance(expression, cst.Call):

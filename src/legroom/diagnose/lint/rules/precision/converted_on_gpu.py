@@ -47,7 +47,7 @@ CODE = "LG408"
 _HALF = {"torch.float16", "torch.half", "torch.bfloat16"}
 _LOADED = {"from_pretrained"}
 _LARGE = ("CausalLM", "Seq2SeqLM", "ConditionalGeneration", "ImageTextToText", "Vision2Seq", "Pipeline")
-"""Parts of the names of classes whose models are usually large."""
+"""Substrings in the class names of models that are usually large."""
 
 
 def check(program: Program) -> Iterator[Problem]:

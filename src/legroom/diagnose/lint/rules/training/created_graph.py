@@ -111,7 +111,7 @@ def _unneeded(argument: cst.Arg) -> Problem:
 
 
 def _passed_to_create_graph(program: Program, call: CallFact) -> cst.Arg | None:
-    """Return the argument True that a function in this file passes on as `create_graph`."""
+    """Return the argument `True` of a call if the called function in this file uses it as `create_graph`."""
     if call.local is None:
         return None
     given = {name: each for name, each in call.local.receives(call.node) if is_true(each)}

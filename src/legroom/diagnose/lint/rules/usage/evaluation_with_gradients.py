@@ -269,7 +269,7 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
         isinstance(loop.node, cst.For)
         and program.value(_root_expression(loop.node.iter)).kind is ValueKind.MODEL
     ):
-        return False  # iterates over the parts of a model
+        return False  # iterates over the submodules of a model
     return (
         loop.runs_model
         and switched is None
@@ -302,7 +302,7 @@ def _is_compared(program: Program, call: CallFact) -> bool:
 
 
 def _root_expression(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the first part of an expression, for example `model` for `model.graph.nodes`."""
+    """Return the innermost object of an expression, for example `model` for `model.graph.nodes`."""
     while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
         node = node.func if isinstance(node, cst.Call) else node.value
     return node

@@ -70,7 +70,8 @@ def _sent_object(call: CallFact) -> cst.BaseExpression | None:
 def _parts(
     program: Program, node: cst.BaseExpression, function: Function, depth: int = 0
 ) -> Iterator[cst.BaseExpression]:
-    """Yield the parts of the sent object. A name is followed to its last assignment, and a parameter to the callers."""
+    """Yield the expressions that the sent object contains. A name is followed to its last assignment, and a parameter
+    to the callers."""
     parts = contained_parts(node)
     path = dotted(node)
     if parts and depth < 4:
@@ -90,7 +91,7 @@ def _parts(
 
 
 def _is_on_gpu(program: Program, node: cst.BaseExpression) -> bool:
-    """Return True if a part is the output of a model, or was computed from it, and the file uses a GPU."""
+    """Return True if an expression is the output of a model, or was computed from it, and the file uses a GPU."""
     value = program.value(node)
     if value.host or not (value.kind is ValueKind.TENSOR or value.kind is ValueKind.GRAPH):
         return False
