@@ -31,7 +31,7 @@ def check_count(name: str, value: Any, *, minimum: int = 1, otherwise: str = "")
 
 
 def check_positive(name: str, value: Any) -> float:
-    """Return a number above 0. A tensor or an array with one element is also a number."""
+    """Return a number above 0. A tensor or an array with one element also counts as a number."""
     try:
         if not isinstance(value, bool | str | bytes) and value > 0:
             return value  # type: ignore[no-any-return]

@@ -102,7 +102,7 @@ class MemoryLog(FailSafeLog):
         raise NotImplementedError
 
     def _values(self, step: Step) -> dict[str, float]:
-        """Return the memory in MiB, by the names in the log."""
+        """Return the memory in MiB, by the name of each value in the log."""
         group = f"memory/gpu{step.device}" if self._several_gpus else "memory"
         return {
             f"{group}/allocated_mib": step.allocated / MiB,

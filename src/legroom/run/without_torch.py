@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def names_torch(script: Script) -> bool:
-    """Return whether the script may import torch itself. A module (`-m`), a folder or a pipe may."""
+    """Return whether the script may import torch itself. For a module (`-m`), a folder or a pipe, the result is
+    True."""
     if script.is_module or not os.path.isfile(script.name):
         return True
     with open(script.name, "rb") as file:

@@ -125,7 +125,8 @@ def _reads(node: ast.AST, name: str) -> bool:
 
 
 def _runs_model(loop: ast.AST, names: _Names) -> bool:
-    """Return True if a loop may run a model: it calls a name like a model, or an object that the file does not define."""
+    """Return True if a loop may run a model: it calls a name that suggests a model, or an object that the file does not
+    define."""
     iterated = loop.iter if isinstance(loop, (ast.For, ast.AsyncFor)) else None
     sources = [iterated] if iterated is not None else [each.iter for each in getattr(loop, "generators", [])]
     if any(LOADER_NAMES.search(ast.unparse(each)) for each in sources):

@@ -150,7 +150,7 @@ def _step_peaks(history: History, steps: Sequence[Step]) -> Iterator[int]:
 
 
 def _within_budget(live: list[LiveSites], special: dict[int, str]) -> list[LiveSites]:
-    """Drop every second ordinary moment until the moments are small enough for the page."""
+    """Drop every second ordinary moment until the moments together have at most `MAX_SITES` sites."""
     while sum(len(each.sites) for each in live) > MAX_SITES and len(live) > len(special):
         live = [each for position, each in enumerate(live) if position % 2 or each.index in special]
     return live

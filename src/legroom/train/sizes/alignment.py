@@ -2,8 +2,8 @@
 
 Usually the two logs have the same requests in the same order. However, libraries select kernels by size, so one log may
 have additional requests, such as a workspace. After a difference, the logs are aligned again at the next position at
-which several consecutive requests match. Requests match if their bytes are equal or grew in proportion to the batch
-size, and their frees are the same.
+which several consecutive requests match. Allocations match if their bytes are equal or grew in proportion to the batch
+size. Frees match if they free matching allocations.
 """
 
 from collections.abc import Sequence

@@ -38,7 +38,8 @@ LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
 MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
 """The range of the noise variance of transformed losses. Two runs of the same configuration do not end with the same loss."""
 FIT_LENGTH, FIT_NOISE = 0.7, 0.05
-"""The length scale and noise of the model that predicts whether a point fits. The noise allows for a sharp edge."""
+"""The length scale and noise of the model that predicts whether a point fits. The noise lets the model represent a
+sharp boundary."""
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
 """If a point fits with less than this probability, the probability is multiplied by this factor, because the
 improvement of such points is overestimated."""

@@ -87,7 +87,8 @@ class _Session:
 
     @contextlib.contextmanager
     def checkpoint_dir(self, step: int | None = None) -> Iterator[str]:
-        """Return a folder, as in old versions of Ray. The next report has the files in this folder as its checkpoint."""
+        """Return a folder, as in old versions of Ray. The next report uses the files in this folder as its
+        checkpoint."""
         folder = tempfile.mkdtemp(prefix="legroom-")
         yield folder
         self._saved = folder

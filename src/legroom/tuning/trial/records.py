@@ -63,7 +63,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialMemory:
-    """The GPU memory of a trial in bytes, including the CUDA context, or None if unknown."""
+    """The GPU memory of a trial in bytes, including the CUDA context. A value is None if it is unknown."""
 
     predicted: int | None = None
     safe: int | None = None

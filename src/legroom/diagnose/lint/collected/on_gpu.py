@@ -328,7 +328,7 @@ def moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
 
 
 def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
-    """Return True if a device is the GPU, or the GPU if there is one."""
+    """Return True if a device is a GPU, possibly with the CPU as a fallback."""
     path = last_name(dotted(node) or "")
     if "device" not in path and path != "dev":
         return False

@@ -123,8 +123,8 @@ def _receives_gpu_data(program: Program, call: CallFact) -> bool:
 def _contains_output(
     program: Program, node: cst.BaseExpression, place: _Place, models: list[CallFact], depth: int = 0
 ) -> bool:
-    """Return True if an expression is the output of a model, or a tensor of similar size computed from it. `models` receives
-    the calls to the models."""
+    """Return True if an expression is the output of a model, or a tensor of similar size computed from it. The calls to
+    models are added to `models`."""
     if depth > _MAX_DEPTH:
         return False
     if isinstance(node, cst.Yield):

@@ -271,7 +271,7 @@ class ResultUses:
         return self._all(reads, function, seen, depth)
 
     def _reached(self, path: str, stored: cst.CSTNode, function: Function) -> Iterator[cst.CSTNode]:
-        """Yield the reads of a name that may still refer to the value that a statement stores."""
+        """Yield the reads of a name at which it may still refer to the value that a statement stored."""
         order = self.program.order
         position = order[stored]
         own = set(walk(stored)) if isinstance(stored, (cst.Assign, cst.AugAssign)) else set()

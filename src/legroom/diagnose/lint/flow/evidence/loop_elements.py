@@ -11,7 +11,8 @@ from legroom.diagnose.lint.flow.syntax import bound_paths, dotted, is_call_of, m
 
 
 def looped_over(program: Program, node: cst.CSTNode, name: str, function: Function) -> set[str]:
-    """Return the paths over which a loop or comprehension around a node iterates with a variable."""
+    """Return the paths to which a loop variable refers, such as `self.values` for `buffer`. The loop encloses the
+    node."""
     return {
         path
         for source in _sources(program, node, name)

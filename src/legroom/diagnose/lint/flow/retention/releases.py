@@ -248,8 +248,8 @@ def _may_run_between_steps(
 
 
 def _contains_step(program: Program, loop: LoopFact, around: frozenset[LoopFact]) -> bool:
-    """Return True if another loop with a backward pass is inside a loop, as the loop over batches is in the loop over
-    epochs, or in a function that the loop calls."""
+    """Return True if a loop contains another loop with a backward pass, directly or in a function that it calls. For
+    example, the loop over epochs contains the loop over batches."""
     for each in around:
         if not each.backward or each is loop:
             continue

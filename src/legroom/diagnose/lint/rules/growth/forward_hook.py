@@ -241,7 +241,8 @@ def _is_removed(program: Program, call: CallFact) -> bool:
 
 
 def _adds(program: Program, store: StoreFact) -> bool:
-    """Return True if each call adds to the container, by appending a value or by storing it under a counter."""
+    """Return True if each call adds to the container, by appending a value or by storing it under a key that counts
+    up."""
     if store.how != "item":
         return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_old_value)
     key = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
