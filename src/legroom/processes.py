@@ -80,7 +80,7 @@ class SpawnedProcess:
             self._process = subprocess.Popen(
                 # -u: output and errors appear in the order in which they were printed.
                 [sys.executable, "-u", "-m", __name__, function, str(port), str(os.getpid())],
-                # On Windows, a file would get the characters of one language only.
+                # By default, a file on Windows supports only the characters of one language.
                 env={"PYTHONIOENCODING": "utf-8", **os.environ, _TOKEN: self._token.hex()},
                 stdin=stdin,
                 stdout=printed,

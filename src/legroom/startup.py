@@ -27,7 +27,7 @@ def begin() -> None:
         return
     del os.environ[VARIABLE]
     sys.stdout.flush()
-    if os.name == "nt":  # there, `execv` starts another process and does not wait for it
+    if os.name == "nt":  # on Windows, `execv` does not wait for the new process
         os._exit(subprocess.call(command))
     os.execv(sys.executable, command)
 

@@ -86,7 +86,7 @@ class LegroomMagics:
         source = "\n" + shell.transform_cell(cell)
         number = max(
             len(shell.user_ns.get("In", ())) - 1, 1
-        )  # the list has contained this cell since it started
+        )  # `In` already contains this cell
         file = shell.compile.cache(source, number, raw_code=f"%%legroom\n{cell}\n# recorded")
         module = shell.transform_ast(shell.compile.ast_parse(source, filename=file))
         body, last = module.body, []

@@ -256,7 +256,7 @@ class _ScriptJob:
                 checking = pool.submit(check.for_loader, current.batch_size)
                 try:
                     search = self._search(by_loader, current, deadline)
-                except CannotTrace as error:  # the script uses its batch size elsewhere too
+                except CannotTrace as error:  # the script also uses its batch size in another place
                     failure = error
                 setting = checking.result()
                 if failure is not None and setting is not None and setting.value == current.batch_size:

@@ -60,7 +60,7 @@ class MemoryLog(FailSafeLog):
     """The location of the log, for the first message of the run."""
 
     def __init__(self, several_gpus: bool) -> None:
-        """With `several_gpus`, the names of the values contain the GPU."""
+        """With `several_gpus`, the name of each value contains the index of the GPU."""
         super().__init__()
         self._several_gpus = several_gpus
         self._started = time.time()

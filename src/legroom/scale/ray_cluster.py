@@ -72,7 +72,7 @@ def connect_ray(
                     logging_level=logging.ERROR,
                     configure_logging=True,
                 )
-        except Exception as error:  # also plain Exceptions, if it does not start in time
+        except Exception as error:  # Ray raises a plain Exception if it does not start in time
             if address == "auto":
                 raise _no_cluster(address, help) from None
             if address is not None:

@@ -131,7 +131,7 @@ class TrialDispatcher:
         if trial.fit is not None:
             if end.ooms:
                 self._runner.record_oom(number, trial.fit, trial.fit.safe)
-            elif number in self._alone:  # it ran out of memory before, and its true size is known now
+            elif number in self._alone:  # the trial ran out of memory before, and now its size is known
                 seen = self._runner.records[number].memory.actual or 0
                 self._runner.record_oom(number, trial.fit, seen)
         if end.final is not None:

@@ -26,7 +26,7 @@ def parts_with_graph(
     program: Program, expression: cst.BaseExpression, *, but: str = ""
 ) -> list[cst.BaseExpression]:
     """Return the smallest subexpressions of a stored expression that have a graph, excluding the path `but`."""
-    if but and path_of(expression) == but:  # also an item of it
+    if but and path_of(expression) == but:  # or an item of `but`
         return []
     if isinstance(expression, cst.BinaryOperation):
         parts = [

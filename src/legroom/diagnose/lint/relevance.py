@@ -20,7 +20,7 @@ _WORDS = split_words(
     "register_backward_hook register_forward_hook register_forward_pre_hook register_full_backward_hook register_hook "
     "register_module_forward_hook retain_graph size_average zero_grad"
 )
-"""Names without which most rules report nothing."""
+"""If a file contains none of these names, most rules report nothing."""
 _AMP = re.compile(r"torch\.(?:cuda|cpu)\.amp")
 _ADDING = split_words(
     "add append appendleft extend insert put put_nowait setdefault update heappush register register_buffer"

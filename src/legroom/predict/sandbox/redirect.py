@@ -159,7 +159,7 @@ def _redirect_os(overlay: Overlay) -> None:
     plain_unlink = functools.reduce(getattr, ("unlink", "__wrapped__"), os)
     for method in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]
         defaults = getattr(method, "__defaults__", None) or ()
-        if plain_unlink in defaults:  # it was bound when the module was imported
+        if plain_unlink in defaults:  # bound as a default argument when the module was imported
             method.__defaults__ = tuple(os.unlink if each is plain_unlink else each for each in defaults)
 
 

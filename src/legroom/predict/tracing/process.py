@@ -209,7 +209,7 @@ class TracingProcess:
         leading = self._batch_size or next((shape[0] for shape in self._first_shapes if shape), None)
         try:
             return self._settings.candidates(leading)
-        except Exception:  # objects of the script may raise anything; its batch size then has no name
+        except Exception:  # objects of the script may raise any exception
             return []
 
     def _continue(self, request: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def run_on_worker(config: dict[str, Any]) -> None:
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            ATTEMPT_VARIABLE: "0",  # every attempt has its own folder here; the mailbox knows its number
+            ATTEMPT_VARIABLE: "0",  # every attempt has its own folder here; the mailbox stores its number
             SETTINGS_VARIABLE: json.dumps(
                 {**json.loads(task.environment[SETTINGS_VARIABLE]), "folder": folder}
             ),

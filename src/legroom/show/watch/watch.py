@@ -174,7 +174,7 @@ class _SharedDetector:
         self._pid = os.getpid()
         self._places: set[tuple[str, int]] = set()
         """The file and line of every loop so far."""
-        self._lock = threading.RLock()  # reentrant: a collected iterator ends its loop at any moment
+        self._lock = threading.RLock()  # reentrant: garbage collection of an iterator may end its loop
         self._has_warned = False
 
     def begin(self, listener: Callable[[DetectedLeak], None], place: tuple[str, int]) -> None:

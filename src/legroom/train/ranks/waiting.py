@@ -41,7 +41,7 @@ _STALL_FACTOR = 3
 """A main thread that makes no progress is reported after this many REPORT_SECONDS if no rank has exited, because it may
 compute or load data."""
 _POLL_SECONDS = 2.0
-"""The interval in seconds at which a rank looks for questions from other ranks."""
+"""The interval in seconds at which a rank checks for requests from other ranks."""
 _ANSWER_SECONDS = 6.0
 _EXIT_SECONDS = 2.0
 """The time in seconds within which the other ranks learn about an exit after the connections were closed."""

@@ -49,7 +49,7 @@ def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, B
     blocks: dict[int, Block] = {}
     free: list[Block] = []
     for segment in sorted(segments, key=lambda segment: -segment.bytes):
-        if segment.bytes > SMALL_SIZE * 2:  # allocated as one block first, so that the segment has its size
+        if segment.bytes > SMALL_SIZE * 2:  # one large block first, so that the segment has the right size
             allocator.free(allocator.malloc(segment.bytes, segment.stream))
         for name, size in segment.blocks:
             block = allocator.malloc(size, segment.stream)

@@ -130,7 +130,7 @@ class MemoryGate:
     def close(self) -> None:
         self._closed = True
         for tracer in self._tracers:
-            tracer.kill()  # a trace that is being waited for then fails
+            tracer.kill()  # if a trace is running, it fails
         self._queue.put((-1, next(self._order), lambda: None))
         self._worker.join()
         for tracer in self._tracers:

@@ -28,7 +28,7 @@ MAX_AGE = 2.0
 
 
 class OtherProcessUsage:
-    """The memory that other programs use on each GPU. Virtual GPUs have no other users. GPUs in a cluster are read
+    """The memory that other programs use on each GPU. No other programs use virtual GPUs. GPUs in a cluster are read
     once, at the start."""
 
     def __init__(

@@ -95,7 +95,7 @@ class Tracer:
             ranks=ranks,
             folder=self._folder.name,
         )
-        self._server = fork_server(function)  # it starts importing now
+        self._server = fork_server(function)  # the server starts importing now
         self._process: StudyProcess | None = None
         self._is_ready = False
         """True if the process waits for a request."""

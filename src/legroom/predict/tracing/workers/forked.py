@@ -78,7 +78,7 @@ class ForkedWorkers:
         with self._lock:
             number = self._requests
             self._requests += 1
-            with contextlib.suppress(OSError):  # it has exited; the first reply raises
+            with contextlib.suppress(OSError):  # has exited; receiving the first reply raises EOFError
                 socket.send_fds(self._ours, [b"."], [theirs.fileno(), stdin, output.fileno(), cwd])
         theirs.close()
         os.close(stdin)

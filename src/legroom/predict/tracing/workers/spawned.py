@@ -84,7 +84,7 @@ class _Spawned:
         """The request that the process traces, or will trace when it has reached the first batch."""
 
     def begin(self, job: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError, EOFError):  # it has exited; the first reply raises
+        with contextlib.suppress(OSError, EOFError):  # has exited; receiving the first reply raises EOFError
             self.process.pipe.send(job)
 
     @property

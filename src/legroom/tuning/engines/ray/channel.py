@@ -18,14 +18,14 @@ class TuneChannel:
         self.is_closed = False
         self._report = (
             report_of_session()
-        )  # `ray.tune.report` is the report of the trial while its function runs
+        )  # while the function runs, `ray.tune.report` is replaced
         self.process: int | None = None
-        """The ID of the forked process that waits for the answer."""
+        """The ID of the forked process that waits for the decision."""
 
     def report(self, message: ReportMessage) -> Action:
         try:
             self._report({REPORTED: message, PROCESS: self.process})
-        except SystemExit:  # how Ray stops a function that is waiting in a report
+        except SystemExit:  # Ray raises SystemExit to stop a function that waits in a report
             self.is_closed = True
             return Action.STOP
         return Action.CONTINUE
