@@ -77,7 +77,7 @@ def snapshot_at_peak(
     """Return the snapshot at peak allocated memory, or None if no memory was allocated on the device.
 
     `reserved` is the final reserved size, if it may exceed the reserved size at the peak. `rest` is the label of the
-    remainder.
+    remaining memory.
     """
     peak = ledger.peak(device)
     if peak.bytes <= 0:

@@ -34,7 +34,7 @@ from legroom.train.checkpoints.unwrapped_modules import module_state
 STATE = "state.pt"
 STATE_TENSORS = "state.safetensors"
 STAGE_ATTRIBUTE = "_legroom_stage"
-"""An attribute of a model that contains only the weights of one stage of a pipeline."""
+"""The attribute that marks a model with only the weights of one pipeline stage."""
 
 
 def module_file(name: str) -> str:

@@ -122,5 +122,5 @@ def is_forward(program: Program, function: Function) -> bool:
 
 
 def is_in_step_code(program: Program, fact: Fact) -> bool:
-    """Return True if the code of a fact runs in every training step."""
+    """Return True if a fact was recorded in code that runs in every training step."""
     return any(is_step_loop(loop) for loop in fact.loops) or runs_every_step(program, fact.function)

@@ -54,8 +54,8 @@ def _owners_of_parts(source: cst.CSTNode) -> set[str]:
 
 
 def optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
-    """Return the expressions that create the optimizers of a function: those whose `step` it calls. Return nothing if
-    one of these optimizers is unknown."""
+    """Return the expressions that create the optimizers whose `step` a function calls. Return nothing if one of these
+    optimizers is unknown."""
     found: list[cst.CSTNode] = []
     for call in program.calls:
         if (

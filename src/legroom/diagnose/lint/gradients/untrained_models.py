@@ -321,8 +321,8 @@ def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) 
 
 
 def _optimized_names(program: Program, function: Function) -> set[str]:
-    """Return all names from which the optimizers of a function are created: those whose `step` it calls. If these
-    optimizers are unknown, return the names for all optimizers in the file."""
+    """Return all names from which optimizers are created, for the optimizers whose `step` a function calls. If these
+    optimizers are unknown, all optimizers in the file are included."""
     if _is_loss_of_trainer(program, function):
         return {"model", "self.model"}
     sources = optimizers_of(program, function) or [
