@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed: without a stream, messages would be printed to standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        if sys.stdout is None and arguments[:1] not in (["run"], ["launch"]):  # `run` and `launch` report on stderr
+        if sys.stdout is None and arguments[:1] not in (["run"], ["launch"]):  # both report on stderr
             raise OutputError.from_error()
         code = app(args=arguments, prog_name="legroom", standalone_mode=False, obj=at_exit) or 0
         if sys.stdout is not None:

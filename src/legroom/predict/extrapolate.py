@@ -5,10 +5,10 @@ linear in the batch size. Two traces therefore determine a third trace, request 
 be replayed like a real trace. The replay predicts the peak, fragmentation and the allocator's cache. An extrapolated
 trace is never the final result, because the batch size that it suggests is traced.
 
-This module makes no guesses. If two traces do not make the same requests in the same order, nothing is extrapolated.
-In that case, an additional size is traced, which is cheap. `train.sizes.extrapolation` extrapolates the requests of a
-step on a real GPU, where each additional size requires a run. That module also aligns requests that differ, estimates
-requests without a counterpart, and starts with the memory that is already in use on the GPU.
+This module makes no assumptions. If two traces do not make the same requests in the same order, nothing is
+extrapolated. In that case, an additional size is traced, which is cheap. `train.sizes.extrapolation` extrapolates the
+requests of a step on a real GPU, where each additional size requires a run. That module also aligns requests that
+differ, estimates requests without a counterpart, and starts with the memory that is already in use on the GPU.
 """
 
 from collections.abc import Callable

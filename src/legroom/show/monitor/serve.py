@@ -41,8 +41,8 @@ _HEADERS = {
 
 
 class Readings:
-    """The state of the machine, which all browsers share. The machine's state is read only while a browser requests it,
-    and at most once per `interval`."""
+    """The state of the machine, which all browsers share. It is read only while a browser requests it, and at most once
+    per `interval`."""
 
     def __init__(self, sampler: Sampler, interval: float) -> None:
         self.interval = interval

@@ -17,7 +17,7 @@ MAX_SKIPPED = 120
 MAX_EXCESS_BYTES = 1024
 """The maximum number of bytes by which a request may exceed proportional growth, because of padding."""
 MIN_GROWTH = 0.7
-"""The minimum growth of a request, as a fraction of proportional growth. A workspace may have a fixed part."""
+"""The minimum growth of a request, as a fraction of proportional growth. Part of a workspace may have a fixed size."""
 
 
 def matching_sizes(

@@ -84,7 +84,7 @@ class IntRange:
 
     def from_unit(self, share: float) -> int:
         share = min(1.0, max(0.0, share))
-        low, high = self.low - 0.5, self.high + 0.5  # so that both ends of the range are as likely as other values
+        low, high = self.low - 0.5, self.high + 0.5  # so that both ends are as likely as other values
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:

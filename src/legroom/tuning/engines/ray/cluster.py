@@ -11,7 +11,7 @@ from legroom.scale import ray_cluster
 QUIET = {
     **ray_cluster.QUIET,
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the dispatcher chooses a trial's GPU
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the study stores reports; Ray would write each report a second time
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the study stores reports, so Ray need not write them
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output prints tables even at verbose=0
 }
 _PRELOADED = {"RAY_preload_python_modules": "ray.tune,legroom.tuning.engines.ray.trial"}
