@@ -150,7 +150,8 @@ class ScriptCommand(Command):
     """
 
     def expand(self, ctx: Any, args: list[str]) -> list[str]:
-        """Expand short forms, add `--` after `-m MODULE`, and give each omitted optional value."""
+        """Expand short forms, add `--` after `-m MODULE`, and add `WITHOUT_VALUE` where an optional value is
+        omitted."""
         options = {
             name: option
             for option in self.get_params(ctx)

@@ -34,7 +34,7 @@ class StrategyChoice:
     plan: PipelinePlan | None = None
     """The stages of the model, for a pipeline."""
     peaks: tuple[int, ...] = ()
-    """The predicted bytes of each GPU, if samples or layers were distributed by memory."""
+    """The predicted peak of each GPU in bytes, if samples or layers were distributed by memory."""
 
     @property
     def message(self) -> str:

@@ -59,7 +59,7 @@ class BalancedCut:
 
     boundaries: tuple[int, ...]
     peaks: tuple[int, ...]
-    """The predicted bytes of each stage."""
+    """The predicted peak of each stage in bytes."""
 
     @property
     def spread(self) -> float:

@@ -69,8 +69,8 @@ def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[Fram
 
 
 def _suggestion(error: BaseException) -> str:
-    """Return `. Did you mean: 'name'?` if Python 3.11 suggests a name. Only the interpreter's own output contains it
-    there. Later versions of Python include the suggestion in `TracebackException`.
+    """Return `. Did you mean: 'name'?` if Python 3.11 suggests a name. In Python 3.11, only the interpreter's own
+    output contains the suggestion. Later versions of Python include the suggestion in `TracebackException`.
     """
     if sys.version_info >= (3, 12) or not isinstance(error, NameError | AttributeError):
         return ""

@@ -319,7 +319,8 @@ class _Trials:
         return trial.fits
 
     def _measure(self, size: int) -> tuple[SizeTrial, LoggedTrial | None]:
-        """Run a size from the initial state, and restore that state. The log is None if the size does not fit."""
+        """Run the step with a batch of this size, starting from the initial state, and restore that state. The log is
+        None if the size does not fit."""
         self._snapshot.restore()
         _free_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
