@@ -84,9 +84,7 @@ class LegroomMagics:
         """Return the code of the cell. The first line of the cell, `%%legroom`, is line 1, as in the notebook."""
         shell = self._shell
         source = "\n" + shell.transform_cell(cell)
-        number = max(
-            len(shell.user_ns.get("In", ())) - 1, 1
-        )  # `In` already contains this cell
+        number = max(len(shell.user_ns.get("In", ())) - 1, 1)  # `In` already contains this cell
         file = shell.compile.cache(source, number, raw_code=f"%%legroom\n{cell}\n# recorded")
         module = shell.transform_ast(shell.compile.ast_parse(source, filename=file))
         body, last = module.body, []

@@ -64,9 +64,7 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
                 use_gpu=use_gpu,
                 placement_strategy="SPREAD" if plan.nodes[1] > 1 else "PACK",
             ),
-            torch_config=TorchConfig(
-                backend="gloo"
-            ),  # the workers only exchange the address of the ranks
+            torch_config=TorchConfig(backend="gloo"),  # the workers only exchange the address of the ranks
             run_config=RunConfig(
                 storage_path=storage, failure_config=FailureConfig(max_failures=plan.max_restarts)
             ),

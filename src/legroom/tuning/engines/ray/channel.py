@@ -16,9 +16,7 @@ class TuneChannel:
 
     def __init__(self) -> None:
         self.is_closed = False
-        self._report = (
-            report_of_session()
-        )  # while the function runs, `ray.tune.report` is replaced
+        self._report = report_of_session()  # while the function runs, `ray.tune.report` is replaced
         self.process: int | None = None
         """The ID of the forked process that waits for the decision."""
 
