@@ -39,9 +39,7 @@ def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
 
     def search(function: Any, arguments: Mapping[str, Any]) -> "RayResults":
         given = TrainFunction.of(unwrap_parameters(function), by_value=True)
-        with replaced(
-            [Replacement(ray_tune.Tuner, "fit", original_fit)]
-        ):  # the Ray engine calls the original
+        with replaced([Replacement(ray_tune.Tuner, "fit", original_fit)]):  # called by the Ray engine
             study = tune(given, **{**arguments, **options})
         studies.append(study)
         return RayResults(study)

@@ -201,9 +201,8 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         exited = {worker.global_rank for worker in worker_group.workers if _has_exited(worker.id)}
-        result: RunResult = super()._monitor_workers(
-            worker_group
-        )  # if a rank has failed, terminates the others
+        # If a rank has failed, this call terminates the others.
+        result: RunResult = super()._monitor_workers(worker_group)
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY, WorkerState.SUCCEEDED):
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
             self._recorder.finished(codes, exited)
