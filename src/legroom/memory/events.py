@@ -56,8 +56,9 @@ class Frame(NamedTuple):
 
 
 BEFORE_RECORDING = Frame("<before the recording>", 0, "")
-"""The line of storages that existed before the recording started. Like other names in angle brackets, it is not a
-file."""
+"""The line that is reported for storages that existed before the recording started. Like other names in angle brackets,
+it is not a file.
+"""
 
 
 class Alloc(NamedTuple):
@@ -172,7 +173,7 @@ class Holder(NamedTuple):
     storages: int
     """The number of storages that can be reached through the variable."""
     frame: Frame | None
-    """The current line of the frame that has the variable."""
+    """The line that the function with this variable was running."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ def no_garbage_collection() -> Iterator[None]:
 def _find_untrack() -> Callable[[Any], object]:
     """Return CPython's `PyObject_GC_UnTrack`, or a function that does nothing in other interpreters."""
     try:
-        # PyDLL creates a separate object. On a shared object, other code may set other types.
+        # `PyDLL` creates a new function object. Other code may set different argument types on a shared function
+        # object.
         function = ctypes.PyDLL(None).PyObject_GC_UnTrack
         function.argtypes, function.restype = (ctypes.py_object,), None
         probe: list[Any] = [[]]

@@ -105,7 +105,7 @@ class State:
         return sorted(holdings, key=lambda holding: -holding.bytes)[:number]
 
     def coverage(self) -> float:
-        """Return the fraction of the bytes with a known line, or 1 if there are no bytes."""
+        """Return the fraction of the bytes whose allocating line is known, or 1 if there are no bytes."""
         total = self.allocated
         known = sum(alloc.block_bytes for alloc in self.live if alloc.frame is not None)
         return known / total if total else 1.0

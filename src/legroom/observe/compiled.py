@@ -22,8 +22,8 @@ IN_EAGER_MODE = (
 
 
 def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Prevent the compiler from tracing a hook that a compiled function (an optimizer step) calls. Without this private
-    torch function, the compiler warns about code that it cannot trace.
+    """Prevent the compiler from tracing a hook that a compiled function (an optimizer step) calls. In torch versions
+    without `_disable_dynamo`, the compiler warns about code that it cannot trace.
     """
     disable: Any = getattr(torch, "_disable_dynamo", None)
     if disable is None:

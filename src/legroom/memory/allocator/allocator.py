@@ -275,8 +275,8 @@ class Allocator:
         self._space.library_loaded()
 
     def reduce_capacity(self, size: int) -> bool:
-        """Use `size` bytes of the device for a purpose outside PyTorch. Returns False if PyTorch has reserved this
-        memory.
+        """Reduce the memory that PyTorch can use by `size` bytes. Returns False if PyTorch has already reserved these
+        bytes.
         """
         if self._device.capacity is None:
             return True
@@ -294,7 +294,7 @@ class Allocator:
         self._select_fast_paths()
 
     def _select_fast_paths(self) -> None:
-        """Determine whether bisection alone finds a free block, as with the default settings."""
+        """Determine whether a search for a free block needs only a bisection, as with the default settings."""
         self._collects_garbage = (
             self._device.allowed is not None and self.settings.garbage_collection_threshold > 0
         )
@@ -388,7 +388,7 @@ class Allocator:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Defer frees until the end of the block."""
+        """Defer all frees until the `with` statement ends."""
         was_busy, self._is_busy = self._is_busy, True
         try:
             yield
@@ -398,7 +398,7 @@ class Allocator:
                 self._process_deferred_frees()
 
     def _process_deferred_frees(self) -> None:
-        """Free the blocks whose frees were deferred during an earlier call."""
+        """Free the blocks that were passed to `free` while the allocator was busy."""
         while self._deferred_frees:
             self.free(self._deferred_frees.pop())
 
@@ -472,7 +472,7 @@ class Allocator:
         return self.settings.rounded(size)
 
     def _search(self, pool: Pool, entries: list[FreeEntry], size: int) -> Block | None:
-        """Find the best fit with all settings taken into account, and remove it from the free list."""
+        """Find the free block that fits best according to all settings, and remove it from the free list."""
         if self._collects_garbage:
             pool.searches += 1
         position = bisect_left(entries, (size,))

@@ -18,7 +18,7 @@ WIDE_GAP_START: Final = FIRST_SEGMENT_ADDRESS - WIDE_GAP
 LIBRARY_BYTES: Final = 64 * MiB
 """The size of the address space that cuBLAS uses for each handle, before its workspace."""
 UNLIMITED_TOTAL: Final = 1 * TiB
-"""The memory that is assumed for a device without a capacity, to determine the length of address ranges."""
+"""The memory assumed for a device of unknown capacity. It determines the length of address ranges."""
 
 Trace = Callable[[str, int, int, int], None]
 """A function that is called with (action, address, size, stream). PyTorch's history uses the same actions
@@ -41,7 +41,7 @@ class DeviceMemory:
         self.capacity = capacity
         self.total = total if total is not None else capacity
         self.allowed: int | None = None
-        """The limit of the per-process memory fraction."""
+        """The number of bytes that the per-process memory fraction allows."""
         self.reserved = 0
         self.on_segment = on_segment
         self.trace = trace
@@ -105,7 +105,7 @@ class AddressSpace:
         self.free = [(FIRST_SEGMENT_ADDRESS, 2 * MiB), UPPER_GAP]
         """The gaps as pairs (address, size), lowest address first."""
         self.lowest_unit = WIDE_GAP_START
-        """The lowest unit. All units between this unit and `WIDE_GAP_START` exist."""
+        """The address of the lowest unit. All units between this address and `WIDE_GAP_START` exist."""
         self.highest_unit = WIDE_GAP_START
         """Units can also be added from this address down to `WIDE_GAP_START`."""
         self.first_was_large: bool | None = None

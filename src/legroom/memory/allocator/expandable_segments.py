@@ -92,7 +92,7 @@ class ExpandableSegments:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Map the first `size` bytes of an unmapped block, rounded up to pages. Returns whether memory was free."""
+        """Map the first `size` bytes of an unmapped block, rounded up to pages. Returns False if the device is full."""
         pool, page = block.pool, block.segment.page
         mapped = -(-size // page) * page
         if not self.device.has(mapped):

@@ -100,7 +100,7 @@ class CaptureWriter:
         pending = self._pending
         pending.append(event)
         if len(pending) < _MAX_PENDING:
-            # This runs for every event. A union of types would be created each time.
+            # This code runs for every event. `isinstance(event, Alloc | Free)` would create the union each time.
             if isinstance(event, Alloc) or isinstance(event, Free):  # noqa: SIM101
                 if event[0] < self._due:
                     return
@@ -218,8 +218,9 @@ def _create(path: Path, *, force: bool) -> FileIO:
 
 
 def check_output(path: Path, *, force: bool, option: str = "--force", example: str = "-o ") -> bool:
-    """Return whether the file exists. Raises UsageError or CaptureError if a capture must not overwrite it. `option` and
-    `example` are the ways to overwrite a file and to give a path, for the message."""
+    """Return whether the file exists. Raises UsageError or CaptureError if a capture must not overwrite it. The error
+    message names `option`, which allows overwriting, and `example`, which sets a path.
+    """
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -100,8 +100,8 @@ class ChunkFile:
                 self._chunk_with_peak[key] = chunk.number
 
     def _peaks(self) -> dict[tuple[str, int], int]:
-        """Return the chunks with the current peaks: the peaks of allocated memory, then the peaks of reserved memory.
-        If there is not enough room for all these chunks, the chunks with the peaks of allocated memory are kept.
+        """Return the chunks that contain the current peaks: first for allocated memory, then for reserved memory. If
+        there is not enough room for all these chunks, the chunks with the peaks of allocated memory are kept.
         """
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {

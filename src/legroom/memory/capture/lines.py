@@ -83,7 +83,9 @@ class LineEncoder:
         self._last_id = 0
 
     def begin_chunk(self, header: dict[str, Any]) -> list[str]:
-        """Return the first lines of a new chunk: the completed `header` and the live storages."""
+        """Return the first lines of a new chunk: `header` with the event number and the time added, and the live
+        storages.
+        """
         self._step_lines, self.ooms = _CompressedLines(), 0
         self._sites = {}
         self._last_time, self._last_id = self.time, 0

@@ -23,15 +23,15 @@ class Chunk:
 
     number: int
     offset: int
-    """The position in the file in bytes."""
+    """The position of the chunk in the file, in bytes."""
     size: int
-    """Bytes."""
+    """The size of the chunk in the file, in bytes."""
     first_event: int
     events: int
     begin: int
-    """Microseconds."""
+    """The time at the start of the chunk, in microseconds."""
     end: int
-    """Microseconds."""
+    """The time at the end of the chunk, in microseconds."""
     step_lines: bytes
     """The Step events, compressed."""
     ooms: int = 0
@@ -128,7 +128,7 @@ def _thin(chunks: list[Chunk], room: int) -> None:
                 b"".join(line for line in lines if json.loads(line)[2] % every == 0)
             )
             chunk.every = every
-        if every > 1 << 30:  # no step is left: `room` is smaller than the compressed empty lines
+        if every > 1 << 30:  # no step is left: even an empty list of lines is larger than `room` when compressed
             break
 
 

@@ -28,7 +28,7 @@ from legroom.user_cache import is_disabled, read_json
 MAX_BYTES = 256 << 10
 """A larger file was not written by Legroom."""
 FORGET_SECONDS = 3600.0
-"""The age at which a file from another container is deleted. Its processes cannot be checked from here."""
+"""The age at which a file from another container is deleted. Legroom cannot check whether its process still runs."""
 RETRY_SECONDS = 10.0
 """The pause after a failed attempt to write."""
 _NAME = "*-*.json"
@@ -172,8 +172,10 @@ def _is_running(document: dict[str, Any]) -> bool:
 
 
 def _is_abandoned(path: Path, document: Any) -> bool:
-    """Return whether no process updates a file any more. A process may be writing a file that is not complete, and
-    processes in another container cannot be checked, so in these two cases, the file must also have a minimum age."""
+    """Return whether no process updates a file any more. An incomplete file must also have a minimum age, because a
+    process may still be writing it. So must a file from another container, because the processes of that container
+    cannot be checked.
+    """
     if isinstance(document, dict) and document.get("machine") == _machine():
         return True
     try:
@@ -245,8 +247,9 @@ def _process_started(pid: int) -> str | None:
 
 @functools.cache
 def _machine() -> str:
-    """Return a text that is the same for all processes of this boot that share their process numbers. Containers may
-    share the folder but have their own process numbers."""
+    """Return a text that identifies this boot of the machine and the namespace of process numbers. Containers may share
+    the folder, but each container has its own process numbers.
+    """
     parts = []
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -7,7 +7,7 @@ from itertools import pairwise
 HISTORY = 60
 """The number of measurements in `RunStatus.history`: half a minute at two measurements per second."""
 TREND_READINGS = 8
-"""The number of measurements that a trend requires to be above (or below) their predecessor."""
+"""A trend requires this number of measurements, each of them above (or each of them below) its predecessor."""
 
 
 class StepHistory:
@@ -17,7 +17,7 @@ class StepHistory:
         self._readings: deque[tuple[int, int]] = deque(maxlen=HISTORY)
 
     def add(self, step: int, allocated: int) -> None:
-        """Add a measurement. The first one of each step counts."""
+        """Add a measurement. Only the first measurement of each step is stored."""
         if step and (not self._readings or self._readings[-1][0] != step):
             self._readings.append((step, allocated))
 

@@ -35,7 +35,7 @@ class ChildCaptures:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Within the block, processes that the program starts find the folder of their captures."""
+        """Within the block, an environment variable shows child processes the folder for their captures."""
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = self._folder.name
         try:

@@ -94,7 +94,7 @@ class AddressOwners:
             self.persistent.append(self._state_of(optimizer, tick))
 
     def everything(self, tick: int) -> list[OwnedAddresses]:
-        """Return the current owners of addresses, most certain first."""
+        """Return the addresses of all tensors whose category is known now. The most certain categories come first."""
         found = []
         for reference in list(self._roots.values()):
             root = reference()
@@ -135,7 +135,7 @@ class AddressOwners:
 
     def _owners_in(self, root: nn.Module, tick: int) -> list[OwnedAddresses]:
         own = type(root).__name__
-        # The same paths as those of running modules, so that gradients belong to the line that called the module.
+        # Use the same paths as for running modules, so that a gradient is assigned to the line that called its module.
         paths = {name: displayed_path(name, module) or own for name, module in root.named_modules()}
 
         def module_of(name: str) -> str:

@@ -32,10 +32,10 @@ class BlocksInUse:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
         self._uncertain: set[int] = set()
-        """Large blocks from before the history that may include a remainder."""
+        """Large blocks that existed before the history started and that may include a remainder."""
         self.corrected: dict[int, int] = {}
-        """Maps the addresses of blocks from before the history to their corrected sizes. The caller removes the
-        entries.
+        """Maps the addresses of blocks that existed before the history started to their corrected sizes. The caller
+        removes the entries.
         """
         self.allocated = 0
         """The total size of all blocks in use."""

@@ -427,7 +427,7 @@ class CudaHistory:
         return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
 
     def _records_by_tick(self) -> list[TickRecord]:
-        """Return all records since the last reading, in order, and the current address owners."""
+        """Return all records since the last reading in order, followed by the current address owners."""
         with torch._C.DisableTorchFunction():
             now = self._owners.everything(self._markers.tick + 1)
         records: list[TickRecord] = [
@@ -469,7 +469,7 @@ class _Ring:
         self.entries = 0
         """The number of entries at the last update."""
         self.last = 0
-        """The number of entries in the last step."""
+        """The number of entries that the last step added."""
         self.read_at = 0
         self.peak_allocated = 0
         self.peak_reserved = 0

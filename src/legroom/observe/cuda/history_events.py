@@ -48,7 +48,7 @@ from legroom.observe.holders.holders import HolderSurvey, StepStorage
 
 
 class LoaderBatch(NamedTuple):
-    """The record of a loader that returned a batch with tensors of these sizes."""
+    """Records that a loader returned a batch with tensors of these sizes."""
 
     tick: int
     sizes: frozenset[int]
@@ -221,7 +221,7 @@ class _Reading:
             self._emit(GapEnded(self._time))
 
     def _is_stale(self, record: TickRecord) -> bool:
-        """Return whether a record refers to blocks that were allocated and freed in the lost entries."""
+        """Return whether a record refers to blocks whose allocation and free were both lost."""
         transient = isinstance(record, OwnedAddresses) and record.category in (
             Category.GRADIENT,
             Category.INPUT,

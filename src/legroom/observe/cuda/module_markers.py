@@ -33,7 +33,7 @@ class ModuleMarkers:
         self._path = ""
         """The path of the running module, or "" outside modules."""
         self._names: dict[int, str] = {}
-        """Maps the `id` of each module below the running root to its path."""
+        """Maps the `id` of each module inside the running root module to its path."""
         self._entered = 0
         """The number of module calls since the root started."""
         self._known = ModuleNames()

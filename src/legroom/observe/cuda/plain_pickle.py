@@ -48,7 +48,7 @@ _TUPLES = {_TUPLE1: 1, _TUPLE2: 2, _TUPLE3: 3}
 _LENGTHS = {
     _SHORT_BINUNICODE: 1, _BINUNICODE: 4, _BINUNICODE8: 8, _SHORT_BINBYTES: 1, _BINBYTES: 4, _LONG1: 1, _LONG4: 4,
 }  # fmt: skip
-"""The number of bytes that contain the length of a value."""
+"""Maps an instruction to the number of bytes that store the length of its value."""
 
 
 def _run(data: bytes) -> Any:

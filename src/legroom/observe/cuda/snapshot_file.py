@@ -148,8 +148,9 @@ class _Snapshot:
         }
 
     def _frames(self, frames: Any) -> list[dict[str, Any]]:
-        """Return the Python frames of a stack, with the torch and Python paths on this machine. Equal stacks are the
-        same list."""
+        """Return the Python frames of a stack. Paths of torch and Python are replaced by the paths on this machine. If
+        the snapshot stores a stack only once, the same list is returned for each use.
+        """
         if not frames:
             return []
         known = self._stacks.get(id(frames))
@@ -159,7 +160,7 @@ class _Snapshot:
                 for frame in _list(frames, "frames")[:_MAX_FRAMES]
                 if (checked := _python_frame(_mapping(frame, "frame"))) is not None
             ]
-            self._originals.append(frames)  # keeps the id
+            self._originals.append(frames)  # alive, so that its `id` is not reused
         return known
 
     # --- converting
@@ -206,8 +207,9 @@ class _Snapshot:
         return [*(event for _, event in timed), SnapshotImported(end)]
 
     def _ends(self, trace: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the step ends of a device. Without recorded calls, a step ends with the last entry of the
-        optimizer."""
+        """Return the times at which the steps of a device end. If no optimizer calls were recorded, a step ends
+        with the last entry of the optimizer.
+        """
         if self._step_ends:
             first = trace[0]["time_us"] if trace else 0
             return [each for each in self._step_ends if each >= first]

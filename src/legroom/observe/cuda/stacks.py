@@ -25,7 +25,7 @@ class Stack(NamedTuple):
     user's line called the operation directly, because the history does not contain operations.
     """
     from_engine: bool
-    """Whether a thread of the autograd engine started this stack."""
+    """Whether this stack belongs to a thread of the autograd engine."""
     in_backward: bool
     """Whether the stack contains a call that runs the backward pass."""
 
@@ -35,7 +35,7 @@ NO_STACK = Stack(None, "", True, False)
 
 
 class Stacks:
-    """Reads the stacks of one snapshot, in which equal stacks are the same list."""
+    """Reads the stacks of one snapshot. In a snapshot, equal stacks are the same list object."""
 
     def __init__(self) -> None:
         self._known: dict[int, Stack] = {}

@@ -26,9 +26,9 @@ class StepPeaks:
         self._namespace = namespace
         self._originals: dict[str, Callable[[int], Any]] = {}
         self._saved: dict[int, _SavedPeaks] = {}
-        """The peaks since the script's last reset by device, saved before this class reset them."""
+        """The peaks of each device since the script's last reset, saved before this class reset them."""
         self._peaks_before_reset: dict[int, tuple[int, int]] = {}
-        """The allocated and reserved peaks of the current step by device, saved before the script reset them."""
+        """The allocated and reserved peaks of each device in the current step, saved before the script reset them."""
         self._exit = ExitStack()
         self._is_stopped = False
 

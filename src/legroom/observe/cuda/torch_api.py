@@ -114,7 +114,7 @@ class CudaApi:
         torch.cuda.memory._record_memory_history(None)
 
     def stamp_setter(self) -> Callable[[str], None] | None:
-        """Return the function that sets the string for entries from this thread."""
+        """Return the function that sets the string that torch adds to history entries from this thread."""
         if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
             return None
         stamp: Callable[[str], None] | None = getattr(torch._C, "_cuda_setMemoryMetadata", None)
