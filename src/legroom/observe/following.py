@@ -93,8 +93,9 @@ class FollowedRecorder:
 
 
 class FollowedHistory:
-    """The events of an active CUDA history from `__enter__` to `__exit__`. The history is read at both ends, which takes
-    about 10 µs per entry."""
+    """The events of an active CUDA history from `__enter__` to `__exit__`. The history is read at the start and at the
+    end of the block, which takes about 10 µs per entry.
+    """
 
     def __init__(self, history: CudaHistory, sink: Sink) -> None:
         self._history = history

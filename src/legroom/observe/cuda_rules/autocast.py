@@ -51,7 +51,7 @@ NORMS = {
     "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
     "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
 }
-"""Operations that have another overload with a `dtype` argument."""
+"""Maps each norm operation to its overload with a `dtype` argument."""
 REJECTED = frozenset({"binary_cross_entropy"})
 """Operations that raise an error under autocast on CUDA."""
 
@@ -94,8 +94,8 @@ def installed(overrides: Overrides) -> Iterator[None]:
 
 
 def _registered(key: str) -> set[str]:
-    """Return the registered operations. The result is empty without torch's private list of registrations. In that
-    case, autocast follows the CPU's lists.
+    """Return the registered operations. The result is empty if this version of torch lacks the private function that
+    lists them. In that case, autocast follows the CPU's lists.
     """
     registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
     if registrations is None:

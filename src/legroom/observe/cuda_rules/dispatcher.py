@@ -1,9 +1,9 @@
-"""Makes torch's dispatcher use CUDA's path for tensors on a virtual device.
+"""Makes torch's dispatcher follow CUDA's implementation for tensors on a virtual device.
 
 Some operations are composed of other operations that depend on the device: attention, dropout, recurrent layers, all
-operations under autocast. Tensors on a virtual device are CPU tensors, so these operations would use the CPU's path and
-save other tensors for the backward pass. While `Overrides` is active, these operations have kernels that follow CUDA's
-path. Closing `Overrides` restores the original kernels.
+operations under autocast. Tensors on a virtual device are CPU tensors, so these operations would follow the CPU's
+implementation and save other tensors for the backward pass. While `Overrides` is active, these operations have kernels
+that follow CUDA's implementation. Closing `Overrides` restores the original kernels.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""All rules for one GPU: the memory plans of operations, CUDA's path for composite operations, and in-place gradients."""
+"""All rules for one GPU: memory plans, CUDA's implementation of composite operations, and in-place gradients."""
 
 import contextlib
 import sys
@@ -94,7 +94,7 @@ class CudaRules:
     def installed(
         self, is_on_device: Callable[[torch.Tensor], bool], *, with_data: bool = False
     ) -> Iterator[None]:
-        """Within the block, composite operations take CUDA's path for tensors on a virtual device.
+        """Within the block, composite operations on a virtual device follow CUDA's implementation.
 
         If `with_data` is set, the tensors have data. In this case, implementations that only infer shapes are not
         installed.

@@ -1,5 +1,6 @@
-"""The torch, cuDNN and GPU with which the data for the shipped rules, tables and models were measured. This module does
-not import torch."""
+"""The torch version, the cuDNN version and the GPU that were used to measure the shipped rules, tables and models. This
+module does not import torch.
+"""
 
 import re
 from dataclasses import dataclass

@@ -106,7 +106,7 @@ class DeviceAllocations:
         self.alternatives: dict[int, tuple[int, ...]] = {}
         """Maps the number of a workspace allocation to other possible sizes, if the size is uncertain."""
         self.optional: set[int] = set()
-        """Numbers of workspace allocations that are optional for the kernel."""
+        """The numbers of workspace allocations that may fail, because another kernel can run without a workspace."""
         self.room_left = 0
         """A lower bound on the memory that is left on the fullest device. Allocations reduce this value, and
         `Recorder.check_room` updates it.

@@ -1,7 +1,7 @@
 """The state of torch's autograd engine on this thread.
 
 The functions that return this state are private to torch. This module looks up each function once. The docstring of
-each function describes the effect of a torch version without this function.
+each function describes what happens in torch versions that lack the function.
 """
 
 from collections.abc import Callable

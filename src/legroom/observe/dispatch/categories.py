@@ -142,7 +142,7 @@ class CategoryTracker:
             self._host_categories[storage._cdata] = (weakref.ref(storage), category)
 
     def category_of_copy(self, source: torch.Tensor) -> Category | None:
-        """Return the category of a device copy of `source`, if `source` determines this category."""
+        """Return the category of a device copy of `source`, or None if it does not follow from `source`."""
         if isinstance(source, nn.Parameter):
             return Category.PARAMETER
         storage = storage_of(source)

@@ -1,4 +1,4 @@
-"""Replays the memory that CUDA kernels allocate in addition to their results (see `cuda_rules`) through the allocator."""
+"""Replays the allocations that CUDA kernels make in addition to their results (see `cuda_rules`)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from legroom.observe.dispatch.storages import storage_of
 
 
 class AddStorage(Protocol):
-    """Allocates a storage now. `nbytes` overrides the size of the storage."""
+    """A function that allocates memory for a storage. `nbytes` overrides the size of the storage."""
 
     def __call__(
         self,

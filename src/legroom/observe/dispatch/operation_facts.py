@@ -46,7 +46,7 @@ class OperationFacts:
         """
         self.changes_list = _name(func).startswith("aten::_foreach_") and _name(func).endswith("_")
         """Whether the operation changes a list of tensors in place (`_foreach_add_`). CUDA kernels increment the
-        versions of these tensors. Below a dispatch mode, nothing does.
+        versions of these tensors. The CPU kernels that run below a dispatch mode do not.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
         """Whether nothing is recorded if the result is a known storage and the run is in host memory."""
@@ -103,8 +103,8 @@ _RESIZING = overloads("resize_", "resize_as_", "set_")
 
 
 def _functions() -> dict[Any, Any]:
-    """Return torch's C++ function for each common operation. Other functions are not used, because a program may
-    replace them.
+    """Return torch's C++ function for each common operation. Functions in public modules are not used, because a
+    program may replace them.
     """
     found: dict[Any, Any] = {}
     for module, names in (

@@ -125,7 +125,7 @@ class Recorder:
         """Protects the allocators and the state of the recorder."""
         self._expired: deque[LiveStorage] = deque()
         self._on_expired = self._storage_expired
-        """One bound method for all storages."""
+        """The callback of all weak references, stored because each access to a method would create a new object."""
         self._exit = contextlib.ExitStack()
         self.on_line: Callable[[Frame | None], None] | None = None
         """Called with the user's line after each operation that allocates memory."""
@@ -263,9 +263,9 @@ class Recorder:
         self._record_results(func, args, kwargs, new or [], out, plan)
 
     def _is_alias_of_known(self, args: Sequence[Any], key: int) -> bool:
-        """Return whether the unknown storage `key` uses no memory, because the first argument is in host memory or already
-        recorded. An in-place operation on a tensor with data returns a tensor without data if another argument has no
-        data. In a sparse tensor, indices and values have different storages.
+        """Return whether the unknown storage `key` needs no memory of its own, because the first argument is in host
+        memory or already recorded. An in-place operation on a tensor with data returns a tensor without data if another
+        argument has no data. In a sparse tensor, indices and values have different storages.
         """
         storage = storage_of(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         if storage is None:
@@ -330,8 +330,8 @@ class Recorder:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
         During the call, the dispatch modes are disabled, because they take about ten times as long as creating a small
-        tensor. If the modes are necessary, this method runs nothing and returns None. The dispatch modes are necessary
-        for other modes, for CUDA rules and fake tensors, and if the result may be too large.
+        tensor. If the modes are necessary, this method runs nothing and returns None. The modes are necessary if other
+        modes are active, if CUDA rules or fake tensors are used, and if the result may be too large.
         """
         if (
             self.rules is not None

@@ -1,7 +1,7 @@
 """Reads the reference counts of storages, and handles weak references that end before the storage is freed.
 
-Reference counts and weak references of storages depend on torch internals. This module checks each part once, on a
-small storage.
+Reference counts and weak references of storages depend on torch internals. This module checks once, on a small storage,
+how they behave in this version of torch.
 """
 
 import ctypes
@@ -14,8 +14,9 @@ import torch
 
 
 def _in_memory(key: int) -> int:
-    """Read the reference count from torch's C++ object. The count follows the pointer to the virtual functions. CPU
-    builds of old releases (2.6) have no function that returns this count."""
+    """Read the reference count from the memory of torch's C++ object. The count comes right after the pointer to the
+    virtual function table. CPU builds of old releases (2.6) have no function that returns this count.
+    """
     return ctypes.c_uint32.from_address(key + ctypes.sizeof(ctypes.c_void_p)).value
 
 

@@ -99,7 +99,7 @@ def _storage_of_wrapped(tensor: Any) -> Any:
 
 
 def _storage_of_values(tensor: Any) -> Any:
-    """Return the storage of a sparse tensor's values. The indices are not included if an operation created them."""
+    """Return the storage of a sparse tensor's values. The storage of its indices is not returned."""
     layout = getattr(tensor, "layout", torch.strided)
     if layout is torch.strided:
         return _storage_of_wrapped(tensor)

@@ -99,7 +99,8 @@ class FakeTensors:
             result = self._values.evaluate(func, args, kwargs)
             if result is not None:
                 return result
-            if id(func) in _COMPARISONS:  # mostly assertions, and loops that end when values no longer change
+            # Most comparisons are assertions, or conditions of loops that end when values no longer change.
+            if id(func) in _COMPARISONS:
                 self.values_read += 1
                 self.values_substituted += 1
                 return True

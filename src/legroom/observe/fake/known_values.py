@@ -104,7 +104,7 @@ class KnownValues:
         return computed  # a number
 
     def _select(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a selection by masks as a selection by indices, which does not require the values of the selected tensor."""
+        """Run a selection by masks as a selection by indices, so that only the values of the masks must be known."""
         if func is _BY_MASK:
             source, mask = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]
             return self._select(_INDEX, (source, [mask]), {})

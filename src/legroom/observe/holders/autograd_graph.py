@@ -93,8 +93,8 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 def saved_and_packed(node: Any) -> tuple[Iterable[torch.Tensor], bool]:
-    """Return the results of `saved_by` and `has_pack_hooks`. If the node saved only plain tensors, its variables are
-    read once.
+    """Return the results of `saved_by` and `has_pack_hooks`. If no hook packed the node's tensors, its saved variables
+    are read only once.
     """
     if not _unpacks_freely and _can_read_saved:
         names = _saved_attributes(type(node))

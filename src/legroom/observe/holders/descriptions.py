@@ -35,9 +35,11 @@ _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _UNBOUNDED_SIZE = 1025
 """A cache with at least this `maxsize` is treated as unbounded."""
 _SPARSE = 1.3
-"""A size limits consecutive keys if it is at least this many times as large as their number. A counter is not."""
+"""A number in the same object is treated as the size of a dict's key range if it is at least this many times as large
+as the dict. A smaller number may be a counter of the items.
+"""
 _MAX_SLOTS = 10_000_000
-"""Larger keys are not indices, but addresses or hash values."""
+"""Larger keys are treated as addresses or hash values, not as indices."""
 _MIN_ITERATIONS_IN_ATTRIBUTES = 3
 """The attributes of an object are treated as a container if they contain tensors from this many iterations."""
 
@@ -100,7 +102,7 @@ class HolderPath(NamedTuple):
     is_mapping: bool = False
     """Whether the container stores items by keys that can repeat. Such a container may stop growing."""
     iterations: int = 0
-    """The number of iterations from which the container is known to have tensors."""
+    """The number of iterations whose tensors were found in the container."""
     keys: tuple[str, ...] = ()
     """The literal keys on the path."""
     aliases: tuple[StoredName, ...] = ()
@@ -118,7 +120,9 @@ class HolderPath(NamedTuple):
     has_small_limit: bool = False
     """Whether the container itself limits its length to a small number of items (`deque(maxlen=100)`)."""
     fills_slots: bool = False
-    """Whether the container has fewer items than indices that it may use, as a dataset cache has in the first epoch."""
+    """Whether the container fills a fixed range of indices that is not full yet, like a dataset cache in the first
+    epoch.
+    """
     contains_tokens: bool = False
     """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
     is_truncated: bool = False
@@ -297,8 +301,9 @@ def _has_small_limit(container: Any) -> bool:
 
 
 def _fills_slots(container: Any, chain: list[Any]) -> bool:
-    """Return whether the keys of a dict are indices of a larger range: indices in random order with gaps, or indices below a
-    size that the object with the dict knows."""
+    """Return whether the keys of a dict are indices of a fixed range that is not full yet. Such indices are in random
+    order with gaps, or they are below a size that is stored in the same object as the dict.
+    """
     if not isinstance(container, dict) or not container or not all(type(key) is int for key in container):
         return False
     highest, enough = max(container) + 1, _SPARSE * len(container)
@@ -366,7 +371,7 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
     """Return the step from `item`, an object that `owner` references, to `following`. Return None if this reference
-    adds nothing to the name.
+    does not appear in the name.
     """
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)

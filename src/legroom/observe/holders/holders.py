@@ -66,7 +66,7 @@ class HolderSurvey(NamedTuple):
     backward_line: Frame | None
     """The line that called the running backward pass."""
     saved: frozenset[int] = frozenset()
-    """The keys of the storages that autograd graphs saved. The graphs can be reached from these variables."""
+    """The keys of the storages that the autograd graphs of the variables saved."""
 
     def categories(self) -> dict[int, Category]:
         """Return the category of each storage key, derived from the object that retains the storage. The category is

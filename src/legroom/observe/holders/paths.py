@@ -36,7 +36,9 @@ from legroom.observe.source.user_files import is_user_file
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12
 MAX_CYCLE_LENGTH = 9
-"""A reference cycle through two objects may include their dicts, a list, a closure and its cell."""
+"""The maximum number of references in a cycle. A cycle of two objects may include their dicts, a list, a closure and
+its cell.
+"""
 MAX_CYCLE_OBJECTS = 10_000
 _UNKNOWN_ITERATIONS: Mapping[int, int] = {}
 

@@ -156,7 +156,9 @@ def _is_observer(kind: type) -> bool:
 
 
 _TEST_RUNNER = ("_pytest.", "pluggy.")
-"""Each pytest object references the whole session, which may have thousands of tests."""
+"""Modules whose objects are not followed. Each pytest object references the whole session, which may have thousands of
+tests.
+"""
 _RETAINING_PACKAGES = ("legroom.train.", "legroom.scale.", "legroom.tuning.", "legroom.integrations.")
 
 

@@ -109,7 +109,7 @@ def _math_attention(
     del scores
     if dropout > 0:
         weights = torch.dropout(weights, dropout, True)
-    # torch returns the weights too, and the compiler computes the last result first.
+    # In C++, torch returns the weights as the second result. The compiler evaluates the second result first.
     returned_weights = weights.to(dtype)
     result = torch.matmul(weights, value).to(dtype)
     del float32_query, returned_weights

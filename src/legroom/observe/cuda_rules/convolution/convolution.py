@@ -121,7 +121,7 @@ def _workspace(name: str, guess: WorkspaceGuess, index: int) -> list[MemoryStep]
     """
     size, others = guess.likely[index], tuple(sizes[index] for sizes in guess.others)
     if not any(other != size for other in others):
-        others = ()  # all are equal
+        others = ()  # all alternatives equal the likely size
     return [ScratchAlloc(name, size, others, optional=True), ScratchFree(name)] if size or others else []
 
 

@@ -99,10 +99,10 @@ class Knob(IntEnum):
     """Kernel settings ("knobs" in cuDNN)."""
 
     COPIES = 0
-    """Copies of the weight gradient."""
+    """The number of copies of the weight gradient."""
     TILE = 2
     BUFFERS = 12
-    """Copies of the accumulated result, in tiles."""
+    """The number of copies of the accumulated result, in whole tiles."""
     NO_WORKSPACE = 25
     CLUSTER_ROWS = 27
     CLUSTER_COLUMNS = 28

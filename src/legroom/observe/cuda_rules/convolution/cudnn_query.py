@@ -52,7 +52,7 @@ OPERATIONS = (ConvOperation.FORWARD, ConvOperation.INPUT_GRADIENT, ConvOperation
 
 
 _MAX_OVERHEAD = 200
-"""The maximum number of bytes that kernels need in addition to copies and sums."""
+"""The maximum number of bytes that kernels need in addition to copies and partial sums."""
 HOPPER = (9, 0)
 """Compute capability of the GPUs whose split-K kernels are known."""
 
@@ -61,7 +61,7 @@ class KernelChoice(NamedTuple):
     """The kernel that cuDNN selects."""
 
     workspace: int
-    """Bytes."""
+    """The size of the workspace in bytes."""
     engine: int
     """cuDNN's number for a family of kernels."""
     rank: int
@@ -115,8 +115,8 @@ class Cudnn:
         c: Convolution,
     ) -> tuple[int, ...]:
         """Return the result of `workspaces` for a selected kernel. The partial sums of Hopper's split-K kernels depend
-        on the number of blocks that run at once, which only a real GPU provides. Therefore this function computes the
-        partial sums itself. A kernel may also have no partial sums.
+        on the number of blocks that run at once, which is known only on a real GPU. Therefore this function computes
+        the partial sums itself. A kernel may also have no partial sums.
         """
         problem = kernel_problem(operation, query.layer, c, query.output_sizes)
         gpu_only = first_gpu_only(problem, skipped)
@@ -270,7 +270,7 @@ _INSTANT, _FALLBACK = 0, 2
 run.
 """
 _FIRST, _ALL = 4, 100
-"""The maximum number of kernels to try. Usually the first kernel is used."""
+"""The numbers of kernels to request from cuDNN: first a few, then all. Usually torch runs the first kernel."""
 
 
 def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:

@@ -195,7 +195,7 @@ def _forests() -> dict[ConvOperation, _Forest]:
 
 
 def _read_bits(file: BytesIO, count: int) -> str:
-    """Read bits as characters. Bytes are filled up with zeros."""
+    """Read `count` bits and return them as characters. In the file, the last byte is padded with zeros."""
     data = file.read(-(-count // 8))
     return f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"[:count]
 

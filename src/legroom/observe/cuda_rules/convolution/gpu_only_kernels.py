@@ -55,8 +55,9 @@ ALGORITHMS = {
     (ConvOperation.WEIGHT_GRADIENT, 19): Algorithm.COMPILED,
     (ConvOperation.WEIGHT_GRADIENT, 62): Algorithm.PRODUCT,
 }
-"""Maps (`actual_operation`, cuDNN's number for a kernel) to its algorithm. All other kernels are offered without a
-GPU."""
+"""Maps (`actual_operation`, cuDNN's number for a kernel) to its algorithm. cuDNN lists all other kernels even without a
+GPU.
+"""
 
 
 class KernelProblem(NamedTuple):
@@ -153,7 +154,7 @@ _CAN_RUN: dict[Algorithm, Callable[[KernelProblem, SkippedKernel], bool]] = {
     Algorithm.SUMMED: _can_compile,
 }
 _NO_DRIVER = "libcuda == nullptr"
-"""The reason in the log if only the driver is missing."""
+"""The reason that cuDNN logs if it skips a kernel only because there is no driver."""
 _MAX_FFT_SIZE = 256
 
 

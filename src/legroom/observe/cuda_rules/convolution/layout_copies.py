@@ -42,7 +42,7 @@ def _padded(channels: int, c: Convolution) -> int:
 
 
 def copied_weights(c: Convolution, rule: str) -> int:
-    """Return the number of copied weights, by a rule of `LAYOUTS`."""
+    """Return the number of copied weights according to a rule of `LAYOUTS`."""
     inputs, outputs = (c.outputs, c.inputs) if c.transposed else (c.inputs, c.outputs)
     padded = _padded(inputs, c) // c.groups * _padded(outputs, c) * c.kernel_area
     is_padded = padded > c.weights

@@ -30,7 +30,7 @@ Row = tuple[int, int, int, int, int, int, int]
 
 
 class ConvLayer(NamedTuple):
-    """A convolution without its batch size, which is the key of the table."""
+    """A convolution without its batch size. The table has one entry per layer."""
 
     dtype: str
     """PyTorch's name for the dtype, or `float32_strict` if TF32 is not allowed (`torch.backends.cudnn.allow_tf32`)."""
@@ -225,7 +225,7 @@ def _remainders(place: int, rows: slice) -> Sequence[int]:
 def _block_remainders(place: int, block: int) -> Sequence[int]:
     rows = slice(block * BLOCK, (block + 1) * BLOCK)
     kinds, remainders = (column[rows] for column in _table().rows[place : place + 2])
-    kinds = bytes(kinds)  # an array counts slowly
+    kinds = bytes(kinds)  # `array.count` is slow
     return ungroup(kinds, remainders, [kinds.count(kind) for kind in range(len(WORKSPACE_KINDS))])
 
 

@@ -1,11 +1,12 @@
 """Partial sums of Hopper's split-K kernels, for convolutions whose tiles do not fill the GPU.
 
-A convolution is a matrix product that is computed in tiles. The number of tiles computed at a time is the number of
-blocks that run at once (a wave). The tiles after the last full wave would keep only a few SMs busy, so the depth of
-their sums is split. Each block computes the sum of one part and writes the sum to the workspace in float32. The tile
-and the cluster of blocks are reported by cuDNN. Without a GPU, the number of clusters that run at once is unknown, so
-the workspace size that cuDNN reports includes too few partial sums or none. The formula was derived from queries on a
-real H200. The formula is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
+A convolution is a matrix product that is computed in tiles. Each block computes one tile, and the tiles that are
+computed at the same time are called a wave. The tiles after the last full wave would keep only a few SMs busy, so their
+sums are split along the depth of the matrices. Each block computes a partial sum and writes it to the workspace in
+float32. The tile and the cluster of blocks are reported by cuDNN. Without a GPU, the number of clusters that run at
+once is unknown, so the workspace size that cuDNN reports includes too few partial sums or none. The formula was derived
+from queries on a real H200. The formula is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile
+and dtype).
 """
 
 from dataclasses import replace

@@ -177,7 +177,7 @@ _LAYOUT_OF = {
 }  # fmt: skip
 """Maps (`actual_operation`, cuDNN's number for a kernel) to its layout, if the layout is not `P`."""
 _SUMS_IN_PLACE = {(ConvOperation.WEIGHT_GRADIENT, 47), (ConvOperation.WEIGHT_GRADIENT, 48)}
-"""Kernels that need no copies, regardless of their setting."""
+"""Kernels that need no copies of the result, regardless of their `Knob.COPIES` setting."""
 _TILES = {
     **TILES,
     2: (128, 32),

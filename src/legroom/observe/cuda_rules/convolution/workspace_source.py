@@ -117,7 +117,7 @@ HUGE = 4
 
 
 def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> bool:
-    """Return whether the convolution probably uses a GPU-only kernel. A library without a log of skipped kernels does
+    """Return whether the convolution probably uses a GPU-only kernel. A library that does not log skipped kernels does
     not report such kernels.
     """
     return c.pointwise or any(

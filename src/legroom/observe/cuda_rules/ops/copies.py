@@ -25,7 +25,9 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def contiguous(name: str) -> Rule:
-    """Return the rule for kernels that need this argument contiguous, and copy it after the results are allocated."""
+    """Return the rule for kernels that require this argument to be contiguous, and copy it after the results are
+    allocated.
+    """
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
@@ -35,8 +37,8 @@ def contiguous(name: str) -> Rule:
 
 
 def contiguous_in_any_format(name: str) -> Rule:
-    """Return the rule for kernels that need this argument contiguous or channels-last, and copy it after the results
-    are allocated.
+    """Return the rule for kernels that require this argument to be contiguous or channels-last, and copy it after the
+    results are allocated.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:

@@ -25,7 +25,7 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def _loss_and_result(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a loss whose result has the size of the inputs at first. Resizing the result does not
+    """Return the memory plan of a loss whose result initially has the size of the inputs. Resizing the result does not
     free memory. The losses are stored in a second tensor.
     """
     if not _reduces(call):

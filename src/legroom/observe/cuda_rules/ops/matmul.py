@@ -250,7 +250,7 @@ def sparse_product(call: OpCall) -> MemoryPlan | None:
         count = matrix._nnz()
         steps += [] if matrix.is_coalesced() or not count else _coalesced(count, matrix)
         steps.append(ScratchAlloc("row starts", 4 * (matrix.shape[0] + 1)))
-        if count:  # unknown for a fake transposed matrix
+        if count:  # 0 means that the number of entries is unknown, as for a fake transposed matrix
             steps.append(ScratchAlloc("columns", 4 * count))
     return MemoryPlan([*steps, ScratchAlloc("by columns", size_of(result))])
 

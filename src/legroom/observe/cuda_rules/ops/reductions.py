@@ -1,10 +1,10 @@
 """Sums, means, norms and other reductions: the staging buffer of CUDA's reduction kernel.
 
 The rules follow ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks compute one
-output. Each block writes its part to global memory, and the last block adds the parts. The buffer for these parts has
-room for every thread of a block. If the slow dimension is reduced, the buffer is `block.x` × vector width times larger
-than the part that is used. The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more
-scratch memory than the matrix itself.
+output. Each block writes a partial result to global memory, and the last block combines the partial results. The buffer
+for the partial results has room for every thread of a block. If the slow dimension is reduced, the buffer is `block.x`
+× vector width times larger than the memory that is used. The bias gradient of a linear layer, a sum over a tall matrix,
+may therefore use more scratch memory than the matrix itself.
 
 The computation follows `setReduceConfig`. The only relevant property of the GPU is the number of blocks that run at
 once. The sizes match sums measured on an H200 to the byte.

@@ -44,7 +44,9 @@ Tensor = torch.Tensor
 
 @contextlib.contextmanager
 def installed(overrides: Overrides, gpu: GpuSpec) -> Iterator[None]:
-    """Within the block, recurrent layers use cuDNN's path, and modules put their weights into one buffer."""
+    """Within the block, recurrent layers make the same calls as with cuDNN, and modules put their weights into one
+    buffer.
+    """
     overrides.put("_cudnn_rnn", _forward_shapes, "Meta")
     overrides.put("_cudnn_rnn_backward", _backward_shapes, "Meta")
     dropout = _DropoutState(gpu)
@@ -217,7 +219,7 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
         ]
         if isinstance(input, FakeTensor) and overrides.is_on_device(input):
             packed: Tensor = _Packed.apply(input, sum(sizes), batch_first)  # type: ignore[no-untyped-call]
-        else:  # with data, and not composite: the original kernel cannot be called
+        else:  # The input has data. The original kernel cannot be called, because the operation is not composite.
             steps = input.transpose(0, 1) if batch_first else input
             packed = torch.cat([steps[step, :count] for step, count in enumerate(sizes)])
         return packed, torch.tensor(sizes, dtype=torch.int64)
@@ -231,7 +233,7 @@ class _Packed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:
         ctx.padded, ctx.batch_first = input.shape, batch_first
-        # The rows of each step are made contiguous, then all are concatenated.
+        # The rows of each step are made contiguous. Then the rows of all steps are concatenated.
         contiguous = input.new_empty(rows, *input.shape[2:])
         return torch.cat([contiguous])
 
@@ -405,7 +407,7 @@ def _has_steps_first(arguments: dict[str, Any]) -> bool:
 RULES: dict[str, Rule] = {"aten::_cudnn_rnn": _forward, "aten::_cudnn_rnn_backward": _backward}
 
 _FLATTENED = {torch.float16, torch.float32, torch.float64}
-"""`torch.backends.cudnn.is_acceptable` rejects bfloat16."""
+"""The dtypes of weights that torch puts into one buffer. `torch.backends.cudnn.is_acceptable` rejects bfloat16."""
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _FORWARD_NAMES = [argument.name for argument in aten._cudnn_rnn.default._schema.arguments]
 _BACKWARD_NAMES = [argument.name for argument in aten._cudnn_rnn_backward.default._schema.arguments]

@@ -41,7 +41,7 @@ class RecurrentLayer:
 
     @property
     def element(self) -> int:
-        """Bytes of one value."""
+        """The size of one value in bytes."""
         return 4 if self.dtype == "float32" else 2
 
     @property

@@ -88,7 +88,7 @@ def _index(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
         if index is None:
             continue
         if index.dtype in (torch.bool, torch.uint8):
-            return  # a mask covers as many dimensions as it has
+            return  # a mask with n dimensions indexes n dimensions
         size = args[0].shape[dimension]
         yield index, -size, size - 1, None
 
