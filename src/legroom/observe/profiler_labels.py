@@ -14,7 +14,7 @@ import torch
 from legroom.observe.virtual.patching import replaced, table
 
 _is_profiling: Callable[[], bool] | None = getattr(torch._C._autograd, "_profiler_enabled", None)
-"""A private torch function. Without this function, labels are always recorded."""
+"""A private torch function that returns whether a profiler runs. Without this function, labels are always recorded."""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ _STATE_COPIES = {
 }  # fmt: skip
 """The number of parameter-sized tensors in the state."""
 UNKNOWN_COPIES = 2
-"""Assumed for optimizers from other libraries. Most of them are variants of Adam."""
+"""The number of state tensors assumed for optimizers from other libraries, most of which are variants of Adam."""
 _TEMPORARY_COPIES = {"Adam": 1, "AdamW": 1, "SGD": 0, "RMSprop": 1, "Adadelta": 2}
 """The number of parameter-sized temporary tensors that an update of all parameters at once needs; 2 for other
 optimizers."""
@@ -29,11 +29,13 @@ _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
 """Options that add a parameter-sized tensor to the state."""
 _settings: ScriptSettings | None = None
 _candidates: dict[int | None, list[BatchSetting]] = {}
-"""The candidates by batch size. A script that searches for a batch size runs out of memory often."""
+"""A cache of the candidates for the batch size setting, by batch size. A script that searches for a batch size runs out
+of memory often.
+"""
 
 
 def follow_settings(settings: ScriptSettings | None) -> None:
-    """Set the settings of the script that runs in this process."""
+    """Set the `ScriptSettings` that `program_state` searches for the batch size."""
     global _settings
     _settings = settings
     _candidates.clear()
@@ -45,7 +47,7 @@ def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
     for optimizer in live_optimizers()[:MAX_OPTIMIZERS]:
         try:
             found = _describe(optimizer, seconds)
-        except Exception:  # an optimizer of another library may lack anything
+        except Exception:  # an optimizer of another library may lack any attribute
             continue
         if found is not None:
             yield found

@@ -55,8 +55,9 @@ class Script:
             _check_file(self.name)
 
     def syntax_error(self) -> SyntaxError | None:
-        """Return the syntax error of a source file, or None if the file compiles or is something else, for example a
-        pipe, which can be read only once."""
+        """Return the syntax error of a source file, or None if the file compiles. Modules, folders, zip files
+        and pipes are not checked.
+        """
         path = os.path.abspath(self.name)
         if self.is_module or not os.path.isfile(path) or not _is_plain_file(self.name):
             return None

@@ -71,7 +71,9 @@ class Status:
 
 
 _MAX_SCANS = 48
-"""The number of scans of a program that has no model, optimizer or loader. A leak in every iteration needs fewer."""
+"""The number of scans of a program that has no model, optimizer or loader. A leak that grows in every iteration is
+found with fewer scans.
+"""
 
 
 class Session:
@@ -87,10 +89,11 @@ class Session:
         mid_program: bool = False,
         search_leaks: bool = True,
     ) -> None:
-        """`gpus` are virtual GPUs. If `gpus` is None, the devices in this machine are used. `frequent_sink` receives
-        the events of the dispatch recorder instead of `sink`, which is called for every operation. `on_step()` is
+        """`gpus` are virtual GPUs. If `gpus` is None, the devices in this machine are used. If `frequent_sink`
+        is given, the dispatch recorder sends its frequent events to `frequent_sink` instead of `sink`. `on_step()` is
         called after the events of each step. With `mid_program`, the program is already running. Without
-        `search_leaks`, no objects are scanned, and only the growth of lines is known."""
+        `search_leaks`, no objects are scanned, and only the growth of lines is known.
+        """
         self._sink = sink
         self._search_leaks = search_leaks
         self._watching_reported = False
@@ -162,7 +165,8 @@ class Session:
 
     def _line_repeated(self) -> bool:
         """End an iteration of a loop without a model. Return False if a better sign of an iteration occurred, a leak was
-        found, or there were many scans. Without a training loop, nothing shows how long the program will run."""
+        found, or there were many scans. The scans are limited, because without a training loop nothing shows how long
+        the program will run."""
         detector = self._leak_detector
         if detector.leaks or self._line_scans > _MAX_SCANS:
             return False

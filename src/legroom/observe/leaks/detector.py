@@ -51,7 +51,9 @@ SCANS_AFTER_FINDING = TENSOR_SCANS + 3
 of scans, because there may be another leak.
 """
 LONG_SCANS = 18
-"""The number of scans before the first optimizer step, when a graph must grow for longer."""
+"""The maximum number of scans in a series before the first optimizer step. Before that step,
+a graph must grow for more iterations to be treated as a leak.
+"""
 RARE_TRACE_ITERATIONS = 12
 """The number of iterations to trace for rare growth, because the next growth may occur only after several
 iterations.
@@ -60,8 +62,8 @@ WARM_UP_ITERATIONS = 13
 """A cache that still grows in every iteration after this many iterations is treated as a leak."""
 
 MAX_DELAY_EXPONENT = 6
-"""The largest n for delays: after its n-th series of scans, a sign of a leak starts the next series only after 4 * 2**n
-iterations.
+"""The largest exponent n of a delay. After its n-th series of scans, a sign of a leak starts the next series only after
+4 * 2**n iterations.
 """
 MAX_SCAN_FRACTION = 0.05
 """A sign with the largest delay starts another series only while scans have used less than this fraction of the run
@@ -69,12 +71,16 @@ time.
 """
 
 MAX_STEADY_SECONDS = 2.0
-"""The time in seconds after which the search for the holders of steady growth may use only `MAX_SCAN_FRACTION`."""
+"""The search for the holders of steady growth may use this many seconds, or `MAX_SCAN_FRACTION` of the run time if this
+is more.
+"""
 MAX_AGE_AT_END = 0.7
-"""At the end of the run, the last scan must have been after this fraction of the iterations."""
+"""If the last scan ran after at least this fraction of the iterations, the growth that it found is treated as
+continued.
+"""
 MIN_CONTINUED = 0.15
-"""If the last scan was earlier, the device memory must have grown in the second half of the run by at least this
-fraction of the growth that the whole run would add at the measured rate.
+"""If the last scan ran earlier, the growth is treated as continued only if the device memory grew enough in the second
+half of the run: by at least this fraction of `bytes_per_step` × the number of iterations.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"

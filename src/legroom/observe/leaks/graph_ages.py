@@ -53,7 +53,7 @@ class BackwardRoots:
     """
 
     MAX_ITERATIONS = 6
-    """The number of iterations that are stored."""
+    """The maximum number of iterations whose tokens are stored."""
     MAX_PER_ITERATION = 4
 
     def __init__(self) -> None:
@@ -146,9 +146,9 @@ class NodesByIteration:
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
-        """Return the part of an iteration that the graph of each tensor retains, by the `id` of the tensor. The
-        iteration is the newest iteration before `before`. Storages that several iterations saved are weights, so they
-        are excluded.
+        """Return the nodes and bytes of one iteration that the graph of each tensor retains, by the `id` of the tensor.
+        The iteration is the newest iteration before `before`. Storages that several iterations saved are weights, so
+        they are excluded.
         """
         iterations = self.iterations(before)
         saved = {iteration: self._saved(iteration) for iteration in iterations[-3:]}

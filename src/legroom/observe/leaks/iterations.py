@@ -37,7 +37,7 @@ class IterationTracker:
     """Calls `on_iteration` at the end of every iteration, from `attach` to `detach`."""
 
     BACKWARDS_ALONE = 8
-    """After this many backward passes with no optimizer step and no loader, backward passes are the iterations."""
+    """After this many backward passes with no optimizer step and no loader, each backward pass ends an iteration."""
     BACKWARDS_BEFORE_CHECK = 3
     """The number of backward passes after which the tracker checks whether an optimizer exists."""
     STEPS_OF_OTHERS = 3
@@ -75,9 +75,9 @@ class IterationTracker:
         """Whether the last iteration was a training iteration, which an optimizer step or a backward pass ended."""
         self.has_stepped = False
         self.by_model_calls = False
-        """Whether calls to a model are the iterations."""
+        """Whether each call to a model ends an iteration."""
         self.by_lines = False
-        """Whether repeated lines are the iterations, because the program has no model, optimizer or loader."""
+        """Whether repeated lines mark the iterations, because the program has no model, optimizer or loader."""
         self.calls_on_several_threads = False
         """Whether several threads have called the model or run the repeated lines."""
         self.without_optimizer = False
@@ -160,13 +160,16 @@ class IterationTracker:
 
     @property
     def numbers_nodes(self) -> bool:
-        """Whether the numbers of autograd nodes show their iterations. Torch numbers the nodes of each thread separately."""
+        """Whether the iteration of an autograd node follows from its number. Torch numbers the nodes of each thread
+        separately.
+        """
         return not (self.by_lines or (self.by_model_calls and self.calls_on_several_threads))
 
     @property
     def has_better_signal(self) -> bool:
-        """Whether a model, an optimizer or a loader shows the iterations, or the program compiles code, so repeated lines
-        are not used."""
+        """Whether repeated lines are not used, because a model, an optimizer or a loader marks the end of an iteration,
+        or because the program compiles code.
+        """
         return self._has_better_signal() or self._calls.has_model or self._calls.is_disabled
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

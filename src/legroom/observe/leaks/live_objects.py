@@ -54,7 +54,7 @@ def find_instances(kinds: set[type]) -> list[Any]:
 
 def _with_memory(kinds: set[type]) -> set[type]:
     """Return the tensor types, except the types of fake tensors that `torch.compile` leaves behind. Fake tensors have
-    no memory, and other threads number their graph nodes.
+    no memory, and their graph nodes are numbered by other threads.
     """
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 
@@ -101,8 +101,8 @@ class StorageTracker:
 
 
 def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    """Return the other tensors with the same storages as the tensors `of`, each with the `id` of that tensor. The base of
-    a view may be referenced only by the view, so the holder may reference another tensor than the one that was found.
+    """Return the other tensors that share a storage with a tensor in `of`, each with the `id` of the tensor in `of`. A
+    scan finds one tensor per storage, for example the base of a view, but the program may reference only the view.
     """
     ids = {id(each) for each in of}
     by_storage = {storage._cdata: id(each) for each in of if (storage := storage_of(each)) is not None}

@@ -16,7 +16,7 @@ from legroom.observe.source.user_files import is_user_file
 _WITHOUT_TENSORS = frozenset(
     {FunctionType, BuiltinFunctionType, ModuleType, type, str, bytes, int, float, bool, type(None)}
 )
-"""Most variables of modules have one of these types."""
+"""Types that contain no tensors. Most module variables have one of these types."""
 
 
 class NamedTensor(NamedTuple):

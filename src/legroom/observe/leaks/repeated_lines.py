@@ -20,7 +20,7 @@ _MIN_REPEATS = 8
 _ONE_LINE = 64
 """After this many consecutive allocations on the same line, each allocation is an iteration of a loop of one line."""
 READS_ON_ONE_LINE = 8
-"""The same for lines that read results. A loop often reads its result on a single line."""
+"""Like `_ONE_LINE`, for lines that read results. A loop often reads its result on a single line."""
 _MAX_LINES = 4096
 """The number of lines that are counted. A program with more lines has other signs of an iteration."""
 

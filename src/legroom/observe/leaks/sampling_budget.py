@@ -27,7 +27,9 @@ FIRST_RARE_SCAN = 5
 since the last scan, or by a quarter after `STEADY_FROM`.
 """
 STEADY_FROM = 22
-"""The iteration from which steady growth is recorded. It needs several scans in the last two thirds of the run."""
+"""The iteration from which steady growth is recorded. Steady growth requires several scans in the last two thirds of
+the run.
+"""
 FREE_SCANS = 16
 MAX_DELAY_EXPONENT = 6
 

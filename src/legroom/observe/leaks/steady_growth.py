@@ -1,9 +1,9 @@
 """Searches for the holders of storages whose number grows steadily over most of the run (see `survivors`).
 
 The result is only reported at the end of the run, if no other leak was found, because some healthy containers are filled
-slowly. The growth itself is the evidence, so fewer signs in the source code exclude a leak than in a short series of
-scans: code that would empty the container was not executed. A container that limits its own length, such as
-`deque(maxlen=...)`, or whose length the source checks, is still excluded.
+slowly. The growth itself is the evidence. Code that would empty the container excludes a leak in a short series of
+scans, but not here, because the growth shows that this code was not executed. A container that limits its own length,
+such as `deque(maxlen=...)`, or whose length the source checks, is still excluded.
 """
 
 import weakref
@@ -43,7 +43,7 @@ NUMBER_BYTES = 8
 UNROLLED_CALLS = 100
 """The number of calls to a model that may be the time steps of one graph."""
 ABOVE_COUNTER = 64
-"""If a container has this many items, a check of a counter on the line that stores them does not limit its size."""
+"""If a container has this many items, a condition such as `if step < 10:` around the storing line does not limit it."""
 
 
 class SteadyGrowth:
@@ -178,8 +178,9 @@ def is_ensemble(holder: FoundHolder) -> bool:
 
 
 def _as_linked(holder: FoundHolder) -> FoundHolder:
-    """Return a holder in linked objects (a tree, a list of states) with the attribute that links them. The path of such a
-    holder may be too long for the search."""
+    """If linked objects (a tree, a list of states) retain the tensor, return the holder with the attribute that links
+    them. The path through linked objects may be too long for the search.
+    """
     path, usage, target = holder.path, holder.usage, holder.target
     if path.is_truncated:
         path = path._replace(how="container")

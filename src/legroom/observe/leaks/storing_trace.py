@@ -22,7 +22,7 @@ from legroom.observe.source.user_files import is_user_file
 
 MAX_ITERATIONS = 2
 MAX_EVENTS = 1_000_000
-"""About a second."""
+"""The maximum number of trace events, which take about a second."""
 
 
 class StoringTrace:

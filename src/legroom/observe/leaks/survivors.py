@@ -40,7 +40,7 @@ _Counts = Counter[tuple[int, int]]
 class _Scan(NamedTuple):
     iteration: int
     previous: int
-    """The iteration of the previous scan. All survivors were created before."""
+    """The iteration of the previous scan. All survivors were created before this iteration."""
     counts: _Counts
 
 
@@ -66,7 +66,8 @@ class SurvivorHistory:
 
     def steady_sizes(self) -> list[int]:
         """Return the sizes whose number of storages grows steadily, largest growth in bytes first. The result is
-        `[ALL_SIZES]` if only the number of all storages does."""
+        `[ALL_SIZES]` if only the total number of storages grows steadily.
+        """
         recent = self._recent()
         if len(recent) < MIN_SCANS:
             return []
@@ -104,7 +105,7 @@ class SurvivorHistory:
         return chosen
 
     def _recent(self) -> list[tuple[int, _Scan]]:
-        """Return the numbers and scans of the last two thirds of the run."""
+        """Return the scans in the last two thirds of the run, each with its number."""
         last = self.last_iteration
         if last < MIN_ITERATIONS:
             return []

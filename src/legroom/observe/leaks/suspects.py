@@ -53,7 +53,7 @@ MAX_FRUITLESS_SECONDS = 4.0
 loop.
 """
 MANY_ITEMS = 20
-"""A container that the source limits, and that still grows with this many items, has a large limit."""
+"""If the source limits a container but the container still grows at this many items, its limit is large."""
 COLLECTED_RESULTS = 48
 """An evaluation that collects its results on the device and reads them may have this many iterations."""
 MIN_ITERATIONS = 4
@@ -74,11 +74,11 @@ class Suspect:
     replaced: bool = False
     """Whether items of the container are replaced by larger items, and no items are added."""
     exceeds_limit: bool = False
-    """Whether the source limits the container, but the limit is too large for what it contains."""
+    """Whether the source limits the container, but the limit is too large for items of this kind."""
     min_rate: float = 0.9
-    """The minimum number of items that a container adds per iteration after it could have been filled."""
+    """The minimum number of items that the container must add per iteration during the warm-up time to be a leak."""
     min_iterations: int = 0
-    """The number of iterations before which the growth may end, as in a short evaluation that collects its results."""
+    """Until this number of iterations, the growth may still end, as in a short evaluation that collects its results."""
     at_end: bool = False
     """Whether the leak is only certain if the growth continues until the end of the run."""
     retained: "weakref.ref[torch.Tensor] | None" = None
@@ -235,8 +235,9 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
 
 
 def as_series(suspect: Suspect, *, collects: bool) -> Suspect:
-    """Return the suspect as a list of outputs that may be a short series on purpose, such as the samples of one
-    prediction. With `collects`, the program reads the outputs, such as the results of an evaluation."""
+    """Mark the suspect as a short series of outputs that the program may collect on purpose, such as the samples of one
+    prediction. With `collects`, the program reads the outputs, such as the results of an evaluation.
+    """
     return replace(
         suspect, may_be_warming_up=True, min_rate=0.0, min_iterations=COLLECTED_RESULTS if collects else 0
     )
@@ -306,7 +307,7 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
 def linked_name(path: HolderPath) -> StoredName | None:
     """Return the attribute through which objects of one class reference each other (`node.parent`), if the path contains
     it at least twice."""
-    # A key of a dict keeps the attribute of the dict (`state.params["weight"]`), so it is not another link.
+    # An item of a dict (`state.params["weight"]`) is stored under the attribute of the dict, so it is not another link.
     links = [name for name in path.names if name.is_attribute and name.name.endswith(f".{name.stored_as}")]
     owners = [(name.stored_as, name.classes) for name in links if name.classes]
     for name in links:

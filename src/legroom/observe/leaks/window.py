@@ -86,7 +86,7 @@ class _Observations:
     nodes_per_iteration: int = 0
     bytes_per_iteration: int = 0
     parts: dict[int, GraphPart] = field(default_factory=dict)
-    """Maps the `id` of each tensor in `old` and `carrying` to the part of one iteration that its own graph retains."""
+    """Maps the `id` of a tensor in `old` or `carrying` to the nodes and bytes of one iteration that its graph retains."""
     old: Targets = field(default_factory=list)
     """Tensors of earlier iterations that have a graph."""
     carrying: Targets = field(default_factory=list)
@@ -480,7 +480,7 @@ def _rises(counts: list[int], scans: int) -> bool:
 
 
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """Return the nodes and bytes that a variable retains from its newest iteration. Older ones may be incomplete."""
+    """Return how many nodes and bytes a variable retains from its newest iteration. Older ones may be incomplete."""
     within = {holder.target, *holder.path.contents}
     retained = [part for key, part in seen.parts.items() if key in within]
     newest = max((part.iteration for part in retained), default=-1)

@@ -84,8 +84,9 @@ container, its method is not a user's function. A plain tuple is not visible to 
 
 @lru_cache(maxsize=4096)
 def names_in(file: str) -> "_FileCalls":
-    """Return the names that occur in a file. In a large program, parsing all files again would stop the training for
-    seconds."""
+    """Return the names that occur in a file. The result is cached, because parsing all files of a large program again
+    would stop the training for seconds.
+    """
     tree = parse(file)
     return _FileCalls(tree if tree is not None else ast.Module([], []))
 
@@ -102,7 +103,7 @@ class _FileCalls:
         self.plain_functions: set[str] = set()
         """Functions that may be called from code that is not loaded."""
         self.containers: set[tuple[bool, str]] = set()
-        """Attributes (True) and variables (False) to which a container is assigned somewhere."""
+        """The attributes (True, name) and variables (False, name) to which the file assigns a container."""
         self._called_nodes: set[int] = set()
         """`id`s of the syntax nodes that name a called function."""
         for node in ast.walk(tree):

@@ -61,8 +61,8 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.AST | None:
-    """Return the function with this name around `line`. If the variable belongs to an enclosing function, return the
-    enclosing function.
+    """Return the function with this name around `line`. If `variable` is a local variable of an enclosing function,
+    return the enclosing function.
     """
     within: list[ast.AST] = []
 

@@ -11,8 +11,9 @@ def is_used_later(frame: Frame, name: str) -> bool:
     """Return whether the running statement of `frame` reads a variable, or the program reads it later, before it assigns
     another value.
 
-    The order of the lines is used, not the conditions under which they run. In a loop, the next iteration is considered as
-    well. An attribute counts as used. If the source code cannot be read, the result is False for a variable.
+    Only the order of the lines is considered, not the conditions under which they run. In a loop, the next iteration is
+    considered as well. An attribute counts as used. If the source code cannot be read, the result is False for a
+    variable.
     """
     tree = tree_of(frame.file)
     if tree is None or not name.isidentifier():

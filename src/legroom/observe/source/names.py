@@ -111,7 +111,8 @@ class SourceName:
 
     def when_long(self, comparison: ast.Compare, tested: ast.If | ast.While) -> list[ast.stmt]:
         """Return the statements that run if the container is long: the body for `if len(name) > limit:`, and the `else`
-        branch for `if len(name) < limit:`. If the condition does not show this, the body is returned."""
+        branch for `if len(name) < limit:`. If the condition does not show which of the two applies, the body is
+        returned."""
         parts = tested.test.values if isinstance(tested.test, ast.BoolOp) else [tested.test]
         operator = comparison.ops[0]
         if comparison not in parts or not isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):

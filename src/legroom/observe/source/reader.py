@@ -276,8 +276,9 @@ class NameReader:
                 self._follow_alias(target)
 
     def _computed_before(self, value: ast.expr) -> list[ast.expr]:
-        """Return the sums and concatenations of the old value that were assigned to local variables of the value: `smooth =
-        0.9 * self.average + 0.1 * loss`, `self.average = smooth`."""
+        """Return the sums and concatenations of the old value that were first assigned to local variables in `value`.
+        For example, `smooth = 0.9 * self.average + 0.1 * loss` may precede `self.average = smooth`.
+        """
         names = {each.id for each in flattened(value) if isinstance(each, ast.Name)}
         assigned = [
             (target.id, part)
@@ -476,7 +477,7 @@ class NameReader:
         )
 
     def _with_key(self, item: ast.expr | None) -> Occurrence:
-        """Return an occurrence with the key of the item that is used. Other keys keep their items."""
+        """Return an occurrence with the key of the item that is used. Items under other keys are not affected."""
         key = index_of(item) if item is not None else None
         parameters = (
             {each.arg for each in (*self._scope.args.posonlyargs, *self._scope.args.args)}

@@ -36,7 +36,7 @@ _ENVIRONMENT = re.compile(
 )
 
 _OVERRIDING = re.compile(r"globals\(\)|\bexec\(|\bsetattr\(|\bvars\(")
-"""How a program without a parser assigns arguments to variables."""
+"""Matches code that assigns command-line arguments to variables without a parser."""
 
 
 class ScriptSettings:
@@ -208,7 +208,7 @@ class ScriptSettings:
             for number, line in enumerate(text.splitlines(keepends=True), 1):
                 for match in _ASSIGNED.finditer(line.split("#")[0]):
                     rank = batch_size_rank(match["name"])
-                    if rank is not None and len(match["name"]) > 1:  # `b = 2` is any number
+                    if rank is not None and len(match["name"]) > 1:  # `b = 2` may be any number
                         begin, end = (start + each for each in match.span("size"))
                         assignment = match[0].removesuffix(match["size"]).replace('"', "").replace("'", "")
                         yield BatchSetting(

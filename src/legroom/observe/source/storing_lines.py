@@ -253,8 +253,9 @@ def is_training_data(name: str, file: str, line: int) -> bool:
 
 
 def is_read_in(name: str, file: str, *, is_attribute: bool, by_key: bool = False) -> bool:
-    """Return whether a file reads the items of a container, other than a single item, the best item or the length. With
-    `by_key`, an item that is looked up by its key is a single item."""
+    """Return whether a file reads the items of a container. Reading a single item, the best item or the length does not
+    count. With `by_key`, looking up an item by its key does not count either.
+    """
     tree = tree_of(file)
     if tree is None:
         return True

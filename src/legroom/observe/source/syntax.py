@@ -164,7 +164,7 @@ def _is_named(target: ast.expr, name: str) -> bool:
 
 
 def _is_remainder(value: ast.expr) -> bool:
-    """Return whether a value is `a % b`, or a sum or product with it. `f(a % b)` is not."""
+    """Return whether a value is `a % b`, or a sum or product with `a % b`. A call `f(a % b)` does not count."""
     if not isinstance(value, ast.BinOp):
         return False
     return isinstance(value.op, ast.Mod) or _is_remainder(value.left) or _is_remainder(value.right)

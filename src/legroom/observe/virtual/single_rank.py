@@ -1,8 +1,9 @@
 """Traces one rank alone, with a process group of the full world size and no other ranks.
 
-The memory of a rank depends on the world size (shards, parts of a batch, stages), but rarely on the data that the rank
-receives. An estimate therefore needs no other ranks. PyTorch's fake process group completes every collective at once
-and moves no data. Objects that one rank creates and broadcasts (a plan, a path) are an exception.
+The memory of a rank depends on the world size, which determines its shards, samples and pipeline stage, but rarely on
+the data that the rank receives. An estimate therefore needs no other ranks. PyTorch's fake process group completes
+every collective at once and moves no data. Objects that one rank creates and broadcasts (a plan, a path) are an
+exception.
 
 The sending rank stores these objects in the folder LEGROOM_SINGLE_RANK, where the ranks that are traced later read
 them. The fake process group is one of torch's testing tools. If this version of torch lacks the fake process group,
@@ -53,7 +54,7 @@ def replacements() -> Iterable[Replacement]:
 
 
 _early_names: dict[str, Any] = {}
-"""The functions that `first_of_spawned_ranks` installs, for scripts that imported the name before."""
+"""The functions that `first_of_spawned_ranks` installs, for scripts that imported the original functions earlier."""
 
 
 def early_name(name: str) -> Any:

@@ -107,7 +107,7 @@ def _existing_operator(
 
 
 _Kernel = tuple[Any, Callable[..., Any], bool]
-"""A weak reference to the library that owns the kernel, the kernel, and whether the kernel receives the key set."""
+"""A weak reference to the library that owns the kernel, the kernel, and whether it receives the dispatch key set."""
 
 
 class _Kernels:
