@@ -20,7 +20,7 @@ _POSITIONS = {category: position for position, category in enumerate(CATEGORIES)
 
 @dataclass(slots=True)
 class Columns:
-    """Columns in order. All lists except `sums` have the same length."""
+    """The columns of one resolution, in order of time. All lists except `sums` have the same length."""
 
     times: list[float] = field(default_factory=list)
     """The time of the first event of each column. A column ends where the next column starts."""

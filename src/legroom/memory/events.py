@@ -37,7 +37,7 @@ class Category(StrEnum):
 
 
 class Phase(StrEnum):
-    """The part of the training step."""
+    """The phase of the training step in which an event occurs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -146,9 +146,9 @@ class Oom(NamedTuple):
     reserved: int
     """The memory that PyTorch's allocator has reserved."""
     cached: int
-    """The part of `reserved` in completely free segments."""
+    """The reserved memory in completely free segments."""
     fragmented: int
-    """The part of `reserved` that is free in segments in use."""
+    """The free memory in reserved segments that are partly in use."""
     largest_free_block: int
     other: int
     """Device memory outside PyTorch: the CUDA context and other processes."""

@@ -64,8 +64,8 @@ class Ledger:
         self._time = 0.0
         self._live: dict[int, Alloc] = {}
         self._fresh: dict[int, Alloc] = {}
-        """The part of `_live` that was allocated since the end of the last step. This part is not yet counted in
-        `_DeviceTotals.lines`.
+        """The storages in `_live` that were allocated since the end of the last step. These storages are not yet
+        counted in `_DeviceTotals.lines`.
         """
         self._tags: dict[int, Category] = {}
         self._tags_to_keep = 1 << 16

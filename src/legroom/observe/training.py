@@ -133,8 +133,10 @@ class TrainingClock:
         return self._with_closure_outside(args, kwargs)
 
     def _with_closure_outside(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments of `optimizer.step(closure)` with a closure that does not count as a part of the optimizer,
-        or None without a closure. A closure runs the forward and backward pass, for example in Lightning."""
+        """Wrap the closure of `optimizer.step(closure)`, so that its operations do not count as part of the optimizer
+        step. Return the new arguments, or None if there is no closure. A closure runs the forward and backward pass,
+        for example in Lightning.
+        """
         closure = kwargs.get("closure") if "closure" in kwargs else args[1] if len(args) > 1 else None
         if not callable(closure):
             return None

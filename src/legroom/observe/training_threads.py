@@ -39,8 +39,9 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 _registered: list[weakref.ref[threading.Thread]] = []
 inference_threads: set[int] = set()
-"""The identifiers of the threads that are inside a call to a model without gradients. Such a call modifies no graph, so
-the objects of the process can be read at the same time."""
+"""The identifiers of the threads that are calling a model with gradients disabled. Such a call modifies no graph, so
+the objects of the process can be read at the same time.
+"""
 _scan_lock = threading.RLock()
 """The lock that a thread holds during a scan. It is reentrant because a user's callback for a leak may train."""
 

@@ -51,7 +51,7 @@ class Segment:
 
 
 class Block:
-    """A part of a segment. `malloc` returns a block, and `free` accepts a block."""
+    """A contiguous range of memory in a segment. `malloc` returns a block, and `free` accepts a block."""
 
     __slots__ = (
         "address",

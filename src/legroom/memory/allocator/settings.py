@@ -82,7 +82,9 @@ class AllocatorSettings:
     """The segment size for requests from 1 to 10 MiB, and the page size of large expandable segments."""
     per_process_memory_fraction: float = 1.0
     backend: str = "native"
-    """The backend. `cudaMallocAsync` uses CUDA's own memory pool, which differs from this simulation."""
+    """The name of the allocator backend. `cudaMallocAsync` uses CUDA's own memory pool, which differs from this
+    simulation.
+    """
     ties: str = "age"
     """The rule that selects one of several free blocks of equal size. "age" selects the block of the older segment
     (since torch 2.13). "address" selects the block at the lower address (before torch 2.13). The rule depends on the

@@ -227,7 +227,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
 
 
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the decompressed data in parts, each with the number of its gzip member."""
+    """Yield the decompressed data in batches, each with the number of its gzip member."""
     chunk = bytes_read = bytes_decompressed = 0
     decompressor = zlib.decompressobj(31)
     while data := file.read(_READ_SIZE):

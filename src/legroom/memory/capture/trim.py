@@ -19,7 +19,7 @@ from legroom.memory.capture.lines import to_json
 
 @dataclass(slots=True, kw_only=True)
 class Chunk:
-    """A part of a capture file: events, or the steps of dropped chunks."""
+    """A chunk of a capture file, which contains events, or only the steps of dropped chunks."""
 
     number: int
     offset: int

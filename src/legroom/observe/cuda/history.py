@@ -514,8 +514,8 @@ def parse_settings(settings: dict[str, Any]) -> AllocatorSettings:
 
 
 def _belongs_to(record: TickRecord, device: int) -> bool:
-    """Return whether a record belongs to `device`. Addresses are unique. Events without a device belong to the first
-    device.
+    """Return whether a record belongs to `device`. Addresses are unique across devices. Events without a device belong
+    to the first device.
     """
     return not isinstance(record, PendingEvent) or getattr(record.event, "device", 0) == device
 

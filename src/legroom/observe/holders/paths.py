@@ -310,9 +310,10 @@ def _closes_cycle(owner: Any) -> str | None:
 
 
 def _completing_attribute(owner: Any, name: str) -> tuple[type, str]:
-    """Return the attribute whose assignment completes the cycle that starts with the attribute `name` of `owner`, and the
-    class of the object that has the attribute. A constructor assigns a reference to the object that it receives
-    (`self.parent = parent`) before the new object is assigned (`self.child = Child(self)`)."""
+    """Return the attribute whose assignment completes a reference cycle, and the class that has the attribute. The
+    cycle starts with the attribute `name` of `owner`. A constructor assigns a reference to the object that it receives
+    (`self.parent = parent`) before the new object is assigned (`self.child = Child(self)`).
+    """
     attributes = [(type(owner), name)]
     chain = [owner, *_chain_to((attributes_of(owner) or {}).get(name), owner)]
     for position, item in enumerate(chain[1:-1], start=1):

@@ -215,7 +215,7 @@ class LeakDetector:
             self._unsampled += 1
 
     def _end_iteration(self) -> None:
-        # Runs after every iteration of every loop: keep the part above `_is_busy` minimal.
+        # This method runs after every iteration of every loop, so keep the code before `_is_busy` minimal.
         now, iteration = time.perf_counter(), self.iteration + self._unsampled
         self._unsampled = 0
         self.iteration = self._roots.iteration = iteration + 1

@@ -20,7 +20,7 @@ from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import ScanWindow
 
 UNTIMED_FACTOR = 2.0
-"""The total cost of a sampled iteration as a multiple of the timed part, measured by `bench.overhead.watch`."""
+"""The total cost of a sampled iteration divided by the measured time, as determined by `bench.overhead.watch`."""
 FREE_ITERATIONS = 256
 FIRST_RARE_SCAN = 5
 """New maxima before this iteration are ignored. Later, a scan is due when the number of iterations has grown by half
@@ -60,7 +60,7 @@ class SamplingBudget:
         return due
 
     def spend(self, now: float, seconds: float, *, again: bool) -> None:
-        """Account for a sampled iteration. With `again`, the next iteration is sampled regardless of the cost."""
+        """Add the cost of a sampled iteration. With `again`, the next iteration is sampled regardless of the cost."""
         if self._free:
             return
         self._debt += UNTIMED_FACTOR * seconds

@@ -71,9 +71,10 @@ class SteadyGrowth:
         by_first_scan: Mapping[int, list[torch.Tensor]],
         tensors: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Record the live storages of a scan, and choose the survivors whose holders `search` finds. If storages are on
-        a device, all other storages are ignored. `tensors` are all live tensors, including several views of a
-        storage."""
+        """Record the live storages of a scan, and choose the survivors whose holders `search` will look for. If
+        storages are on a device, all other storages are ignored. `tensors` are all live tensors, including several
+        views of a storage.
+        """
         relevant = {
             first: [each for each in tensors if self._on_device(each)]
             for first, tensors in by_first_scan.items()

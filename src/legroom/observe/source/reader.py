@@ -96,7 +96,7 @@ class NameReader:
         self._limit_tests = 0
         """The number of enclosing conditions that require a counter to be below a limit."""
         self._missing_tests = 0
-        """The number of enclosing conditions that require that there is no value yet."""
+        """The number of enclosing conditions that are true only if there is no value yet."""
         self._start_tests = 0
         """The number of enclosing conditions that are true only in the first iteration."""
         self._tested: ast.If | ast.While | None = None
@@ -384,8 +384,8 @@ class NameReader:
 
     def _check(self, node: ast.If | ast.While, when_long: Sequence[ast.stmt] | None) -> None:
         """Record that the program checks the length of the container. The check is a limit only if its result
-        determines whether code stores items, removes items or ends a loop or call. Only `when_long`, the statements
-        that run if the container is long, can limit it by ending a loop or call.
+        determines whether code stores items, removes items or ends a loop or call. The end of a loop or call is a limit
+        only in `when_long`, the statements that run if the container is long.
         """
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes

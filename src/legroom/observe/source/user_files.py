@@ -42,8 +42,9 @@ def _kind_of(file: str) -> int:
 
 
 def slashes(path: str, system: ModuleType = os.path) -> str:
-    """Return a path in a form that can be compared. On Windows, the parts of a path are separated by either slash, and
-    upper and lower case are equal."""
+    """Return a path in a form that can be compared. On Windows, either slash may separate folders, and upper and lower
+    case are equal.
+    """
     return path if system.sep == "/" else system.normcase(path).replace(system.sep, "/")
 
 

@@ -32,7 +32,7 @@ class Replacement(NamedTuple):
 
 
 def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[Replacement]:
-    """Return replacements in one module or class. The result is empty if `owner` is None."""
+    """Return replacements for attributes of one module or class. The result is empty if `owner` is None."""
     return (
         [Replacement(owner, name, value, add) for name, value in values.items()] if owner is not None else []
     )

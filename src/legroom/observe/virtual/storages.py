@@ -28,7 +28,7 @@ with priority 10.
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Return the methods by which a storage is copied, moved and resized."""
+    """Return replacements for the methods that copy, move and resize a storage."""
     original_clone: Any = torch.UntypedStorage.clone
     original_to = torch.UntypedStorage.to
     original_resize: Any = torch.UntypedStorage.resize_

@@ -166,11 +166,11 @@ MAX_DEFORMABLE_IMAGES = 32
 
 
 def _deformable_columns(call: OpCall) -> ScratchAlloc:
-    """Return the columns of torchvision's deformable convolution: the pixels for every weight, for up to 32 images at
-    once.
+    """Return the scratch memory of torchvision's deformable convolution. It contains the pixels that are multiplied by
+    each weight (the columns), for up to 32 images at once.
 
-    The rule follows torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates these columns once
-    for each of its two halves.
+    The rule follows torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates the columns twice:
+    for the gradient of the input, and for the gradient of the weights.
     """
     images, weight, offset = call.arguments["input"], call.arguments["weight"], call.arguments["offset"]
     batch = images.shape[0]

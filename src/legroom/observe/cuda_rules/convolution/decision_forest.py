@@ -93,7 +93,7 @@ def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list
 
 
 def _3d(sizes: tuple[int, ...]) -> tuple[int, int, int]:
-    """Depth, height and width."""
+    """Return the depth, height and width. Missing dimensions have size 1."""
     depth, height, width = (1,) * (3 - len(sizes)) + tuple(sizes)
     return depth, height, width
 

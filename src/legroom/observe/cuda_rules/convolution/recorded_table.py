@@ -56,7 +56,7 @@ class ConvQuery(NamedTuple):
     batch: int
     output_sizes: tuple[int, ...]
     deterministic: bool = False
-    """`torch.backends.cudnn.deterministic`."""
+    """The value of `torch.backends.cudnn.deterministic`."""
 
 
 class WorkspaceKind(NamedTuple):
@@ -177,10 +177,10 @@ BLOCK = 4096
 
 
 class _Table(NamedTuple):
-    """The table by columns, as in the file."""
+    """The recorded table, stored by columns as in the file."""
 
     families: dict[LayerFamily, tuple[slice, slice, slice]]
-    """The parts of the layer, dimension and row columns that belong to a family."""
+    """Maps each family to its slices of the layer columns, the dimension columns and the row columns."""
     batches: list[int]
     layers: list[Sequence[int]]
     dimensions: list[Sequence[int]]

@@ -97,7 +97,7 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
             range(1, most + 1),
             key=lambda parts: (ceil_div(steps, parts) + cost * (parts - 1).bit_length(), -parts),
         )
-    return parts * remaining * (height * width + 1) * 4 if parts > 1 else 0  # and a semaphore for each tile
+    return parts * remaining * (height * width + 1) * 4 if parts > 1 else 0  # `+ 1` is the semaphore of a tile
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
@@ -127,7 +127,9 @@ Other products are split into the number of parts with the lowest cost.
 
 
 def _split_cost(dtype: str, tile: int, waves: int) -> float:
-    """Return the cost of doubling the number of parts, in steps. The cost is lower after a full wave."""
+    """Return the cost of doubling the number of parts, as a number of steps (`_STEP`). The cost is lower after a full
+    wave.
+    """
     costs = (_SPLIT_COST_LATER if waves else _SPLIT_COST)[dtype]
     return costs.get(tile, costs[0])
 
@@ -145,14 +147,14 @@ _SPLIT_COST = {
     "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},
     "float32": {0: 14, 1: 18, 3: 12, 4: 14, 5: 24, 7: 18},
 }
-"""The cost in the first wave, by dtype and tile. The cost for bfloat16 is much higher than for float16, for an unknown
-reason.
+"""The result of `_split_cost` in the first wave, by dtype and tile. The cost for bfloat16 is much higher than for
+float16, for an unknown reason.
 """
 _SPLIT_COST_LATER = {
     "float16": {0: 3, 3: 2, 5: 5, 7: 4},
     "bfloat16": {0: 26, 1: 30, 3: 24, 5: 42, 6: 24, 7: 32},
     "float32": {0: 5, 1: 6, 3: 3, 5: 10, 9: 4},
 }
-"""The cost after the first full wave, by dtype and tile."""
+"""The result of `_split_cost` after the first full wave, by dtype and tile."""
 _LAST_SPLIT_WAVE = {("float16", 1): 6, ("float16", 6): 6}
-"""The number of waves, by dtype and tile, after which nothing is split."""
+"""The number of waves, by dtype and tile, after which sums are not split."""

@@ -77,8 +77,8 @@ class ConvWorkspaces(NamedTuple):
 
 def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
     """Return the workspaces if all tensors are converted: input, weights and output with padded channels, and partial
-    sums for the gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more memory, because of
-    further copies of the weights. Channels-last tensors are padded but not converted.
+    sums for the gradient of the weights. In 3 to 10% of the measured cases, the kernel needed over 2% more memory,
+    because of further copies of the weights. Channels-last tensors are padded but not converted.
     """
     if c.channels_last:
         return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))

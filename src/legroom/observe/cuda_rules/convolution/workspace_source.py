@@ -22,7 +22,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 
 class WorkspaceGuess(NamedTuple):
-    """The known workspaces of a convolution."""
+    """The most likely workspace sizes of a convolution, and their alternatives."""
 
     likely: ConvWorkspaces
     others: tuple[ConvWorkspaces, ...] = ()
@@ -32,7 +32,7 @@ class WorkspaceGuess(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """The known workspace of one operation. See `WorkspaceGuess`."""
+    """The workspace sizes of one operation. See `WorkspaceGuess`."""
 
     likely: int
     others: tuple[int, ...]

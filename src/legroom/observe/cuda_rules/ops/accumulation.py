@@ -109,7 +109,7 @@ def _writes_into_zeros(func: Any, args: Any) -> bool:
     in Python.
     """
     if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
-        return False  # zeroes a part of a gradient
+        return False  # sets some elements of a gradient to zero
     node = current_node()
     if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
         return False

@@ -86,7 +86,7 @@ def reserve(layer: RecurrentLayer) -> int:
 
 
 class WorkspaceParts(NamedTuple):
-    """The number of sequences (with the size of the outputs or the inputs) and states in a workspace."""
+    """The size of a workspace as numbers of output sequences (`hidden`), input sequences and states."""
 
     hidden: int
     inputs: int
@@ -112,7 +112,7 @@ _STANDARD: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 2, False): WorkspaceParts(10, 2, 14, ((4, 1),)),
     ("rnn", 2, True): WorkspaceParts(12, 2, 14, ((4, 1),)),
 }
-"""Workspace parts for training, by cell type, number of directions, and whether there are several layers."""
+"""The sizes of workspaces for training, by cell type, number of directions, and whether there are several layers."""
 
 _PERSISTENT: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("lstm", 1, False): WorkspaceParts(21, 1, 8, ((2, 3),)),
@@ -128,7 +128,9 @@ _PERSISTENT: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 2, False): WorkspaceParts(19, 2, 14, ((4, 1),)),
     ("rnn", 2, True): WorkspaceParts(21, 2, 14, ((4, 1),)),
 }
-"""Workspace parts for persistent algorithms, which keep the weights in registers and copy the gates of all steps."""
+"""The sizes of workspaces for persistent algorithms, which keep the weights in registers and copy the gates of all
+steps.
+"""
 
 _PACKED: dict[tuple[str, int], WorkspaceParts] = {
     ("lstm", 1): WorkspaceParts(4, 0, 6, ((1, 3),)),
@@ -138,7 +140,7 @@ _PACKED: dict[tuple[str, int], WorkspaceParts] = {
     ("rnn", 1): WorkspaceParts(2, 0, 1, ((1, 1),)),
     ("rnn", 2): WorkspaceParts(8, 0, 6, ((4, 1),)),
 }
-"""Workspace parts for packed sequences, which need no copies in another layout."""
+"""The sizes of workspaces for packed sequences, which need no copies in another layout."""
 
 _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("lstm", 1, False): WorkspaceParts(5, 1, 10),
@@ -154,7 +156,8 @@ _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 1, True): WorkspaceParts(6, 1, 4),
     ("rnn", 2, True): WorkspaceParts(12, 1, 10),
 }
-"""Workspace parts for evaluation, by cell type, number of directions, and whether the algorithm is persistent."""
+"""The sizes of workspaces for evaluation, by cell type, number of directions, and whether the algorithm is persistent.
+"""
 
 CHUNK = 256
 """The maximum number of steps whose gates are copied at once."""

@@ -19,7 +19,7 @@ CUDNN_VERSION = 91002
 
 
 def replacements() -> Iterable[Replacement]:
-    """Return the functions of each library, under the names that its module looks up."""
+    """Return replacements for the functions of each library, under the names that its module looks up."""
     yield from table(
         optional_module("torch.backends.cudnn"),
         {

@@ -27,7 +27,7 @@ CUDA_VERSION = "12.8"
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Return the functions that count devices, select a device and return device properties."""
+    """Return replacements for the functions that count devices, select a device and return device properties."""
     functions = _DeviceFunctions(host)
     cuda = optional_module("torch.cuda")
     accelerator = torch.device("cuda")
