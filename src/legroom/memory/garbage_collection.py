@@ -38,7 +38,7 @@ def _find_untrack() -> Callable[[Any], object]:
 untrack = _find_untrack()
 """`untrack(value)` excludes an object from the garbage collector. The collector then neither visits the object nor
 frees its cycles. Do not exclude weak references that have a callback: the collector moves them between its lists, which
-crashes the interpreter if they are not in one.
+crashes the interpreter if they are not in a list.
 
 A program with a million live tensors has several recorder objects per tensor. The collector would visit all of these
 objects."""

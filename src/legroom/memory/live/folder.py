@@ -173,8 +173,8 @@ def _is_running(document: dict[str, Any]) -> bool:
 
 def _is_abandoned(path: Path, document: Any) -> bool:
     """Return whether no process updates a file any more. An incomplete file must also have a minimum age, because a
-    process may still be writing it. So must a file from another container, because the processes of that container
-    cannot be checked.
+    process may still be writing it. The same applies to a file from another container, because the processes of that
+    container cannot be checked.
     """
     if isinstance(document, dict) and document.get("machine") == _machine():
         return True

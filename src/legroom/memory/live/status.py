@@ -75,7 +75,7 @@ class RunStatus:
 
     @classmethod
     def from_json(cls, document: Any) -> "RunStatus | None":
-        """Return the status, or None if the document is not one. Unknown keys are ignored."""
+        """Return the status, or None if the document is not a valid status. Unknown keys are ignored."""
         if not isinstance(document, dict):
             return None
         devices = document.get("devices")

@@ -86,9 +86,7 @@ class _Observations:
     nodes_per_iteration: int = 0
     bytes_per_iteration: int = 0
     parts: dict[int, GraphPart] = field(default_factory=dict)
-    """Maps the `id` of a tensor in `old` or `carrying` to the nodes and bytes that its graph retains from one
-    iteration.
-    """
+    """Maps the `id` of each tensor in `old` and `carrying` to the nodes and bytes of one iteration in its graph."""
     old: Targets = field(default_factory=list)
     """Tensors of earlier iterations that have a graph."""
     carrying: Targets = field(default_factory=list)

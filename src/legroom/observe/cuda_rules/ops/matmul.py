@@ -106,7 +106,8 @@ def _affine_grid(call: OpCall) -> MemoryPlan:
 
 def install_one_hot(overrides: Overrides) -> None:
     """Make `one_hot` write ones into zeros, as on CUDA (ATen/native/Onehot.cpp). For tensors without data, torch
-    compares with a range instead."""
+    compares the indices with a range instead.
+    """
     overrides.composite("one_hot", _one_hot)
 
 

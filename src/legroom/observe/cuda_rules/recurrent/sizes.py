@@ -156,8 +156,7 @@ _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 1, True): WorkspaceParts(6, 1, 4),
     ("rnn", 2, True): WorkspaceParts(12, 1, 10),
 }
-"""The sizes of workspaces for evaluation, by cell type, number of directions, and whether the algorithm is persistent.
-"""
+"""The sizes of workspaces for evaluation, by cell type, number of directions and persistence of the algorithm."""
 
 CHUNK = 256
 """The maximum number of steps whose gates are copied at once."""

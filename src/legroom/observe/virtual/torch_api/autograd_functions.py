@@ -56,7 +56,7 @@ def _with_zeros_on_device(host: VirtualHost, run: Any) -> Any:
         devices = getattr(node, "_legroom_devices", None)
         if devices is None:
             return run(node, *gradients)
-        if len(gradients) == 1 and isinstance(gradients[0], list):  # one list that `backward` may empty
+        if len(gradients) == 1 and isinstance(gradients[0], list):  # `backward` may empty this list
             gradients[0][:] = _on_devices(host, gradients[0], devices)
             return run(node, *gradients)
         return run(node, *_on_devices(host, gradients, devices))
