@@ -26,7 +26,7 @@ ALLOCATED: Final = 1
 PENDING_FREE: Final = 2
 """The block was freed by the program, but is still in use by another stream."""
 UNMAPPED: Final = 3
-"""The block is an address range of an expandable segment without memory."""
+"""The block is an address range of an expandable segment to which no memory is mapped."""
 STATE_NAMES: Final = ("inactive", "active_allocated", "active_pending_free", "unmapped")
 """The names of the states in `torch.cuda.memory_snapshot()`."""
 

@@ -110,7 +110,7 @@ class ChunkFile:
         }
 
     def _trim(self) -> None:
-        """Atomically replace the file with a file without the least important chunks."""
+        """Remove the least important chunks by atomically replacing the file."""
         trimmed = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
         highest = [self._chunk_with_peak[key] for key in sorted(self._chunk_with_peak)]
         try:

@@ -160,7 +160,7 @@ class _Snapshot:
                 for frame in _list(frames, "frames")[:_MAX_FRAMES]
                 if (checked := _python_frame(_mapping(frame, "frame"))) is not None
             ]
-            self._originals.append(frames)  # alive, so that its `id` is not reused
+            self._originals.append(frames)  # keeps the frames alive, so that their `id` is not reused
         return known
 
     # --- converting

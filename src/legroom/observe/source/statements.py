@@ -52,7 +52,7 @@ class Occurrence(NamedTuple):
     keys: tuple[str, ...] = ()
     """The literal keys of the item that is used, as in `cache["val"].clear()`."""
     key_parameter: str = ""
-    """The parameter of the function that is the key, as in `def reset(self, key): self.store[key].clear()`."""
+    """The function parameter that is used as the key, as in `def reset(self, key): self.store[key].clear()`."""
 
 
 class PassedArgument(NamedTuple):

@@ -39,7 +39,7 @@ def has_no_peers() -> bool:
 
 def modules_of_groups() -> tuple[Any, ...]:
     """Return the modules that contain the process group functions. The module that defines the functions comes first,
-    then the modules that import them. The list contains None for a module that this build of torch lacks.
+    then the modules that import them. The result contains None for a module that this build of torch lacks.
     """
     names = "distributed.distributed_c10d", "distributed", "distributed.device_mesh"
     return tuple(optional_module(f"torch.{name}") for name in names)
