@@ -128,7 +128,7 @@ def _thin(chunks: list[Chunk], room: int) -> None:
                 b"".join(line for line in lines if json.loads(line)[2] % every == 0)
             )
             chunk.every = every
-        if every > 1 << 30:  # no step is left: even an empty list of lines is larger than `room` when compressed
+        if every > 1 << 30:  # no step is left: even no lines, compressed, exceed `room`
             break
 
 

@@ -200,7 +200,7 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
 
 def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each variable. An instance of a user's class is replaced by its attributes
-    (`trainer.history`). After a model, the containers among its attributes are yielded as well."""
+    (`trainer.history`). For a model, the model itself is yielded, followed by the containers among its attributes."""
     for name, value in variables.items():
         if not isinstance(name, str) or name.startswith("__"):
             continue

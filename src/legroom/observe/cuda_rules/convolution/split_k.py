@@ -97,7 +97,7 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
             range(1, most + 1),
             key=lambda parts: (ceil_div(steps, parts) + cost * (parts - 1).bit_length(), -parts),
         )
-    return parts * remaining * (height * width + 1) * 4 if parts > 1 else 0  # `+ 1` is the semaphore of a tile
+    return parts * remaining * (height * width + 1) * 4 if parts > 1 else 0  # 1 semaphore per tile
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
