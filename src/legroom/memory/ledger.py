@@ -4,8 +4,8 @@ A ledger is built from a complete capture or during a run. During a run, `apply`
 the list is processed in batches. `apply` may be called at any moment and in any thread, even during a query, because a
 storage can be freed at any moment. A long run has more events than fit into memory. With `keep_events`, a ledger keeps
 about this number of events. The kept events are the newest events, and the events around the peaks, the out-of-memory
-events and the end of the last step. Totals always cover the whole run. If there are very many steps, every second older
-step is dropped, repeatedly.
+events and the end of the last step. Totals always cover the whole run. Whenever there are too many
+steps, every second one of the older steps is dropped.
 
 The category of a storage may become known after its allocation. The last tag of a storage applies to its whole
 lifetime.

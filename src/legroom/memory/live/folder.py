@@ -2,7 +2,7 @@
 
 A process that is killed leaves its file behind. Each file therefore identifies its process by the process number and
 the time at which the process started. `read_all` returns only the files of processes that still run and deletes the
-others, and a new run does the same. The folder therefore stays small.
+others. A new run also deletes them. The folder therefore stays small.
 
 The folder is `$XDG_RUNTIME_DIR/legroom`, or `legroom-UID` in the system's folder for temporary files.
 `LEGROOM_LIVE=off` disables the files, and `LEGROOM_LIVE=PATH` sets the folder. Live files are optional, so nothing in

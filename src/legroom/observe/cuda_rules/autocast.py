@@ -7,8 +7,8 @@ rules follow ATen/autocast_mode.h (the AT_FORALL lists) and autocast_mode.cpp (`
 
 Casts of parameters are cached until the outermost region ends, as in `cached_cast`.
 
-The autocast region must be entered with the device type `cpu`. The virtual GPU enters the region with `cpu`, because
-its tensors are CPU tensors.
+The autocast region must have the device type `cpu`. On a virtual GPU, all regions have this device type, because the
+tensors are CPU tensors.
 """
 
 import contextlib

@@ -68,7 +68,7 @@ def facts_of(func: Any) -> OperationFacts:
 
 
 def _fast_call(func: Any) -> Any:
-    """Return the fastest function that runs only this operation, with the arguments that a dispatch mode receives.
+    """Return the fastest function that runs this operation. It takes the arguments that a dispatch mode receives.
 
     The generic function of an operation reads its arguments according to a schema, which takes longer than a small
     kernel. `_op` is private to torch and saves a call to a Python function.

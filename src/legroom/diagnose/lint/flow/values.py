@@ -168,7 +168,7 @@ def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
 
 
 def without_graph(value: Value) -> Value:
-    """Return the value of the same expression if gradients are disabled."""
+    """Return the value that the same expression would have with gradients disabled."""
     if value.kind is ValueKind.GRAPH:
         return TENSOR
     if value.kind is not ValueKind.CONTAINER or not value.has_graph:
