@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 
 from legroom.observe.holders.descriptions import StoredName
 from legroom.observe.holders.python_names import locals_of
@@ -22,7 +22,7 @@ def is_owned_by_call(owner: int) -> bool:
             if inside and is_in_loop(code.co_filename, frame.f_lineno or 0):
                 return True
             if code.co_flags & inspect.CO_OPTIMIZED:
-                arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+                arguments = _arguments_of(code)
                 inside = inside or any(
                     id(value) == owner and name not in arguments for name, value in locals_of(frame)
                 )
@@ -42,7 +42,7 @@ def is_local_to_call(root: StoredName | NamedTensor) -> bool:
             return True
         owns_it = root.name in code.co_cellvars if from_enclosing else code.co_name == root.function
         if not inside and owns_it and code.co_filename == root.file:
-            if root.name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            if root.name in _arguments_of(code):
                 return False  # an argument such as `self` belongs to the caller
             # A comprehension or an inner function may use a variable of the enclosing function.
             from_enclosing = root.name in code.co_freevars
@@ -50,3 +50,7 @@ def is_local_to_call(root: StoredName | NamedTensor) -> bool:
         # The code that runs the script is not a loop of the script.
         frame = frame.f_back if code.co_name != "<module>" else None
     return False
+
+
+def _arguments_of(code: CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
