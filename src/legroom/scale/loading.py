@@ -3,10 +3,10 @@
     loader = run.loader(dataset, batch_size=64)     # 64 samples per step, across all ranks
     for x, y in loader:                             # this rank's samples, on its device
 
-Other samplers repeat samples to give all ranks the same number of samples. The results then differ from training in
-one process. This loader splits the last batch without padding, and a rank without samples uses one sample with weight
-0. The samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can therefore resume
-   at the same batch with a different number of ranks.
+Other samplers repeat samples to give all ranks the same number of samples. The trained weights then differ from
+training in one process. This loader splits the last batch without padding, and a rank without samples uses one sample
+with weight 0. The samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can
+therefore resume at the same batch with a different number of ranks.
 """
 
 import zlib
@@ -98,7 +98,8 @@ class DistributedLoader:
         self._epoch, self._batches = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position in global batches, which is the same on every rank."""
+        """Return the epoch, the seed, and the number of global batches that were used in this epoch. The values are the
+        same on every rank."""
         return {"epoch": self._epoch, "batches": self._batches, "seed": self._seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -17,7 +17,8 @@ from legroom.train.ranks.waiting import wait_for_ranks, waiting
 
 
 class LossWeighting:
-    """Weights the losses of `ranks` ranks with different samples. `ranks` is 1 if every rank has the whole batch."""
+    """Computes the weights of the losses of `ranks` ranks, which have different samples. `ranks` is 1 if every rank has
+    the whole batch."""
 
     def __init__(self, weight: Weight | None, *, ranks: int) -> None:
         self._weight, self._ranks = weight, ranks
@@ -29,8 +30,8 @@ class LossWeighting:
                 self._host_group = dist.new_group(backend="gloo")
 
     def set_counted(self, is_counted: bool) -> None:
-        """Set the weight of the current batch to 0 if it is not counted. A rank without samples uses a batch that is
-        not counted."""
+        """Set whether the samples of the current batch count. If not, their weight is 0. A rank without samples uses
+        one sample that does not count."""
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:

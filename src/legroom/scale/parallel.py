@@ -100,7 +100,7 @@ def parallel(
 
 
 class Parallel:
-    """A run with the wrapped model and the communication with other ranks."""
+    """A model that is wrapped for a strategy, with its optimizer, its loaders, and the training step."""
 
     def __init__(
         self,
@@ -184,10 +184,10 @@ class Parallel:
         return self._weighting.gather(value)
 
     def guard(self, **options: Any) -> "Guard | Parallel":
-        """Return a `legroom.Guard` with the weighting of this run.
+        """Return a `legroom.Guard` for the model of this run. The guard weights samples in the same way as the run.
 
-        A model on several devices cannot be guarded. In that case, the run itself is returned, because its `step` has
-        the same signature.
+        With strategy `pipeline` or `split`, the run itself is returned, because Guard does not support a model on several
+        devices. `run.step` has the same signature as `guard.step`.
         """
         if self.optimizer is None:
             raise UsageError("The run has no optimizer. Use legroom.parallel(model, optimizer).")
@@ -204,11 +204,13 @@ class Parallel:
         return Guard(self.model, self.optimizer, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions of the loaders. Save `run.module` and `run.optimizer` separately."""
+        """Return the epoch and the number of used batches of each loader. Save `run.module` and `run.optimizer`
+        separately."""
         return {"loaders": [loader.state_dict() for loader in self._loaders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the positions of loaders that were created in the same order."""
+        """Restore the epoch and the number of used batches of each loader. The loaders must be created in the same
+        order as before."""
         for loader, position in zip(self._loaders, state["loaders"], strict=True):
             loader.load_state_dict(position)
 

@@ -47,7 +47,7 @@ class RankDevices:
     world: World
     device: torch.device
     devices: tuple[torch.device, ...]
-    """All devices of this process. A single process may have several GPUs."""
+    """All devices that this process can use."""
 
 
 def read_world(environ: Mapping[str, str]) -> World:
@@ -106,8 +106,8 @@ def _device(world: World) -> torch.device:
 
 
 def _may_have_own_gpu() -> bool:
-    """Return True if the launcher makes only one GPU visible to each rank (a job system, a virtual GPU). The visible
-    GPU has index 0 on every rank.
+    """Return True if each rank may see only its own GPU, as with a job scheduler or a virtual GPU. The visible GPU has
+    index 0 on every rank.
 
     Two ranks with the same GPU are detected after the process group has started.
     """

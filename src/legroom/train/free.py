@@ -200,7 +200,7 @@ def clear_error(error: BaseException) -> None:
 
 
 def clear_frames(trace: TracebackType | None) -> None:
-    """Delete the variables of all frames of a traceback that no longer run."""
+    """Delete the variables of all frames in a traceback, except frames that are still running."""
     traceback.clear_frames(trace)
     while trace is not None:
         _ = (
@@ -295,7 +295,7 @@ _SHELL_VARIABLES = 4
 
 
 def holders_at(caller: FrameType | None) -> tuple[Holder, ...]:
-    """Return the variables that retain device memory, as seen from a frame, largest first."""
+    """Return the variables that retain device memory and that a frame can access, largest first."""
     found = find_holders(caller, _measure, MAX_HOLDERS + _SHELL_VARIABLES)
     return tuple(holder for holder in found if not is_shell_variable(holder.path))[:MAX_HOLDERS]
 

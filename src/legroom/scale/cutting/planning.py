@@ -46,7 +46,7 @@ def plan_split(
 
 
 class LocalPlanning:
-    """Plans in one process, which predicts all stages."""
+    """Plans the split in a single process, which predicts the memory of all stages."""
 
     def broadcast(self, function: Callable[[], T]) -> T:
         """Return the result of `function()` on the first rank."""
@@ -101,15 +101,15 @@ class ModelCut:
     """The boundaries of the stages in the recorded graph, including 0 and the length of the graph."""
     signature: tuple[str, ...]
     is_layer: tuple[bool, ...]
-    """True if each position is a layer."""
+    """For each position in the recorded graph, True if it is a layer and False if it is another operation."""
 
     @property
     def stages(self) -> int:
         return len(self.boundaries) - 1
 
     def on(self, graph: ForwardGraph) -> tuple[int, ...]:
-        """Return the corresponding stage boundaries in `graph`. In both graphs, the same number of layers precedes a
-        boundary, and the same number of operations is between the last layer and the boundary."""
+        """Return the stage boundaries in another forward graph of the same model. Each boundary follows the same layer,
+        and the same number of operations after that layer, as in the recorded graph."""
         if tuple(graph.signature()) == self.signature:
             return self.boundaries
         is_layer = [node.is_module for node in graph.leaves()]
@@ -161,9 +161,9 @@ def plan_pipeline(
     micro_batches: int | None,
     planning: LocalPlanning | None = None,
 ) -> PipelinePlan:
-    """Plan strategy `pipeline`. `batch` is a global batch, which is split into micro-batches as in a step.
+    """Plan strategy `pipeline`. `batch` is a global batch, which is split into micro-batches.
 
-    `planning` coordinates the planning of several ranks.
+    `planning` is a `DistributedPlanning` if several ranks plan together.
     """
     planning = planning or LocalPlanning()
     arguments = BatchArguments((batch,), {})

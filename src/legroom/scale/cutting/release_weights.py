@@ -5,7 +5,8 @@ from torch import nn
 
 
 def release_tensors(model: nn.Module, names: set[str]) -> None:
-    """Set these tensors to None. The modules keep their names and modes."""
+    """Set the parameters, buffers and tensor attributes with these names to None. The modules themselves stay in the
+    model."""
     for name in names:
         prefix, _, last = name.rpartition(".")
         module = model.get_submodule(prefix)

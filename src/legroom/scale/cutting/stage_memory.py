@@ -91,8 +91,8 @@ def stage_step(
         ]
 
         def forward(index: int, batch: Any) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
-            """Return the outputs for the backward pass, and all sent tensors, which torch's stage keeps until the
-            backward pass."""
+            """Return the tensors that start the backward pass, and all tensors that the stage sends. torch's stage
+            keeps the sent tensors until the backward pass."""
             received = [
                 each.requires_grad_(info.requires_grad)
                 for each, info in zip(input_buffers[index], receives, strict=True)
@@ -174,8 +174,8 @@ def position_costs(
 
 
 def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
-    """Return the number of bytes that were allocated between consecutive marks and are alive at the end of the
-    forward pass."""
+    """`marks` are positions in `events`. For each pair of consecutive marks, return the number of bytes that were
+    allocated between them and not freed."""
     freed = {event.id for event in events if type(event) is Free}
     saved = []
     for begin, end in itertools.pairwise(marks):
@@ -187,8 +187,8 @@ def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
 def _weight_costs(
     partitioner: GraphPartitioner, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[list[WeightCost]]:
-    """Return the tensors that are read at every position. For trained tensors, the sizes include gradients and
-    optimizer state."""
+    """For each operation in the graph, return the cost of the model's tensors that it reads. The cost of a trained
+    tensor includes its gradient and its optimizer state."""
     by_name = dict(named_tensors(model))
     costs = []
     for node in partitioner.leaves:
@@ -201,8 +201,8 @@ def _weight_costs(
 
 
 def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> WeightCost:
-    """Return the memory cost of a weight tensor. A multi-tensor optimizer allocates one temporary tensor of the same
-    size."""
+    """Return the memory cost of a weight tensor. For a trained tensor, the cost includes one temporary tensor of the
+    same size, which a multi-tensor optimizer allocates."""
     size = tensor.numel() * tensor.element_size()
     if not tensor.requires_grad:
         return WeightCost(key, size, 0)

@@ -87,7 +87,7 @@ class GraphPartitioner:
 
     @cached_property
     def crossing(self) -> list[tuple[int, ...]]:
-        """The slots that must be sent if a stage begins at a position, for every position."""
+        """For every position, the slots that must be sent to a stage that begins at this position."""
         last_use: dict[int, int] = dict.fromkeys(self._result, self.graph.length + 1)
         created: dict[int, int] = {}
         for node in self.leaves:
@@ -135,7 +135,8 @@ class GraphPartitioner:
         return programs[::-1]
 
     def _recomputing_nodes(self, slots: Iterable[int]) -> list[GraphNode]:
-        """Return the operations that compute these slots from the batch, if possible."""
+        """Return the operations that compute these slots from the batch. Slots that depend on weights or random numbers
+        are skipped."""
         found: dict[int, GraphNode] = {}
 
         def visit(slot: int) -> None:

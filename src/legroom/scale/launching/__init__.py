@@ -1,1 +1,2 @@
-"""Launches the ranks of a script. This package contains the plan, the engines, and the result."""
+"""Launches the ranks of a script. The package plans the launch, runs the ranks with torchrun or Ray, and reports the
+result."""

@@ -72,8 +72,8 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
 
 
 def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
-    """Run the agent on this node. If the node with the rendezvous is lost, wait for it and connect again, as long as
-    restarts are left."""
+    """Run the agent on this node. If the connection to the rendezvous node is lost, wait for this node and connect
+    again, as long as restarts are left."""
     while True:
         before = len(recorder.attempts)
         try:
@@ -95,7 +95,7 @@ def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
 
 
 class _AttemptRecorder(LogsSpecs):
-    """Provides the files of each rank, and records the attempts."""
+    """Chooses the output files of each rank, and records the result of each attempt."""
 
     def __init__(
         self, folder: LaunchFolder, on_start: OnStart, on_end: OnEnd, *, reserves_port: bool = False
@@ -182,7 +182,8 @@ def reserved_port() -> socket.socket:
     """Return a socket that reserves a free port for rank 0. Torch selects a port and releases it seconds before rank 0
     uses it, so another launch may get the same port.
 
-    The socket does not listen, so rank 0 can use the port. The system does not assign the port to other programs.
+    The socket does not listen, so rank 0 can use the port. The operating system does not assign a reserved port to
+    other programs.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -313,8 +314,8 @@ def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
 def _grace(seconds: int) -> Iterator[None]:
     """Set the time in which terminated ranks must exit. Ranks that are still running after this time are killed.
 
-    The time is a default argument of `PContext.close` that cannot be set if a rank has failed. If a version of torch
-    changes that function, torch's default of 30 seconds applies.
+    The time is a default argument of `PContext.close`, and torch passes no other value if a rank has failed. If a
+    version of torch changes `PContext.close`, torch's default of 30 seconds applies.
     """
     close: Any = PContext.close
     before = getattr(close, "__defaults__", None)
@@ -345,8 +346,8 @@ def _signals_restored() -> Iterator[None]:
 
 
 def _has_exited(pid: Any) -> bool:
-    """Return True if a process is a zombie. A zombie has exited, but its parent has not read its exit code yet. On
-    Windows, a process that has exited does not exist."""
+    """Return True if a process does not exist or is a zombie. A zombie has exited, but its parent has not read its exit
+    code yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -82,7 +82,7 @@ class RankExit:
 
     rank: int
     time: float
-    """The time in seconds since the epoch. The earliest failure is the cause."""
+    """The time in seconds since the epoch. The rank with the earliest failure is reported as the cause."""
     exit_code: int
     ended: str
     """An `ExitReason` of `legroom.memory.annotations`."""

@@ -1,9 +1,9 @@
 """The result of a launch, and the rank that caused a failure.
 
 If one rank fails, the other ranks fail soon after, because they lose their connection to the failed rank or the
-launcher terminates them. The first failure that the operating system reports is therefore often not the cause. To find
-the cause, the rank's own error takes precedence, then a signal, then a lost connection. Among several errors, the
-earliest is treated as the cause.
+launcher terminates them. The first failure that the operating system reports is therefore often not the cause. A rank
+with an error of its own is therefore preferred as the cause, then a rank that was killed by a signal, then a rank that
+lost a connection. If several ranks have errors of their own, the earliest error is reported as the cause.
 """
 
 import re
@@ -60,8 +60,8 @@ class RankResult:
 
     @property
     def failure(self) -> RankExit | None:
-        """The exit record of a rank that failed with an error, or None. A rank that was killed without an error of its
-        own has no failure."""
+        """The exit record of a rank that failed with an error, or None. A rank that was killed by a signal has no exit
+        record, so the result is None."""
         return self.exit_record if self.exit_record is not None and self.exit_record.exit_code != 0 else None
 
     @property
@@ -71,7 +71,7 @@ class RankResult:
 
     @property
     def lost_connection(self) -> bool:
-        """True if the rank's error is a lost connection to another rank, which is not the cause."""
+        """True if the rank failed because it lost the connection to another rank."""
         failure = self.failure
         return failure is not None and bool(
             _LOST_CONNECTION.search(failure.error) or _LOST_CONNECTION.search(failure.traceback)
@@ -148,7 +148,7 @@ OnEnd = Callable[[LaunchAttempt], None]
 
 
 def _precedence(rank: RankResult) -> tuple[int, float]:
-    """Return a sort key. The rank with the lowest key is the cause."""
+    """Return a sort key. The failed rank with the lowest key is reported as the cause."""
     if rank.was_terminated:
         return 3, float(rank.rank)
     if rank.failure is None:

@@ -30,7 +30,8 @@ class LaunchPlan:
     nproc: int
     """The number of ranks on this node."""
     gpus: tuple[GpuSpec, ...] = ()
-    """The virtual GPUs on this node, if any. Every rank sees all virtual GPUs and uses its own."""
+    """The virtual GPUs on this node, if any. Every rank can see all virtual GPUs, and uses the GPU whose
+    index is its local rank."""
     real_gpus: int = 0
     """The number of real GPUs that are used if there are no virtual GPUs. If 0, the ranks run on the CPU."""
     nodes: tuple[int, int] = (1, 1)

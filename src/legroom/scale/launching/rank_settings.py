@@ -14,8 +14,8 @@ from legroom.scale.launching.rendezvous import interface_of, local_address
 
 SETTINGS_VARIABLE = "LEGROOM_LAUNCH"
 ATTEMPT_VARIABLE = "LEGROOM_ATTEMPT"
-"""The environment variable with the attempt of the rank. torch's restart count does not include restarts caused by
-added or removed nodes."""
+"""The environment variable that contains the index of the attempt. torch's restart count does not include restarts
+caused by added or removed nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class RankSettings:
     """The virtual GPUs. The tuple is empty if real GPUs are used."""
     watch: bool
     options: tuple[str, ...]
-    """The options of the launch, for the next command in a report."""
+    """The options of `legroom launch`, which a report repeats in the command that it suggests."""
 
     @classmethod
     def from_environment(cls) -> "RankSettings":

@@ -93,8 +93,8 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
 
 
 def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
-    """Connect to the Ray cluster at RAY_ADDRESS or, for several nodes, to this machine's cluster. If there is no such
-    cluster, a new cluster is started."""
+    """Connect to the Ray cluster at RAY_ADDRESS or, for several nodes, to this machine's cluster. Otherwise, start a
+    temporary cluster."""
     address = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
     return connect_ray(
         None if address == "local" else address, _HELP, processors=max(plan.world_size + 1, processors())
@@ -102,7 +102,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Return True if ranks use the cluster's GPUs. Ranks on virtual GPUs do not use them."""
+    """Return True if ranks use the cluster's GPUs. Ranks on virtual GPUs do not use the cluster's GPUs."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

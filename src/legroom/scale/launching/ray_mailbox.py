@@ -18,9 +18,9 @@ class _Messages:
     """The messages that the launcher has not read yet."""
 
     chunks: list[tuple[int, int, str, bytes]] = field(default_factory=list)
-    """The attempt, the rank, the file, and the data to write to the file."""
+    """Output of ranks. Each tuple contains the attempt, the rank, the file, and the data to append to the file."""
     codes: list[tuple[int, int, int]] = field(default_factory=list)
-    """The attempt, the rank and the exit code."""
+    """Exit codes of ranks. Each tuple contains the attempt, the rank and the exit code."""
     attempt: int = -1
     """The latest attempt."""
 

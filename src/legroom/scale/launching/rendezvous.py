@@ -1,4 +1,5 @@
-"""Checks the rendezvous address. A port that another program uses is reported in seconds instead of minutes."""
+"""Checks the rendezvous address. If another program uses the port, the user gets an error within seconds. torch would
+report the error after minutes."""
 
 import socket
 import subprocess
@@ -32,7 +33,7 @@ def is_own_address(address: str) -> bool:
 
 
 def local_address(address: str) -> str | None:
-    """Return the address at which nodes at `host:port` can reach this machine, or None if it is unknown."""
+    """Return the IP address of this machine in the network that leads to `host:port`, or None if it is unknown."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
@@ -80,7 +81,7 @@ def _is_rendezvous(host: str, port: int) -> bool:
     """Return True if another node in the launch already listens on the port.
 
     The check runs in a separate process. If the program at the port does not respond, torch blocks longer than its
-    timeout. If the program closes the connection, torch logs its stack.
+    timeout. If the program closes the connection, torch prints a stack trace.
     """
     command = [sys.executable, "-c", _CHECK, host, str(port), str(TIMEOUT_SECONDS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

@@ -41,7 +41,8 @@ class DeviceModel:
 
     gpu: GpuSpec
     kernels: bool
-    """True if kernel workspaces are included. A virtual GPU has no such workspaces."""
+    """True if kernel workspaces are included. A virtual GPU runs no CUDA kernels, so its prediction includes no
+    workspaces."""
 
     @property
     def capacity(self) -> int:
@@ -56,9 +57,10 @@ class StepPrediction:
     peaks: tuple[ReplayPeaks, ...]
     """The peaks of each device."""
     sharded_peaks: tuple[int, ...]
-    """The peak of one device with sharded weights, gradients and optimizer state, for each requested number of ranks."""
+    """The peaks of one device if weights, gradients and optimizer state are sharded. There is one peak for each
+    requested number of ranks."""
     reads_values: bool
-    """True if the step read values of tensors. Such a step may behave differently with other data."""
+    """True if the step read values of tensors. If so, the memory may be different for other data."""
 
 
 def device_model_of(device: torch.device) -> DeviceModel:
@@ -132,7 +134,8 @@ def trace_devices(device_model: DeviceModel, devices: int = 1) -> Iterator[tuple
 
 
 def _sharded_peaks(events: list[Event], ranks: Sequence[int]) -> list[int]:
-    """Return the peak of unsharded bytes plus one shard, for each number of ranks. With 0 ranks, the size of a shard is 0."""
+    """For each number of ranks, return the peak of one device, which has one shard of the sharded tensors and all other
+    tensors. With 0 ranks, the size of a shard is 0."""
     categories = {event.id: event.category for event in events if type(event) is Alloc}
     categories.update({event.id: event.category for event in events if type(event) is Tag})
     sharded = unsharded = 0

@@ -46,8 +46,8 @@ def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) 
     """Return a DDP step. Gradients are views of buckets, which exist from the start of the run.
 
     After the first step, DDP rebuilds its buckets in the order of the gradients. With `nccl`, the old buckets stay
-    alive until the next collective, after the forward pass of the second step. On an H200, a second set of buckets was
-    measured at the peak of that step. If DDP did not rebuild the buckets, no second set was measured.
+    alive until the next collective, after the forward pass of the second step. On an H200, the measured peak of the
+    second step contains two sets of buckets, and only one set if DDP did not rebuild the buckets.
     """
 
     def make(onto: DeviceCopies) -> Callable[[], None]:

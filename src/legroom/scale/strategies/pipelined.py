@@ -180,8 +180,8 @@ class Pipelined:
 
 
 class PipelinedModel(nn.Module):
-    """The model that is passed to loss functions. A call captures the arguments, or returns the output of the
-    pipeline."""
+    """The model that is passed to loss functions. The first call captures the arguments, and the second call returns
+    the output of the pipeline."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

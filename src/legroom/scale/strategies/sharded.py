@@ -72,8 +72,8 @@ def sharded(
 def wrapping(model: nn.Module) -> Wrapping:
     """Return the modules that are gathered separately.
 
-    The result contains the largest modules with at most MAX_UNIT_FRACTION of the model, and repeated modules (the
-    blocks of a transformer).
+    These are the repeated blocks of a transformer, and the largest other modules that have at most MAX_UNIT_FRACTION of
+    the model's bytes.
     """
     total = _bytes(model.parameters())
     shared = _shared_parameters(model)

@@ -52,8 +52,8 @@ class SplitModel(nn.Module):
 
 
 class _RunOnLaterDevice(TorchFunctionMode):
-    """Runs each operation with tensors on several devices on a single device. The operation runs on the device of a
-    parameter or, without parameters, on the last of these devices in the model."""
+    """Runs each operation with tensors on several devices on a single device. If one of the tensors is a parameter, the
+    operation runs on its device. Otherwise, it runs on the device that comes last in the model."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()

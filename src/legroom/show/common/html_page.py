@@ -30,8 +30,9 @@ def fill_template(
     **parts: str,
 ) -> str:
     """Return the page whose body is `page/page.html` in a package. `style` and `scripts` are files in the same folder.
-    `data` has JSON types and is in the element `name`. `title` and `parts` are HTML. The browser blocks all of the
-    page's network requests, unless `requests_own_server` allows requests to the server that sent the page."""
+    `data` is written as JSON into the HTML element with the id `name`. `title` and `parts` are inserted as HTML. The
+    browser blocks all of the page's network requests, unless `requests_own_server` allows requests to the server that
+    sent the page."""
     return Template(_read(__package__, "frame.html")).substitute(
         connect=" connect-src 'self';" if requests_own_server else "",
         title=title,
@@ -49,13 +50,13 @@ def embedded_json(value: Any) -> str:
 
 
 def compressed(data: bytes) -> str:
-    """Return binary data as text. The function `unpacked` in `base.js` reads it."""
+    """Return compressed binary data as Base64 text. The function `unpacked` in `base.js` decodes the text."""
     return b64encode(compress(data, 6)).decode()
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Raise UsageError if the file must not be overwritten. Reading a large capture first would waste time. Even with
-    `force`, a page overwrites only HTML files, so a mistyped path cannot destroy a script or a capture.
+    """Raise UsageError if the file must not be overwritten. Call this function before a large capture is read. Even
+    with `force`, a page overwrites only HTML files, so a mistyped path cannot destroy a script or a capture.
     """
     if path.is_file() and path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(

@@ -1,8 +1,8 @@
 """The Korean catalogue of `language`: English templates and their Korean text.
 
 A placeholder is `{name}` or `{name:kind}`; the kinds are `size`, `number` and `term` (a value that is translated too).
-The English text is the one that the code prints. A particle after a value of any kind must not depend on its last
-sound: use 에, 에서, 의 or 도 after names. Sizes end with a vowel (`MiB`), so 를, 가 and 는 follow them.
+The English text must be the same as the text in the code. A Korean particle after a name must not depend on the last
+sound of the name: use 에, 에서, 의 or 도. Sizes end with a vowel (`MiB`), so 를, 가 and 는 follow them.
 """
 
 CATALOGUE = {

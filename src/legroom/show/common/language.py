@@ -1,8 +1,8 @@
 """The language of reports: English, or Korean with `LEGROOM_LANG=ko` or a Korean locale.
 
 The code contains only English. `translate` looks up a finished English text in the catalogue `korean`, whose keys are
-English templates with named placeholders. Without Korean, the catalogue is not imported. JSON output, commands and
-names in code are never translated.
+English templates with named placeholders. The catalogue is imported only if the output is in Korean. JSON output,
+commands and names in code are never translated.
 """
 
 import os
@@ -18,7 +18,8 @@ Words = Callable[[str], str]
 
 
 def output_language() -> str:
-    """Return `ko` or `en`. `LEGROOM_LANG` has priority over the locale. An output stream without Unicode is English."""
+    """Return `ko` or `en`. `LEGROOM_LANG` has priority over the locale. If the output stream does not support Unicode,
+    the language is English."""
     wanted = os.environ.get("LEGROOM_LANG") or _locale()
     is_korean = wanted.strip().lower() == "ko"
     return "ko" if is_korean and supports_unicode(sys.stdout) and supports_unicode(sys.stderr) else "en"
@@ -59,7 +60,8 @@ _VALUES = {
     "number": r"[\d,]+",
     "term": r"(?:(?!\. ).)+?",
 }
-"""The values of a placeholder by kind. A term is translated too. No value continues into the next sentence."""
+"""A regular expression for the values of each kind of placeholder. A value cannot extend beyond the end of a sentence.
+The values of kind `term` are translated too."""
 
 
 def _translate_one(text: str) -> str | None:

@@ -70,7 +70,7 @@ class MemoryBar:
 
 
 def _merge_smallest(shares: Sequence[MemoryShare], rows: int) -> list[MemoryShare]:
-    """Return at most `rows` shares. The smallest shares that are not free memory become one share."""
+    """Merge the smallest shares into one share, so that at most `rows` shares remain. Free memory is not merged."""
     if len(shares) <= rows:
         return list(shares)
     used = [share for share in shares if not share.is_free]
@@ -106,7 +106,7 @@ def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
 class StepSparkline:
     """A chart of the peak memory in every step, for example `▁▂▃▅▇ 91 steps, 120.0 MiB to 400.0 MiB, 0.35 s each`.
 
-    In a long run, older steps are dropped, so the chart and the number of steps follow the step numbers.
+    In a long run, older steps are not kept individually, so the number of steps is computed from the step numbers.
     """
 
     def __init__(self, steps: Sequence[Step], *, label: str = "  ", words: Words = str) -> None:

@@ -1,8 +1,8 @@
 """Memory as inline SVG, for notebooks: the memory by category over time, and a bar by category.
 
 A notebook may strip scripts and style sheets, and its theme may be light or dark. The drawings therefore contain no
-scripts and no style elements. Text and lines have the color of the surrounding text, and the colors of the categories are
-readable on both backgrounds. The same content is in the text next to a drawing.
+scripts and no style elements. Text and lines have the color of the surrounding text, and the colors of the categories
+are readable on both backgrounds. The text next to a drawing contains the same figures.
 """
 
 from collections.abc import Sequence
@@ -115,7 +115,7 @@ class _Plot:
         return _TOP + _HEIGHT - size * self._y_scale
 
     def area(self, samples: Sequence[Sample], bottoms: Sequence[int], tops: Sequence[int]) -> str:
-        """Return the path between two lines. Memory is constant from one sample to the next."""
+        """Return the SVG path of the area between two step lines. Memory is constant from one sample to the next."""
         above = self.points(samples, tops)
         below = self.points(samples, bottoms)[::-1]
         return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in (*above, *below)) + "Z"
@@ -124,7 +124,7 @@ class _Plot:
         return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in self.points(samples, values))
 
     def points(self, samples: Sequence[Sample], values: Sequence[int]) -> list[tuple[float, float]]:
-        """Return the corners of a step line, without corners on straight lines."""
+        """Return the corners of a step line. Points in the middle of a horizontal line are left out."""
         points: list[tuple[float, float]] = []
         for sample, value in zip(samples, values, strict=True):
             x, y = self.x(sample.time), self.y(value)

@@ -24,7 +24,7 @@ def text(value: str) -> str:
 
 
 def plain(value: str) -> str:
-    """Return text without control characters, for a front end that shows no HTML."""
+    """Return text without control characters, for a program that cannot show HTML."""
     return clean(value)
 
 
@@ -45,7 +45,7 @@ _CODE = re.compile("`([^`]+)`")
 
 
 def _as_code(found: re.Match[str]) -> str:
-    """Return code between backticks, which is already escaped, as an element."""
+    """Return an HTML element with the code that was found between backticks. The code is already escaped for HTML."""
     return f"<code {_CODE_STYLE}>{found[1]}</code>"
 
 

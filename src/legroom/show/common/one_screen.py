@@ -22,7 +22,8 @@ def _lines(part: RenderableType, console: Console, options: ConsoleOptions) -> l
 
 
 def _height(lines: Iterable[list[Segment]], options: ConsoleOptions) -> int:
-    """Return the number of lines on the terminal, which wraps lines that are too long, such as commands."""
+    """Return the number of lines that the text uses on the terminal. The terminal wraps a line that is too long, such
+    as a command."""
     return sum(max(1, -(-Segment.get_line_length(line) // options.max_width)) for line in lines)
 
 

@@ -14,8 +14,8 @@ def page_to_show(code: str) -> CodePage:
 
 
 def translate_explanation(explanation: Explanation) -> tuple[Explanation, Words]:
-    """Return the explanation in the language of the output, and the function that translates its headings. If a part has
-    no translation, both are English."""
+    """Return the explanation in the language of the output, and the function that translates its headings. If a part of
+    the explanation has no translation, the explanation and the headings are in English."""
     if output_language() == "en":
         return explanation, str
     try:
@@ -25,7 +25,7 @@ def translate_explanation(explanation: Explanation) -> tuple[Explanation, Words]
 
 
 class _MissingTranslationError(Exception):
-    """A part of an explanation is not in the catalogue."""
+    """Raised if a part of an explanation is not in the catalogue."""
 
 
 def _korean(explanation: Explanation) -> Explanation:

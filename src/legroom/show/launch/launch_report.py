@@ -128,7 +128,8 @@ def _cause_parts(
     report: RunReport | None,
     below: RenderableType | None,
 ) -> Iterator[RenderableType]:
-    """Yield the error of the rank that failed first. If it ran out of memory and `below` is given, both fit on one screen."""
+    """Yield the error of the rank that failed first. If the rank ran out of memory and `below` is given, the report and
+    `below` fit on one screen."""
     if report is not None and report.oom is not None:
         yield render_oom(report) if below is None else ShortReport(report, below=below)
     elif last.exited_early:
@@ -255,7 +256,7 @@ def _fullness(rank: RankResult) -> tuple[float, int]:
 
 
 def _peak_table(ranks: Sequence[RankResult], number: int) -> RenderableType:
-    """Return the peaks of the `number` fullest ranks."""
+    """Return a table with the peaks of the `number` ranks that used the most memory."""
     table = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
     for heading in ("rank", "steps", "peak allocated", "peak reserved", "of"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -107,7 +107,7 @@ class MonitorApp(App[None]):
         self._wanted = ""
         self._reader: threading.Thread | None = None
         self._texts: dict[str, Text] = {}
-        """The text of each part of the screen, by its selector."""
+        """The text that each part of the screen shows. The keys are the selectors of the parts."""
 
     # --- the screen
 

@@ -18,7 +18,8 @@ Facts = list[tuple[str, str]]
 
 
 def render_details(pid: int, snapshot: Snapshot) -> RenderableType:
-    """Return everything that is known about a process, or that it has ended. The run comes first."""
+    """Render all known facts about a process. If the process has ended, render a sentence that says so. The run comes
+    first."""
     rows = [row for row in snapshot.processes if row.pid == pid]
     if not rows:
         return Text(f"Process {pid} has ended.")

@@ -1,4 +1,4 @@
-"""The recent values of each bar, for sparklines."""
+"""The recent values of the bars in the monitor, from which sparklines are drawn."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class History:
-    """The latest percentages of each bar, by the key of the bar."""
+    """The latest percentages of each bar."""
 
     def __init__(self) -> None:
         self._values: dict[str, deque[float | None]] = {}

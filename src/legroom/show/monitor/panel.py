@@ -26,7 +26,7 @@ class Bar:
     key: str
     percent: float | None
     warns: bool = False
-    """Whether a high value is a warning. A high utilization is not."""
+    """True if a high percentage is a warning, as for memory. A high utilization is not a warning."""
 
 
 @dataclass(frozen=True, slots=True)

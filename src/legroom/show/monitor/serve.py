@@ -30,7 +30,8 @@ from legroom.show.monitor.snapshot import Sampler
 ADDRESS = "127.0.0.1"
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 WAIT_SECONDS = 2.0
-"""The time that a request waits for a new reading before it receives the previous one."""
+"""The maximum time in seconds that a request waits for new data. After this time, the request receives the previous
+data."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -41,8 +42,8 @@ _HEADERS = {
 
 
 class Readings:
-    """The state of the machine, which all browsers share. It is read only while a browser requests it, and at most once
-    per `interval`."""
+    """The state of the machine, which all browsers share. The machine is read only if a browser requests its state, and
+    at most once per `interval`."""
 
     def __init__(self, sampler: Sampler, interval: float) -> None:
         self.interval = interval
@@ -68,7 +69,7 @@ class Readings:
 
 
 def page(document: dict[str, Any], *, interval: float) -> str:
-    """Return the page, which contains the current state and requests newer ones."""
+    """Return the HTML page, which shows the current state and requests updates from the server."""
     name = escape(str(document["host"]["name"]))
     return fill_template(
         __package__,
@@ -183,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing. The requests contain the token."""
+        """Print nothing. A log of the requests would show the token."""
 
 
 def _token_in(query: str) -> str:

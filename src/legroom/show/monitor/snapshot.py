@@ -30,7 +30,7 @@ class ProcessRow:
     memory: Count
     """The device memory of the process in bytes."""
     memory_source: str
-    """`driver`, or `run` if the run reported the memory that it reserved."""
+    """`run` if the memory is the amount that the run reported as reserved, otherwise `driver`."""
     utilization: Count
     process: ProcessSample
     run: RunStatus | None
@@ -164,7 +164,7 @@ class Sampler:
 def _rows(
     gpus: Iterable[GpuSample], runs: dict[int, RunStatus], processes: dict[int, ProcessSample]
 ) -> list[ProcessRow]:
-    """Return the processes that the driver reports, and those that only their live file reports."""
+    """Return one row for each process that the driver or a live file reports."""
     rows: dict[str, ProcessRow] = {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
     for gpu in gpus:
@@ -198,7 +198,7 @@ def _rows(
 
 
 def _devices_in_use(run: RunStatus) -> Iterable[DeviceStatus]:
-    """Return the devices on which a process has memory, or its first device. A rank can use all GPUs, but uses one."""
+    """Return the devices on which a run has reserved memory. If there are none, return its first device."""
     return [device for device in run.devices if device.reserved] or run.devices[:1]
 
 
@@ -212,7 +212,8 @@ def _device_label(device: DeviceStatus | None, by_uuid: dict[str, GpuSample]) ->
 
 
 def _with_reported_memory(gpu: GpuSample, rows: Iterable[ProcessRow]) -> GpuRow:
-    """Return the GPU with at least the memory that runs reserved on it."""
+    """Return the row of a GPU. If the driver reports less memory than the runs on the GPU have reserved, use the memory
+    of the runs."""
     reported = sum(
         row.memory
         for row in rows

@@ -23,17 +23,17 @@ class Column(Generic[Row]):
     """A column of a table."""
 
     name: str
-    """The name for sorting, in words: `sorted by GPU memory`."""
+    """The name of the column in the text `sorted by GPU memory`."""
     title: str
     width: int
-    """The number of columns, or 0 for the column that uses the remaining space."""
+    """The width in characters, or 0 if the column uses the remaining width."""
     cell: Callable[[Row, Snapshot], str]
     order: Callable[[Row], Any]
     """The sort key. A value that is not available is None and comes last."""
     descending: bool = False
     """Whether large values come first."""
     wide: int | None = None
-    """The number of columns on a wide terminal, if it differs from `width`."""
+    """The width in characters on a wide terminal, if it differs from `width`."""
     abbreviate: Callable[[str], str] | None = None
     """Shortens a text that does not fit a narrow column."""
     from_width: int = 0
@@ -41,7 +41,7 @@ class Column(Generic[Row]):
     right: bool = True
 
     def text(self, row: Row, snapshot: Snapshot, size: int) -> str:
-        """Return the cell in exactly `size` columns."""
+        """Return the text of the cell, padded or shortened to `size` characters."""
         text = self.cell(row, snapshot)
         if self.abbreviate is not None and size < 20 and cell_len(text) > size:
             text = self.abbreviate(text)
@@ -245,7 +245,8 @@ def script_text(run: RunStatus) -> str:
 
 
 def visible_columns(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], int]]:
-    """Return the columns that fit a width, each with its number of columns. Columns are separated by one space."""
+    """Return the columns that fit on a terminal of this width, and the width of each column. Columns are separated by
+    one space."""
     shown = [column for column in columns if column.from_width <= width]
     sizes = [column.width if column.wide is None or width < WIDE else column.wide for column in shown]
     rest = max(width - sum(sizes) - len(shown) + 1, 8)

@@ -40,7 +40,8 @@ NO_PROCESSES = "No process uses a GPU, and no Legroom run is active."
 
 
 def finding_lines(snapshot: Snapshot) -> list[Text]:
-    """Return one paragraph for every run that has a finding or does not update its state, and a blank line."""
+    """Return one paragraph for every run that has a finding or no longer updates its state, followed by a blank
+    line."""
     lines = [
         Text(f"PID {run.pid} ({script_text(run)}): {sentence}")
         for run in snapshot.runs

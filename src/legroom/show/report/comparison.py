@@ -27,9 +27,10 @@ def render_comparison(
     runs: tuple[RunReport, RunReport] | None = None,
     verbose: bool = True,
 ) -> RenderableType:
-    """Render the comparison. `before` and `after` are the paths of the captures; without `after`, the newer run is the
-    one that was reported above. `runs` are the older and the newer run; a run that did not finish is named, because its
-    peak may be too low. Without `verbose`, the comparison has at most 19 lines."""
+    """Render the comparison. `before` and `after` are the paths of the captures. If `after` is empty, the newer run is
+    the run whose report is printed above. `runs` contains the reports of the older and the newer run. If a run did not
+    finish, a sentence says so, because its peak may be too low. Without `verbose`, the comparison has at most 19
+    lines."""
     versions = (
         Group(*_parts(difference, clean(before), clean(after), runs, categories, lines))
         for categories, lines in ((len(Category), TOP_CHANGES), (6, 4), (4, 3))

@@ -50,7 +50,7 @@ class _Level(NamedTuple):
     extras: int = 0
     """The number of less important facts that are shown: the other devices, the variables, the peak of each step."""
     gap: str = "\n"
-    """The empty line above each section."""
+    """The separator above each section, which is an empty line by default."""
 
 
 _LEVELS = (
@@ -73,7 +73,7 @@ _CROPPED = (
     _Level(rows=4, advice=3, reason=False, gap=""),
     _Level(rows=3, advice=2, reason=False, gap=""),
 )
-"""Used if the suggested change is too long for every other level. The end of its text is missing."""
+"""The levels for a very long suggested change. The end of its text is cut off."""
 
 
 def render_short_report(report: RunReport) -> RenderableType:
@@ -87,10 +87,12 @@ def render_short_summary(report: RunReport) -> RenderableType:
 
 
 class ShortReport:
-    """The report without the next commands, which `ShortFooter` shows. Both together have at most 23 lines."""
+    """The report without the next commands, which `ShortFooter` shows. The report and the footer together have at most
+    23 lines."""
 
     def __init__(self, report: RunReport, *, warning: str = "", below: RenderableType | None = None) -> None:
-        """`warning` is the warning of the footer. `below` is other text on the same screen."""
+        """`warning` is shown in the footer. `below` is other text on the same screen, for which the report leaves
+        space."""
         self._report = report
         self._footer = ShortFooter(report, warning=warning)
         self._below = below
@@ -141,7 +143,8 @@ class ShortFooter:
 
 
 def _words(report: RunReport) -> Words:
-    """Return the function that translates the texts of a report. The text around a rank's report is in English."""
+    """Return the function that translates the texts of a report. A report of `legroom launch` is not translated,
+    because the text around it is in English."""
     return translate if report.failed_with_oom and not report.command.is_launch else str
 
 

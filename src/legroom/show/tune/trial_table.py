@@ -132,7 +132,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
 
 
 def _about(record: TrialRecord) -> list[str]:
-    """Return the micro-batch size of the trial, if it is split, and the reason why the trial ended."""
+    """Return the micro-batch size if the batch of the trial is split, and the reason why the trial ended."""
     memory, split, reason = record.memory, "", ""
     if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
         others = (

@@ -7,7 +7,7 @@ from legroom.show.watch.bar import ProgressStats, plain_text
 
 
 class NotebookLine:
-    """An output of the running cell. The notebook file contains only its last state."""
+    """An output of the running cell. The notebook file contains only the latest content of this output."""
 
     def __init__(self) -> None:
         self._handle: Any = None

@@ -211,7 +211,7 @@ class _SharedDetector:
 
 
 _live: "LoopStatus | None" = None
-"""The live file of this process, once a loop has lasted for `LIVE_SECONDS`."""
+"""The live file of this process, or None until a loop has lasted for `LIVE_SECONDS`."""
 _shared = _SharedDetector()
 
 

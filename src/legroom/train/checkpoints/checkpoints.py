@@ -115,7 +115,7 @@ class Checkpoints:
         """Save all tracked objects, then remove old checkpoints according to `keep` and `best`.
 
         With several ranks, call `save` on every rank. If only rank 0 calls it, the checkpoint contains only the random
-        states and loader position of rank 0. This requires that rank 0 has all weights.
+        states and loader position of rank 0. In that case, rank 0 must have all weights.
         """
         if not self._parts:
             raise UsageError(
@@ -157,7 +157,7 @@ class Checkpoints:
             self._writer.wait()
 
     def close(self) -> None:
-        """Wait for the thread, and free the memory for copies."""
+        """Wait until the background thread has finished, and free the host memory for copies."""
         if self._writer is not None:
             self._writer.close()
             self._writer = _BackgroundWriter()
@@ -255,7 +255,8 @@ class Checkpoints:
     # ------------------------------------------------------------ internals
 
     def _candidates(self, which: str | os.PathLike[str], group: CheckpointGroup) -> list[CheckpointInfo]:
-        """Return the checkpoints to try for `which`, in order. The result is the same on all ranks."""
+        """Return the checkpoints that match `which`, in the order in which `resume` tries them. The result is the same
+        on all ranks."""
         return group.gather(lambda: self._find(which) if group.is_main else [])[0]
 
     def _find(self, which: str | os.PathLike[str]) -> list[CheckpointInfo]:
@@ -296,7 +297,8 @@ class Checkpoints:
         return self._buffers.setdefault(file, HostBuffers())
 
     def _group_of_save(self, step: int) -> CheckpointGroup | None:
-        """Return the ranks that save this step, or None if rank 0 saves it without this rank."""
+        """Return the group of ranks that save this step, or None if rank 0 saves the step alone and this is another
+        rank."""
         if not is_distributed():
             return self._group()
         if self._save_calls is None:

@@ -1,8 +1,8 @@
 """Converts the state of an optimizer to use parameter names instead of parameter indices.
 
-Indices depend on the order of the groups. If each rank has other parameters of a model, they also depend on the rank.
-With names, the state can be loaded with a different strategy. If a checkpoint is from a different optimizer, the names
-do not match.
+Indices depend on the order of the groups. If each rank has only some parameters of a model, the indices also depend on
+the rank. With names, the state can be loaded with a different strategy. If a checkpoint is from a different optimizer,
+the names do not match.
 """
 
 from collections.abc import Iterable, Mapping

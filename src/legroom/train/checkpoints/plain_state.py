@@ -53,7 +53,7 @@ def as_plain(value: Any, name: str) -> Any:
 
 
 def tensor_names(value: Any) -> dict[str, str]:
-    """Return the keys of a dict that refer to a tensor, and the names of the tensors."""
+    """Return the name of the tensor for each key of a dict whose value refers to a tensor."""
     return {
         key: item[_TENSOR] for key, item in value.items() if isinstance(item, dict) and set(item) == {_TENSOR}
     }
@@ -141,7 +141,8 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Return True if the tensor has an address. Empty tensors and shards have no address."""
+    """Return True if the tensor, or this rank's shard of it, is not empty. Only then does its memory have an
+    address."""
     return bool(getattr(tensor, "_local_tensor", tensor).numel())
 
 

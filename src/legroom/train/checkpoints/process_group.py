@@ -123,7 +123,7 @@ class SaveCalls:
         """Return True if all ranks save this step together, False if rank 0 must save it alone, and None if rank 0
         has already saved it alone.
 
-        Raise an error if rank 0 is alone and does not have all the state.
+        Raise an error if only rank 0 saves the step, but some weights are on other ranks.
         """
         if self._store is None:  # the ranks cannot be compared
             return True

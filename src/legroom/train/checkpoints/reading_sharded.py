@@ -1,5 +1,5 @@
-"""Reads checkpoints in which each rank saved its own shards or stages of a model. Each rank reads the tensors that it
-needs now. The number of ranks may have changed.
+"""Reads checkpoints in which each rank saved its own shards or stages of a model. Each rank reads only the tensors that
+it needs. The number of ranks may differ from the run that saved the checkpoint.
 """
 
 from collections.abc import Mapping

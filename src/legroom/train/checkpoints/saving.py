@@ -80,7 +80,8 @@ def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> b
 
 
 def has_all_tensors(part: Any) -> bool:
-    """Return False if other ranks have tensors of this model, which are its shards or the stages of its pipeline."""
+    """Return False if the model is sharded or is one stage of a pipeline, because other ranks then have some of its
+    tensors."""
     if not isinstance(part, nn.Module):
         return True
     is_stage = any(getattr(module, STAGE_ATTRIBUTE, False) for module in part.modules())

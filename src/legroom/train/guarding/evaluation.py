@@ -107,8 +107,8 @@ class Evaluation:
         passes: int,
         ranks: RankCoordinator,
     ) -> tuple[list[Any], ErrorClassification | None, int | None]:
-        """Return the results, the failure on this rank, or the size that the ranks agreed on after a failure on
-        another rank."""
+        """Return the results, and two values that are None if no rank failed: the failure on this rank, and the size
+        that the ranks agreed on after another rank failed."""
         results: list[Any] = []
         edges = spans(sizes)
         try:

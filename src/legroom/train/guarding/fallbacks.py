@@ -149,7 +149,8 @@ def does_not_fit(
 
 
 def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
-    """Return the error for a single optimizer operation that does not fit. Only such a failure leaves a step incomplete."""
+    """Return the error for a single optimizer operation that does not fit. A step stays incomplete only after this
+    error."""
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "
         f"(optimizer state: {format_size(_bytes(_state(optimizer), device))}). The step is incomplete: load your latest checkpoint. "

@@ -135,7 +135,8 @@ class _Names:
 
 
 def _site(site: Site, names: _Names, sources: Sources) -> list[int]:
-    """Return a site as positions in the list of names: module, location, file, function and source, and its category."""
+    """Return the properties of a site as numbers: the positions of its module, location, file, function and source line
+    in the list of names, and the index of its category."""
     frame = site.frame or Frame("", 0, "")
     location = format_location(frame.file, frame.line) if frame.file else "unknown line"
     source = sources.get(frame.file, {}).get(frame.line, "").strip()
@@ -181,7 +182,8 @@ def _marks(figures: RunFigures) -> list[dict[str, Any]]:
 
 
 def _segments(layout: Layout, position: Callable[[Site], int]) -> list[list[Any]]:
-    """Return the segments: whether each is a small segment, and the size and site (or -1) of each block.
+    """Return, for each segment, whether it is a small segment, and the size and site of each of its blocks. The site of
+    a free block is -1.
 
     With very many blocks, adjacent blocks that are too small to see are merged. A merged block has the site of its first
     block.

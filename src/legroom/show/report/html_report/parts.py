@@ -172,7 +172,8 @@ def _code(code: str) -> str:
 
 
 def _code_page(code: str) -> str:
-    """Return the page of a code, folded. The text is included, so that no network is needed to read it."""
+    """Return the documentation page of a code as a collapsed element, so that the report can be read without a
+    network."""
     found = all_pages().get(code)
     if found is None:
         return ""

@@ -2,8 +2,8 @@
 charts.
 
 The charts are plain SVG, drawn by a few hundred lines of JavaScript instead of a plotting library. The page is
-kilobytes in size instead of megabytes, needs no network, supports light and dark themes, and links its charts. The
-results and tables are plain HTML, readable without scripts.
+kilobytes in size instead of megabytes, needs no network, and supports light and dark themes. A selection in one chart
+is also shown in the other charts. The results and tables are plain HTML, readable without scripts.
 """
 
 import math

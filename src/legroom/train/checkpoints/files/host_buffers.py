@@ -81,6 +81,6 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor in the order of the file. The result is a view if the tensor is contiguous, and
-    otherwise a copy."""
+    """Return the bytes of a tensor in row-major order, as they are written to the file. The result is a view if the
+    tensor is contiguous, and otherwise a copy."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -42,7 +42,7 @@ class TensorFile:
     tensors: list[torch.Tensor]
     size: int
     buffers: HostBuffers | None = None
-    """The copies of the tensors, if they were copied."""
+    """Host memory with copies of the tensors, or None if the tensors were not copied."""
 
     def copy(self, buffers: HostBuffers) -> None:
         """Copy the tensors, because they may change afterwards."""

@@ -1,9 +1,10 @@
-"""Detects samples that depend on each other. A split changes their gradients, so the user gets a warning.
+"""Detects samples that depend on each other. If the batch is split, the gradients of these samples change, so the user
+gets a warning.
 
 There are two cases. First, batch normalization in training mode normalizes each sample with the statistics of its
-batch. Second, a loss may compare samples (in-batch negatives) or use a different reduction. In that case, the loss of
-two samples is neither the mean nor the sum of their individual losses. Guard tests the loss once, at the first split,
-with two samples and without gradients.
+batch. Second, a loss may compare samples (in-batch negatives), or its reduction may be neither a mean nor a sum. In
+that case, the loss of two samples is neither the mean nor the sum of their individual losses. Guard tests the loss
+once, at the first split, with two samples and without gradients.
 """
 
 import contextlib

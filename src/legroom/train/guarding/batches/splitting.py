@@ -1,10 +1,10 @@
 """Splits a batch along its batch dimension, and concatenates the results of micro-batches.
 
 A batch consists of the arguments of a training function. The arguments are tensors, or nested tuples, lists, dicts,
-dataclasses and mappings of tensors (such as a `BatchEncoding`). The batch size is the most frequent size of the
-tensors in `batch_dim`. A tensor with the batch size in `batch_dim` is split. A list with one item per sample is split
-if it contains no such tensor. All other values, such as a mask for all samples or a temperature, are passed unsplit
-to every micro-batch.
+dataclasses and mappings of tensors (such as a `BatchEncoding`). The batch size is the most frequent size of the tensors
+in `batch_dim`. A tensor with the batch size in `batch_dim` is split. A list with one item per sample is split if no
+tensor in the list has the batch size in `batch_dim`. All other values, such as a mask for all samples or a temperature,
+are passed unsplit to every micro-batch.
 """
 
 import copy
@@ -93,7 +93,8 @@ def _batch_size(values: Sequence[Any], batch_dim: int) -> int:
 
 
 def _lists_of_samples(value: Any) -> Iterator[int]:
-    """Yield the lengths of lists with one dict per sample, as detection models expect."""
+    """Yield the length of each list that contains one dict per sample, which is the format of targets for detection
+    models."""
     if isinstance(value, list | tuple) and not _is_named_tuple(value):
         if value and all(isinstance(item, Mapping) for item in value):
             yield len(value)

@@ -26,8 +26,8 @@ def loss_weights(
     weight: Weight | None,
     total: float | None = None,
 ) -> list[float]:
-    """Return the loss weight of each micro-batch. `sizes` contains the micro-batch sizes. `total` is the denominator,
-    if other ranks contribute to it."""
+    """Return the loss weight of each micro-batch. `sizes` contains the number of samples in each micro-batch. `total`
+    is the number of samples or elements across all ranks, and None if only this rank counts."""
     if weight is not None:
         counts = [count_weight(weight, batch, start, stop) for start, stop in spans(sizes)]
         total = sum(counts) if total is None else total
