@@ -34,8 +34,8 @@ from legroom.train.precision_choice import DTYPES, chosen_precision, default_dev
 CHECK_INTERVAL = 50
 RECENT_STEPS = 100
 MAX_SKIPPED = 10
-"""The maximum number of skipped steps among the recent steps. A healthy GradScaler skips about one in 2000 steps,
-when it increases the scale."""
+"""If the GradScaler skips at least this many of the recent steps, a finding is reported. A healthy GradScaler skips
+about one in 2000 steps, when it increases the scale."""
 
 
 def precision(
@@ -153,8 +153,8 @@ class Precision:
     def discard(self) -> None:
         """Reset the GradScaler for a step that will be repeated.
 
-        If a version of torch lacks the GradScaler's private table, this method does nothing, and the GradScaler rejects
-        unscaling the repeated step.
+        This method clears a private table of the GradScaler. If a version of torch has no such table, the GradScaler
+        raises an error when the repeated step is unscaled.
         """
         self._unscaled.clear()
         self._skipped = False

@@ -8,7 +8,7 @@ of two strategies:
   before each step. If a step fails, parameters and state are restored from the copy, and the step is repeated under
   `RetryOnOOM`. This strategy is used only for torch's own optimizers, which change only parameters and state.
 - **Retry**, otherwise. The step runs under `RetryOnOOM`, which repeats a single function that runs out of memory.
-  `RetryOnOOM` costs a few microseconds per function, which is negligible for a model of that size.
+  `RetryOnOOM` costs a few microseconds per function, which is negligible for a large model.
 
 Unscaling, clipping and the update of the loss scale consist of only a few functions and always run under `RetryOnOOM`.
 Memory for the state that the first step creates is reserved from the beginning (`reserving`).

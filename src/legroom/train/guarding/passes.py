@@ -34,7 +34,7 @@ class Passes:
     scaling: Scaling
     ranks: RankCoordinator
     contexts: Contexts
-    """The contexts of the forward pass, one per active fallback."""
+    """The context managers for the forward pass, one per active fallback."""
     between: Callable[[], None]
     """A function that is called before each micro-batch except the first."""
     around: Callable[[], AbstractContextManager[Any]]

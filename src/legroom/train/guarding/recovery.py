@@ -33,8 +33,8 @@ def release_memory() -> None:
 
 
 def use_expandable_segments(device: torch.device) -> bool:
-    """Let the allocator create expandable segments from now on, which reduces fragmentation. Return False if they are
-    already in use, disabled by the user, or not supported.
+    """Let the allocator create expandable segments from now on, which reduces fragmentation. Return False if expandable
+    segments are already in use, disabled by the user, or not supported.
     """
     settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")

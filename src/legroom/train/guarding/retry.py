@@ -96,7 +96,8 @@ class RetryOnOOM(TorchFunctionMode):
 
     @torch.no_grad()
     def _leave_on_host(self) -> None:
-        """Keep the tensors in host memory. No value is lost if the tensors do not fit on the device."""
+        """Keep the offloaded tensors in host memory, because they do not fit on the device. Their values are not
+        lost."""
         for tensor in list(self._offloadable()):
             local = getattr(tensor, "_local_tensor", tensor)
             offloaded = self._offloaded.get(_key(local))
@@ -191,7 +192,8 @@ _NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is
 
 @functools.cache
 def _is_random(func: Any) -> bool:
-    """Return True if a function draws random numbers. Such a function may have drawn numbers before it failed."""
+    """Return True if a function draws random numbers. If a random function fails, it may have drawn numbers before the
+    failure."""
     name = getattr(func, "__name__", "")
     return any(word in name for word in _RANDOM_FUNCTIONS)
 

@@ -10,11 +10,11 @@ micro-batches.
     retry_size = ranks.agree(failure, proposal)   # None: step the optimizer; a size: roll back and plan again
 
 A rank that failed completes its pending collectives (see `pending_collectives`), so no rank hangs. At the end of the
-passes, the ranks exchange a few integers that show whether the step is valid. The exchange uses gloo between the
-hosts, so it does not wait for a GPU, and the device continues with its queued work. The same exchange contains the
-next split. After the sizes have stopped changing, the ranks exchange nothing else. An exchange before a step is
-needed only if a rank needs more passes than agreed. A rank may need more passes if batch sizes differ under FSDP2,
-where the number of passes must be the same on all ranks.
+passes, the ranks exchange a few integers that show whether the step is valid. The exchange uses gloo between the hosts,
+so it does not wait for a GPU, and the device continues with its queued work. In the same exchange, the ranks agree on
+the next micro-batch size. After the sizes have stopped changing, no other exchange is needed. An exchange before a step
+is needed only if a rank needs more passes than the ranks agreed on. A rank may need more passes if batch sizes differ
+under FSDP2, where the number of passes must be the same on all ranks.
 """
 
 import itertools
@@ -70,7 +70,7 @@ def ranks_for(model: nn.Module, *, timeout: float = TIMEOUT) -> "DistributedRank
 def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
     """Yield a coordinator for forward passes only, for the duration of an evaluation.
 
-    Every rank with a shard must call this function. A replica does not need the other ranks.
+    If the model is sharded, every rank must call this function. A replicated model can be evaluated on one rank.
     """
     with ExitStack() as stack:
         for module in _replicated(model):
@@ -164,11 +164,11 @@ class DistributedRanks:
         return self._plan
 
     def total_weight(self, total: float, *, counts_samples: bool) -> float:
-        """Return the denominator of this rank's weights, so that the mean over ranks is the weighted mean of all
-        samples.
+        """Return the number by which the weights of this rank's samples are divided. The mean over all ranks is then
+        the weighted mean over all samples.
 
-        With `counts_samples`, the weight is the number of samples, and all ranks have the same weight, as in DDP and
-        FSDP2.
+        With `counts_samples`, the result is the number of samples on this rank. Every rank then contributes equally to
+        the mean, as in DDP and FSDP2.
         """
         if not counts_samples:
             self._exchanges_weights = True
@@ -181,8 +181,8 @@ class DistributedRanks:
     def join(self, batches: Iterable[T]) -> Iterator[T]:
         """Iterate over this rank's batches until all ranks are done.
 
-        A rank without further batches gets its last batch again, with weight 0. The mean over ranks still includes all
-        ranks. The ranks exchange one additional message per step.
+        A rank without further batches gets its last batch again, with weight 0. The gradients are still averaged over
+        all ranks. The ranks exchange one additional message per step.
         """
         latest: list[T] = []
         remaining = iter(batches)
@@ -289,7 +289,8 @@ class DistributedRanks:
     def for_evaluation(self) -> RankCoordinator:
         """Return the coordinator for forward passes only. Every rank calls this method before each evaluation.
 
-        A replica needs no other rank. Shards have separate plans and pending collectives for evaluation.
+        A replicated model can be evaluated without the other ranks. A sharded model has a separate coordinator for
+        evaluation.
         """
         self._shards.reshard()
         if not self._shards.meshes():
@@ -316,10 +317,11 @@ class DistributedRanks:
         return RetryOnOOM(self._model.parameters, self._device)
 
     def _begin_pass(self, index: int, count: int) -> None:
-        """Start to record collectives. If each pass has its own collectives, they are recorded per pass.
+        """Start to record collectives. If each pass has its own collectives, the collectives are recorded for each
+        pass.
 
-        Otherwise, the only collective is the averaging at the end, which is recorded once for all passes. Ranks may then
-        run different numbers of passes.
+        Otherwise, the only collective is the average of the gradients in the last pass, and one record covers all
+        passes. In that case, ranks may run different numbers of passes.
         """
         self._next_pass = index + 1
         if self._needs_equal_passes:
@@ -419,14 +421,14 @@ class DistributedRanks:
 
 @dataclass(frozen=True, slots=True)
 class _AttemptResult:
-    """The result of an attempt on one rank. Results are combined by the maximum of each field."""
+    """The result of an attempt on one rank. To combine the results of all ranks, the maximum of each field is used."""
 
     invalid: int = 0
     oom: int = 0
     exhausted: int = 0
-    """1 if no smaller micro-batch is possible."""
+    """1 if this rank cannot use a smaller micro-batch, otherwise 0."""
     short: int = 0
-    """1 if more passes are needed than agreed."""
+    """1 if this rank needs more passes than the ranks agreed on, otherwise 0."""
     raised_by: int = 0
     """The rank that raised another error, plus one, or 0 if no rank did."""
     passes: int = 1

@@ -62,9 +62,9 @@ class GradientReducer:
         """Send the remaining buckets after the backward pass, wait for all buckets, and write the averages into the
         gradients. Return False if a gradient changed after it was sent, because the averages are then wrong.
 
-        In that case, the step must be repeated, and buckets are no longer sent early. A gradient changes late if
-        parts of the backward pass run more than once (`checkpoint(use_reentrant=True)` around a shared parameter).
-        In this case, the gradient changes late on every rank.
+        In that case, the step must be repeated, and buckets are no longer sent early. A gradient changes late if parts
+        of the backward pass run more than once (`checkpoint(use_reentrant=True)` around a shared parameter). The
+        gradient then changes late on every rank.
         """
         self._is_active = False
         self._send(all_remaining=True)

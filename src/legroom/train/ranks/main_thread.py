@@ -12,15 +12,16 @@ from legroom.observe.source.user_files import is_user_file
 from legroom.observe.virtual import active_virtual_gpu
 
 _BUSY_FRACTION = 0.05
-"""A process that uses more than this fraction of one core computes. A process that waits in gloo uses almost none."""
+"""A process that uses more than this fraction of one core is treated as computing. A process that waits in gloo uses
+almost no CPU time."""
 
 _TORCH = os.path.dirname(torch.__file__)
 _LOADS_OR_SAVES = (os.path.join(_TORCH, "serialization.py"), os.path.join(_TORCH, "utils", "data"))
 
 
 class MainThreadActivity:
-    """Measures how long the main thread has made no progress. Works for waits inside DDP, FSDP2 or CUDA, which do not
-    run any Legroom code.
+    """Measures how long the main thread has made no progress. This also covers waits inside DDP, FSDP2 or CUDA, during
+    which no Legroom code runs.
 
     The main thread has made progress if its line in the user's code has changed or if it has allocated GPU memory. On
     the CPU, a process that computes also makes progress. On a GPU, a process that waits may use a whole core.

@@ -1,8 +1,8 @@
 """Handles FSDP2 modules in a step that may have to be repeated.
 
 Each micro-batch gathers parameters and reduces gradients separately. Accumulation without reduction would keep
-unsharded gradients, so a smaller micro-batch could need more memory. FSDP2 has no public function that resets it
-during a pass, so `discard` resets FSDP2.
+unsharded gradients, so a smaller micro-batch could need more memory. Before torch 2.13, FSDP2 has no public function
+that ends a pass early, so `discard` changes FSDP2's private state.
 """
 
 from collections.abc import Iterator
@@ -73,7 +73,8 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
     """Yield the process groups of each wrapped module, from FSDP2's private state.
 
     `fully_shard` without a mesh creates new groups at each call, but all parameters with equal meshes refer to the
-    first group. If Legroom knew only the first group, a failure in such a model would block the other ranks.
+    first group. A failed rank must complete the collectives of all groups. If Legroom knew only the first group, the
+    other ranks would hang.
     """
     for module in root.modules():
         if isinstance(module, FSDPModule):

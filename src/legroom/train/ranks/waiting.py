@@ -38,8 +38,8 @@ TIMEOUT = 1800.0
 """The time in seconds to wait for another rank, as in gloo."""
 REPORT_SECONDS = 10.0
 _STALL_FACTOR = 3
-"""A main thread that makes no progress is reported after this many REPORT_SECONDS if no rank has exited, because it may
-compute or load data."""
+"""If no rank has exited, a main thread without progress is reported only after this multiple of REPORT_SECONDS, because
+it may be computing or loading data."""
 _POLL_SECONDS = 2.0
 """The interval in seconds at which a rank checks for requests from other ranks."""
 _ANSWER_SECONDS = 6.0
@@ -47,7 +47,8 @@ _EXIT_SECONDS = 2.0
 """The time in seconds within which the other ranks learn about an exit after the connections were closed."""
 _ADVICE = "All ranks must make the same calls."
 State = Literal["waits", "stalls", "idles", "runs", "gone"]
-"""A rank waits inside Legroom, stalls inside torch, idles elsewhere, makes progress, or is gone."""
+"""The state of a rank. It `waits` inside Legroom, `stalls` inside torch, `idles` in other code, `runs` (makes
+progress), or is `gone`."""
 _observer: "_Observer | None" = None
 _lock = threading.Lock()
 
@@ -84,7 +85,7 @@ def wait_for_ranks(
     """Wait until all ranks have called this function with the same name. Raise RankMissing if a rank has exited.
 
     Call this function before a torch call that waits for a missing rank until its timeout, such as `new_group`. By
-    default, `ranks` are all ranks.
+    default, the function waits for all ranks.
     """
     observer = _current_observer()
     if observer is not None:
@@ -271,7 +272,7 @@ class _Observer:
         return "stalls" if self.activity.may_wait_for_ranks() else "idles"
 
     def _report(self, wait: _Wait) -> None:
-        """Log where all ranks are, unless another rank does."""
+        """Log where all ranks are, unless another rank logs this."""
         is_gone = bool(self.gone())
         if not wait.call and (
             self._state() != "stalls" or not (is_gone or wait.seconds >= _STALL_FACTOR * REPORT_SECONDS)

@@ -10,7 +10,7 @@ If a library selected different kernels for the two sizes, some requests have no
 A request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is treated as
 proportional to the batch size. Such a prediction is less exact, and `matched` is False.
 
-`predict.extrapolate` extrapolates traces without such assumptions, because another trace is cheap. In this module, each
+`predict.extrapolate` needs no such assumptions, because it can trace another size at low cost. In this module, each
 additional size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in
 any log.
 """
@@ -41,7 +41,7 @@ class LoggedTrial:
     requests: list[MemoryRequest]
     peak_allocated: int
     peak_reserved: int
-    """The peak of the real allocator during the trial, like `peak_allocated`."""
+    """The peak of reserved bytes, as measured in the real allocator."""
 
 
 def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, Block]:
@@ -67,7 +67,7 @@ Growth = Callable[[int], int]
 
 
 class Extrapolation:
-    """Extrapolates from two trials. The smaller trial comes first."""
+    """Extrapolates from two trials. The first trial has the smaller batch size."""
 
     def __init__(self, small: LoggedTrial, large: LoggedTrial, settings: AllocatorSettings) -> None:
         self._large = large

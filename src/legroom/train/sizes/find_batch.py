@@ -7,9 +7,9 @@ two batch sizes are extrapolated to any other batch size and replayed in the all
 the predicted size is run. If memory grows regularly with the batch size, the search causes no failure and runs three sizes. If a size fails, or if
 the last log shows that a larger size fits, the search continues from the sizes that fit.
 
-Afterwards the state is restored bit for bit: weights, gradients, optimizer state, schedulers, scalers and random
-generators (`state_snapshot`). Every trial starts from that state, so every trial includes the creation of optimizer
-state.
+After the search, the state is restored bit for bit: weights, gradients, optimizer state, schedulers, scalers and random
+generators (`state_snapshot`). Every trial starts from the same initial state, so every trial includes the creation of
+optimizer state.
 """
 
 import contextlib
@@ -37,16 +37,17 @@ from legroom.units import MiB, format_size, parse_size
 
 MAX_BATCH_SIZE = 1 << 20
 SECOND_FRACTION, FAR_FRACTION, FAR = 0.93, 0.85, 128
-"""The second size to run, as a fraction of the largest size that the first two logs predict. `FAR_FRACTION` applies if
-the prediction is more than `FAR` times the first size. On an H200, such predictions were 13% too low to 4% too high for
-13 models.
+"""The second size to run, as a fraction of the largest size that the first two logs predict. `FAR_FRACTION` is used
+instead if the prediction is more than `FAR` times the first size. On an H200, predictions so far from the first size
+were between 13% too low and 4% too high for 13 models.
 """
 LAST_FRACTION = 0.97
-"""The fraction of the predicted size that is run in the last regular trial if the prediction is uncertain."""
+"""If the prediction is uncertain, this fraction of the predicted size is run instead of the predicted size."""
 NEAR = 0.8
-"""If this fraction of the predicted size fits, the prediction is run as it is, because it extrapolates only a little."""
+"""If this fraction of the predicted size is known to fit, the prediction is treated as reliable, because it
+extrapolates only a little."""
 GOOD_ENOUGH = 0.975
-"""The search ends after the regular trials if this fraction of the predicted size fits."""
+"""The search ends after the regular trials if this fraction of the largest possible size is known to fit."""
 REGULAR_TRIALS = 3
 MAX_TRIALS = 6
 """The maximum number of trials. Additional trials are needed after failures, or if kernels changed between the sizes."""
@@ -304,7 +305,8 @@ class _Trials:
         return device_capacity(self._device) - self._leave_free
 
     def warm_up(self, size: int) -> None:
-        """Run a step, so that libraries are loaded and their workspaces are allocated, then log a run."""
+        """Run a step, so that libraries are loaded and their workspaces are allocated. Then run the step again and log
+        its requests."""
         with _limit_memory(self._device, self._leave_free):
             fits = self._fits(size, 1)
         if fits:

@@ -7,14 +7,14 @@ the same sizes.
 
 These rules always hold:
 
-- After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
-- From the second failure of a step on, the next size is at most half the size that failed. A batch of n samples
-  therefore needs at most log2(n) + 3 attempts until 1 has failed.
+- After a failure, the next size is smaller, down to 1. If size 1 fails too, the next size is 0.
+- After the second and every further failure of a step, the next size is at most half the size that failed. For a batch
+  of n samples, size 1 is therefore reached after at most log2(n) + 3 attempts.
 - If enough memory was free, but fragmented, the same size is tried again once, with an empty cache.
-- A size that failed is tried again only after a number of successful steps. This number quadruples with every failed attempt.
-  Other processes may have freed memory in the meantime, but the size must not oscillate.
-- The fastest size that fits is used, because a larger size is not always faster. If the allocator has to
-  free its cache in most steps, the next smaller size is tried.
+- A size that failed is tried again after a number of successful steps, because other processes may have freed memory.
+  This number quadruples with every failed attempt, so that the size does not oscillate.
+- The fastest size that fits is used, because a larger size is not always faster. If the allocator has to free its cache
+  in most steps, the next smaller size is tried.
 - Micro-batches have nearly equal sizes, because a last micro-batch of one sample takes nearly as long as a full
   micro-batch.
 """
@@ -42,8 +42,8 @@ SLOWER = 0.98
 MARGIN = 0.97
 """The maximum fraction of the available memory that a predicted size may need. The rest is for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
-"""The assumed progress of a forward pass that failed at an unknown position. The value is low, because another
-failure costs more time than a few steps with smaller micro-batches. After these steps, measured peaks show which
+"""The assumed progress of a forward pass that failed at an unknown position. The value is low, because another failure
+costs more time than a few steps with smaller micro-batches. While they run, peaks are measured, which show whether a
 larger size fits."""
 MAX_HISTORY = 200
 """The maximum number of stored choices and sizes, because a run may have millions of steps."""
@@ -116,7 +116,7 @@ class MicroBatchSizer:
         self._limit: int | None = max_size
         """The size that is expected to fit, or None while nothing has failed."""
         self._failed_at: int | None = None
-        """The smallest size that failed since a larger size last fit."""
+        """The smallest size that has failed, or None if this size or a larger size has fit since then."""
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
         self._compared_with_smaller: set[int] = set()

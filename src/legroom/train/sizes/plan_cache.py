@@ -1,8 +1,8 @@
 """Stores micro-batch sizes that fit for the next run. Each configuration has one small JSON file in the user's cache folder.
 
-A configuration includes all properties that affect these sizes. The properties are the model (names, shapes and
-dtypes of its tensors), the GPU and its memory, the precision, the shapes of a batch without its batch size, the torch
-version, and the allocator settings.
+A configuration includes all properties that affect which micro-batch sizes fit. The properties are the model (names,
+shapes and dtypes of its tensors), the GPU and its memory, the precision, the shapes of a batch without its batch size,
+the torch version, and the allocator settings.
 
 The cache is optional, so this module raises no errors. If the folder is not writable, nothing is stored. Files that
 cannot be read or have a different format are ignored. Files are replaced atomically, so processes that write at the

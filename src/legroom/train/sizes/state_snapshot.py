@@ -23,7 +23,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 MAX_ITEMS = 1000
-"""Longer lists and dicts are treated as data, so their items are not included in the snapshot."""
+"""A list or dict with more than this number of items is treated as data, so its items are not included in the
+snapshot."""
 
 Undo = Callable[[], None]
 

@@ -45,8 +45,8 @@ computation continues."""
 PREFETCHED_COPIES = 2
 """The number of copies that are moved back before they are requested."""
 MAX_PENDING_BYTES = 256 * MiB
-"""The maximum size of pending and prefetched copies, which use device memory. If copies are larger, at most two are
-pending and one is prefetched."""
+"""The maximum size of pending and prefetched copies, which use device memory. If single copies are larger than this, up
+to two copies are pending and one copy is prefetched."""
 FREE_HOST_MEMORY_FRACTION = 0.8
 MAX_STORAGE_FACTOR = 8
 """A tensor is moved with its whole storage, unless the storage is more than this many times larger."""
@@ -260,7 +260,7 @@ class Spill:
         return flat
 
     def _prefetch(self, copy: "_Copy") -> None:
-        """Start to move back the tensors that were saved just before this tensor."""
+        """Prefetch the tensors that were saved just before this tensor, because the backward pass needs them next."""
         following: _Copy | None = copy
         total = 0
         for _ in range(PREFETCHED_COPIES):
@@ -310,7 +310,7 @@ class _Copy:
         """The tensor on the device, until the copy to the host is complete."""
         self.version = version
         self.modified_version: int | None = None
-        """The version of the tensor if it was modified before the copy was complete."""
+        """The version of the tensor after it was modified, if it was modified before the copy was complete."""
         self.prefetched: tuple[torch.Tensor, Any] | None = None
         """A prefetched copy on the device that was not requested yet."""
         self.restored: weakref.ref[Any] | None = None
@@ -393,8 +393,8 @@ def _removed_inside_transforms(current: Callable[[], Any]) -> Iterator[None]:
     """Remove the hooks inside transforms of `torch.func`. These transforms disable hooks, and raise an error if there
     are hooks.
 
-    `current()` returns the context manager of this thread's hooks, or None. Tensors that such a transform saves stay
-    on the device. In a version of torch without the private functions that disable and enable hooks, this function
+    `current()` returns the context manager of this thread's hooks, or None. Tensors that are saved inside a transform
+    stay on the device. In a version of torch without the private functions that disable and enable hooks, this function
     does nothing, and `torch.func` raises its error.
     """
     functions: Any = torch._C._autograd
