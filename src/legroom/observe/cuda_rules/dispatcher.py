@@ -2,8 +2,8 @@
 
 Some operations are composed of other operations that depend on the device: attention, dropout, recurrent layers, all
 operations under autocast. Tensors on a virtual device are CPU tensors, so these operations would follow the CPU's
-implementation and save other tensors for the backward pass. While `Overrides` is active, these operations have kernels
-that follow CUDA's implementation. Closing `Overrides` restores the original kernels.
+implementation. They would save different tensors for the backward pass than on CUDA. While `Overrides` is active, these
+operations have kernels that follow CUDA's implementation. Closing `Overrides` restores the original kernels.
 """
 
 import inspect
@@ -85,7 +85,7 @@ def _allow_replacement(kernel: str) -> set[str]:
     """Remove `kernel` from torch's list of kernels written in Python. Older versions of torch refuse to replace kernels
     in this list.
 
-    Returns the removed entries, which `close` restores. Versions of torch without such a list are not changed.
+    Returns the removed entries, which `close` restores. If torch has no list of these kernels, nothing is removed.
     """
     if MAY_REPLACE:
         return set()

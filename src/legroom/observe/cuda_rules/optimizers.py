@@ -2,7 +2,7 @@
 
 An update with `foreach` allocates temporary tensors as large as all parameters together, often at the peak of a step.
 Whether `foreach` is the default depends on the device of the parameters (`_default_to_fused_or_foreach`) and on their
-class, which is `FakeTensor` in a trace.
+class. In a trace, the class is `FakeTensor`.
 """
 
 import contextlib

@@ -17,12 +17,12 @@ class OutputAlloc(NamedTuple):
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
     bytes: int | None = None
-    """The number of bytes to allocate, if it differs from the size of the elements."""
+    """The number of bytes to allocate, or None for the size of the tensor's elements."""
 
 
 class ScratchAlloc(NamedTuple):
-    """Allocate scratch memory. A `ScratchFree` with the same name frees the memory. Otherwise, the memory is freed at
-    the end of the operation.
+    """Allocate scratch memory. The memory is freed by a `ScratchFree` with the same name, or else at the end of the
+    operation.
 
     At the end of the operation, scratch memory is freed in reverse order, because C++ destroys the variables of a
     function in this order.
@@ -31,7 +31,7 @@ class ScratchAlloc(NamedTuple):
     name: str
     bytes: int
     alternatives: tuple[int, ...] = ()
-    """Other possible sizes, if `bytes` is a guess. More likely sizes come first."""
+    """Other possible sizes, if `bytes` is a guess. The sizes are sorted, with the most likely size first."""
     optional: bool = False
     """Whether the operation falls back to a kernel without scratch memory if this allocation fails."""
 
@@ -51,8 +51,9 @@ class PersistentAlloc(NamedTuple):
 
 
 class OutputCopy(NamedTuple):
-    """The operation's `index`-th result is a copy on CUDA, but a view in the trace. Allocate the new memory, then free
-    the old memory."""
+    """On CUDA, the operation's `index`-th result is a copy. In the trace, it is a view. Allocate the new memory, then
+    free the old memory.
+    """
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
 
@@ -93,7 +94,7 @@ def scratch(*sizes: int) -> MemoryPlan | None:
 
 
 def numbered(name: str, sizes: Sequence[int]) -> list[ScratchAlloc]:
-    """Return scratch allocations of these sizes, with numbered names. Sizes of 0 are skipped."""
+    """Return a scratch allocation for each of these sizes, with numbered names. Sizes of 0 are skipped."""
     return [ScratchAlloc(f"{name} {index}", size) for index, size in enumerate(sizes) if size > 0]
 
 

@@ -215,7 +215,9 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
 
 
 def _remainders(place: int, rows: slice) -> Sequence[int]:
-    """Return the remainders of these rows. `place` is the index of the column with their kinds."""
+    """Return column `place + 1` of these rows. The file stores this column sorted by the workspace kinds in column
+    `place`.
+    """
     first = rows.start // BLOCK
     blocks = (_block_remainders(place, block) for block in range(first, -(-rows.stop // BLOCK)))
     return [*chain.from_iterable(blocks)][rows.start - first * BLOCK : rows.stop - first * BLOCK]
@@ -280,8 +282,9 @@ def read_array(file: BytesIO, kind: str, count: int) -> Sequence[Any]:
 
 
 def ungroup(groups: Sequence[int], values: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
-    """Return `values` in the order of `groups`. In the files, the values of group 0 come first, then those of group 1,
-    and so on, because values of the same group are similar and compress better. `counts` has the size of each group.
+    """Restore the original order of `values`. `groups` contains the group of each value in this order. In the files,
+    the values of group 0 come first, then those of group 1, and so on, because values of the same group are similar and
+    compress better. `counts` contains the number of values in each group.
     """
     parts = [iter(values[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True)]
     return [*map(next, map(parts.__getitem__, groups))]

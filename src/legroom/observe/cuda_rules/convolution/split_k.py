@@ -31,13 +31,13 @@ class MatrixProduct(NamedTuple):
     column_taps: int = 1
     """The number of kernel positions if each position has its own columns, as for weight gradients."""
     depth_taps: int = 1
-    """The number of kernel positions if each position is a part of the depth, as for the forward pass and input
-    gradients.
+    """The number of kernel positions if the depth contains the values of every position, as for the forward pass and
+    input gradients.
     """
 
 
 def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """Return the matrix product of an operation."""
+    """Return the matrix product that computes an operation."""
     near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
     (inputs, before), (outputs, after) = (far, near) if c.transposed else (near, far)
     operation = actual_operation(operation, c.transposed)
@@ -101,8 +101,8 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the size of the partial sums in bytes if the tiles after the last full wave keep all blocks busy. Larger
-    sizes were rarely measured. Returns 0 if the tiles of the kernel are unknown.
+    """Return the size of the partial sums in bytes if the tiles after the last full wave keep all blocks busy. Partial
+    sums larger than this size were rarely measured. Returns 0 if the tiles of the kernel are unknown.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
@@ -137,9 +137,11 @@ def _split_cost(dtype: str, tile: int, waves: int) -> float:
 TILES = {
     0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
 }  # fmt: skip
-"""Maps cuDNN's number to the rows and columns of a tile."""
+"""Maps the number that cuDNN uses for a tile to the tile's rows and columns."""
 _BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 112}
-"""Maps the cluster size to the number of blocks that an H200 runs at once. A cluster does not cross a GPC."""
+"""Maps the cluster size to the number of blocks that an H200 runs at once. The number depends on the cluster size,
+because all blocks of a cluster run in the same GPC (a group of SMs).
+"""
 _STEP = 128
 """The number of bytes of the matrix depth that a block processes per step."""
 _SPLIT_COST = {
@@ -147,14 +149,14 @@ _SPLIT_COST = {
     "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},
     "float32": {0: 14, 1: 18, 3: 12, 4: 14, 5: 24, 7: 18},
 }
-"""The result of `_split_cost` in the first wave, by dtype and tile. The cost for bfloat16 is much higher than for
-float16, for an unknown reason.
+"""The costs that `_split_cost` returns before the first full wave, by dtype and tile. The cost for bfloat16 is much
+higher than for float16, for an unknown reason.
 """
 _SPLIT_COST_LATER = {
     "float16": {0: 3, 3: 2, 5: 5, 7: 4},
     "bfloat16": {0: 26, 1: 30, 3: 24, 5: 42, 6: 24, 7: 32},
     "float32": {0: 5, 1: 6, 3: 3, 5: 10, 9: 4},
 }
-"""The result of `_split_cost` after the first full wave, by dtype and tile."""
+"""The costs that `_split_cost` returns after the first full wave, by dtype and tile."""
 _LAST_SPLIT_WAVE = {("float16", 1): 6, ("float16", 6): 6}
-"""The number of waves, by dtype and tile, after which sums are not split."""
+"""The sums of a kernel with this dtype and tile are not split after this number of full waves."""

@@ -49,8 +49,8 @@ NO_BYTES = "0"
 
 
 def formula_bytes(formula: str, query: ConvQuery, c: Convolution, operation: ConvOperation) -> int:
-    """Return the workspace size in bytes that a formula yields for one convolution. The convolution is given both as a
-    query and as sizes.
+    """Return the workspace size in bytes that a formula yields for one convolution. `query` and `c` describe the same
+    convolution.
     """
     if formula == NO_BYTES:
         return 0
@@ -93,8 +93,8 @@ def _evaluate(formula: str, query: ConvQuery, c: Convolution, operation: ConvOpe
 
 
 _COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 159
-"""The numbers of additional bytes that kernels need if they copy tensors, may split sums, copy weights, and copy
-weights in tiles.
+"""The numbers of bytes that a kernel needs in addition: if it copies tensors, if it may split sums, if it copies
+weights, and if it copies weights in tiles.
 """
 
 
@@ -177,7 +177,7 @@ _LAYOUT_OF = {
 }  # fmt: skip
 """Maps (`actual_operation`, cuDNN's number for a kernel) to its layout, if the layout is not `P`."""
 _SUMS_IN_PLACE = {(ConvOperation.WEIGHT_GRADIENT, 47), (ConvOperation.WEIGHT_GRADIENT, 48)}
-"""Kernels that need no copies of the result, regardless of their `Knob.COPIES` setting."""
+"""Kernels that write no copies of the result to the workspace, even if their `Knob.COPIES` setting is not 0."""
 _TILES = {
     **TILES,
     2: (128, 32),
@@ -188,7 +188,9 @@ _TILES = {
     14: (16, 64),
     23: (32, 128),
 }
-"""Maps cuDNN's number to the rows and columns of a tile, including kernels without clusters."""
+"""Maps the number that cuDNN uses for a tile to the tile's rows and columns. Kernels without clusters use tiles that
+are not in `TILES`.
+"""
 _WITHOUT_GROUPS = {
     *((ConvOperation.FORWARD, number) for number in (1, 27, 35, 45, 46, 63, 70)),
     *((ConvOperation.INPUT_GRADIENT, number) for number in (1, 2, 25, 57, 58, 59, 60, 64, 65, 74)),

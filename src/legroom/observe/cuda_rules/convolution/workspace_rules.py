@@ -2,9 +2,9 @@
 
 cuDNN's fast kernels read and write channels-last images. For contiguous tensors, these kernels convert the input and
 the weights in the workspace, and convert the result back. The conversion needs a second copy of input, weights and
-output. Pointwise convolutions need no conversion, because they are matrix products in either layout. Convolutions over
-very few values have special kernels. For the gradient of the weights, many blocks sum over all pixels. Each block has
-its own float32 copy of the weights for its sum.
+output. Pointwise convolutions need no conversion, because they are matrix products in either layout. cuDNN has special
+kernels for convolutions of very small inputs. For the gradient of the weights, many blocks sum over all pixels. Each
+block has its own float32 copy of the weights for its sum.
 
 cuDNN's choice of kernels is not documented. These rules and thresholds were fitted to 5,500 convolutions
 measured on an H200 (cuDNN 9.19), half of them with random shapes.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from legroom.gpus.catalog import GpuSpec
 
 TILE = 128
-"""The number of rows, and of columns, in the tile that one block computes."""
+"""The number of rows in the tile that one block computes, which is also the number of columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,10 @@ class ConvWorkspaces(NamedTuple):
 
 
 def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
-    """Return the workspaces if all tensors are converted: input, weights and output with padded channels, and partial
-    sums for the gradient of the weights. In 3 to 10% of the measured cases, the kernel needed over 2% more memory,
-    because of further copies of the weights. Channels-last tensors are padded but not converted.
+    """Return the workspace sizes for kernels that convert all tensors. The workspace contains the input, the weights
+    and the output with padded channels, and the partial sums of the weight gradient. In 3 to 10% of the measured cases,
+    the kernel needed over 2% more memory, because of further copies of the weights. Channels-last tensors are padded
+    but not converted.
     """
     if c.channels_last:
         return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
@@ -186,7 +187,9 @@ def group_width(c: Convolution) -> int:
 
 
 PARALLEL_GROUPS = 8
-"""The number of groups that kernels without group support compute at once, each with its own workspace."""
+"""Kernels that do not support groups compute this number of groups at the same time, and each group has its own
+workspace.
+"""
 
 
 def tensor_bytes(c: Convolution) -> int:

@@ -1,11 +1,12 @@
 """Selects the source of a convolution's workspace: cuDNN's library, the recorded table, the decision forest, or the
 rules, in this order.
 
-The installed library is the most reliable source for the kernels that it will run. If the table was recorded with the
-version of the library, the table comes first, because it contains the library's choices on a real H200. Without a GPU,
-1 to 2% of the library's results are wrong (partial sums, kernels that only a GPU can compile). For any other version,
-the table provides an alternative size. If cuDNN crashes, the table, the forest and the rules are used. Only Hopper GPUs
-were measured. For other GPUs, the library or the rules are used.
+The installed library is the most reliable source, because it chooses the kernels that will run. If the table was
+recorded with the installed version, the table comes first, because it contains cuDNN's choices on a real H200. Without
+a GPU, cuDNN reports a wrong size for 1 to 2% of the convolutions, because it omits partial sums and kernels that only a
+GPU can compile. If the table was recorded with another version, its size is only an alternative. If cuDNN crashes, the
+table, the forest and the rules are used. Only Hopper GPUs were measured. For other GPUs, the library or the rules are
+used.
 """
 
 from dataclasses import replace
@@ -107,18 +108,20 @@ def _operation_sizes(
 
 
 MIN_SHARE = 0.3
-"""A larger size is an alternative if this fraction of the trees votes for it. An estimate that is too low can make a
-run fail. An estimate that is too high costs little.
+"""A size above the most likely size becomes an alternative if at least this fraction of the trees votes for it. An
+estimate that is too low can make a run fail. An estimate that is too high costs little.
 """
 MAJORITY = 0.5
-"""A size above the library's size is an alternative if more than this fraction of the trees votes for it."""
+"""A size above the size that cuDNN reports becomes an alternative if more than this fraction of the trees votes for it."""
 HUGE = 4
-"""A workspace larger than this multiple of input, weights and output needs a majority of the votes."""
+"""A workspace larger than this multiple of the size of input, weights and output is plausible only if a majority of the
+trees votes for it.
+"""
 
 
 def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> bool:
-    """Return whether the convolution probably uses a GPU-only kernel. A library that does not log skipped kernels does
-    not report such kernels.
+    """Return whether the convolution probably uses a GPU-only kernel. If cuDNN does not log the kernels that it skips,
+    its results do not include GPU-only kernels.
     """
     return c.pointwise or any(
         one.share > MAJORITY and one.formula[0] in GPU_ONLY and one.size > answered for one in candidates[:1]
@@ -128,7 +131,7 @@ def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> b
 GPU_ONLY = "=R"
 """The first letters of formulas for GPU-only kernels (Winograd and FFT) and for unknown kernels."""
 OLDEST_CAPABILITY = (7, 5)
-"""The oldest compute capability with more than generic kernels in cuDNN 9."""
+"""The oldest compute capability for which cuDNN 9 has specialized kernels, and not only generic kernels."""
 
 
 def by_rules(c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:

@@ -1,13 +1,13 @@
-"""Gradient accumulation in place, as in the autograd engine without a dispatch mode.
+"""Models how the autograd engine accumulates gradients in place.
 
 If two paths of the graph lead to the same tensor (as with every residual connection), the engine adds the second
 gradient to the first gradient. If no other object references the first gradient, the engine writes the sum into its
 memory (`accumulate` in torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor belongs to a
 subclass, the engine allocates a third tensor instead. A trace would therefore use memory that the real run does not
-use. The formulas of some gradients behave in the same way: selected values (`max`, `gather`, `x[index]`) are written
-into zeros. The values are written in place unless a tensor belongs to a subclass (`areAnyTensorSubclassLike` in
-FunctionsManual.cpp). The engine never adds to a gradient that is a view, such as the gradient of a linear layer with a
-3D input. `instead_of` returns the operation that would run without the mode.
+use. Some derivative formulas also write in place: the gradients of selected values (`max`, `gather`, `x[index]`) are
+written into a tensor of zeros. If a tensor belongs to a subclass, the formula writes into a new tensor instead
+(`areAnyTensorSubclassLike` in FunctionsManual.cpp). The engine never adds to a gradient that is a view, such as the
+gradient of a linear layer with a 3D input. `instead_of` returns the operation that would run without the mode.
 
 The reference counts of the first gradient, compared with the counts of an unshared gradient, show whether another
 object references the first gradient. `Accumulation()` runs a small backward pass to measure the counts of an unshared
@@ -41,13 +41,13 @@ _IN_A_FORMULA = {
     torch.ops.aten.div.Scalar: torch.ops.aten.div_.Scalar,
 }
 _IN_PLACE_FORMULA = "BinaryCrossEntropyWithLogitsBackward0"
-"""The node of a formula that creates a tensor and then changes this tensor in place
+"""The autograd node whose formula creates a tensor and then changes it in place
 (`binary_cross_entropy_with_logits_backward`).
 """
 _COUNT_EQUALS = frozenset(("ScatterReduceBackward0", "IndexReduceBackward0"))
-"""Nodes whose formulas count equal values in a separate tensor (`scatter_reduce_backward`)."""
+"""Autograd nodes whose formulas count equal values in a separate tensor (`scatter_reduce_backward`)."""
 _TWO_GRADIENTS = frozenset(("VarMeanBackward0", "StdMeanBackward0"))
-"""Nodes of functions with two results (`var_mean_backward` in FunctionsManual.cpp)."""
+"""Autograd nodes of functions with two results (`var_mean_backward` in FunctionsManual.cpp)."""
 
 
 class Accumulation:
@@ -58,11 +58,11 @@ class Accumulation:
         self._added_up = -1
         """The sequence number of the last node in `_TWO_GRADIENTS` that added its two gradients."""
         self._begun = (-1, -1)
-        """The backward pass and the sequence number of the last `_IN_PLACE_FORMULA` node."""
+        """The ids of the last `_IN_PLACE_FORMULA` node: the graph task of its backward pass, and its sequence number."""
 
     def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
-        """Return the operation to run: the in-place variant if the engine would add in place, or if a formula writes
-        into its zeros.
+        """Return the operation to run instead of `func`. This is the in-place variant if the engine would add in place,
+        or if a formula would write into its own tensor of zeros.
         """
         if func in _INTO_ZEROS:
             return _INTO_ZEROS[func] if _in_final_backward_pass() and _writes_into_zeros(func, args) else func
@@ -83,8 +83,8 @@ class Accumulation:
         return _ADD_IN_PLACE
 
     def _changes_in_place(self, func: Any) -> bool:
-        """Return whether a formula changes its own tensor in place. The tensor is created by the multiplication with
-        the weights, which comes first.
+        """Return whether the running formula applies `func` in place to a tensor that it created. The formula creates
+        the tensor with its first multiplication, which is therefore not in place.
         """
         node = current_node()
         if node is None or node.name() != _IN_PLACE_FORMULA:
@@ -94,8 +94,8 @@ class Accumulation:
         return not (begins and func is torch.ops.aten.mul.Tensor)
 
     def _adds_two_gradients(self) -> bool:
-        """Return whether a formula adds its two gradients out of place, before the engine adds the sum to other
-        gradients.
+        """Return whether the running formula adds its two gradients to each other out of place, before the engine adds
+        their sum to other gradients.
         """
         node = current_node()
         if node is None or node.name() not in _TWO_GRADIENTS or node._sequence_nr() == self._added_up:
@@ -172,12 +172,12 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 
 def _view(call: OpCall) -> MemoryPlan | None:
     """Return the memory plan for the gradient of a view. On CUDA, the gradient of a view that was changed in place is
-    copied. A trace would replay the view instead.
+    copied. In a trace, the engine would compute it by replaying the view, without a copy.
 
     An instance norm returns a view of the tensor that a batch norm computed. An in-place activation after the instance
     norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the gradient of the
-    view into them by strides (`AsStridedBackward`), and frees the gradient. For tensors without data, torch replays the
-    view backwards instead. The size of the gradient is the same, but its memory is at a different address.
+    view into them by strides (`AsStridedBackward`), and frees the gradient. If the tensors have no data, torch instead
+    replays the view in reverse. The size of the gradient is the same, but its memory is at a different address.
     """
     return MemoryPlan([OutputCopy(0)]) if call.in_backward and _precedes_copy_slices() else None
 

@@ -1,5 +1,5 @@
-"""Copies for kernels that need contiguous inputs. Other inputs are copied, and the copy is freed when the operation
-ends.
+"""Copies for kernels that need contiguous inputs. An input that is not contiguous is copied, and the copy is freed when
+the operation ends.
 
 Inputs are not contiguous after a transposition, a slice or an expansion. The input gradient of a sum is not contiguous,
 because it is an expanded scalar. Measurements on an H200 show which kernels support channels-last images, and whether
@@ -105,7 +105,9 @@ def _unfold(call: OpCall) -> MemoryPlan | None:
 
 
 def _fold(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `col2im`. The result is at least as large as the columns that are summed into it."""
+    """Return the memory plan of `col2im`. The result is at least as large as the input columns, which are summed into
+    the result.
+    """
     columns = call.arguments["self"]
     steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]
     return MemoryPlan(

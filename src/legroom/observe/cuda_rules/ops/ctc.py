@@ -1,9 +1,9 @@
-"""CTC loss: the scores for every frame and every target position are saved for the backward pass.
+"""CTC loss saves a score for every frame and every target position for the backward pass.
 
-The rules follow ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. The number of scores follows
-from the longest target. PyTorch infers no shape for the scores, because the lengths are data. However, the lengths are
-on the host or were copied from the host, so their values are known. The cuDNN kernel that torch uses for int32 targets
-on the host is not modeled.
+The rules follow ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. The number of scores depends on
+the length of the longest target. PyTorch cannot infer the shape of the scores, because it depends on values in the
+tensor of lengths. However, the lengths are on the host or were copied from the host, so their values are known. The
+cuDNN kernel that torch uses for int32 targets on the host is not modeled.
 """
 
 from typing import Any

@@ -1,9 +1,10 @@
-"""Gradients of embeddings. The indices are sorted, and the rows are summed in segments.
+"""Gradients of embeddings. The kernel sorts the indices, and sums the gradient rows in segments.
 
-The rules follow `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. Up to 3072 indices
-need only one kernel. More indices are sorted together with their positions, and split into runs of the same row and
-then into segments of ten. Every segment has a row of float32 partial sums. The sizes match measurements, except for the
-scratch memory of the sort.
+The rules follow `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. For up to 3072 indices,
+a single kernel computes the gradient. A larger number of indices is sorted together with the positions of the indices.
+The sorted indices are split into runs of equal indices, and the runs into segments of up to ten. For every segment, one
+row of partial sums in float32 is allocated. The predicted sizes match measurements, except for the scratch memory of
+the sort.
 """
 
 from typing import Any
@@ -55,8 +56,9 @@ def _bag_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _coalesce(call: OpCall) -> MemoryPlan:
-    """Return the memory plan that coalesces a sparse gradient: indices are sorted, and rows with the same index are
-    summed (`_coalesce_sparse_cuda`)."""
+    """Return the memory plan of coalescing a sparse gradient: indices are sorted, and rows with the same index are
+    summed (`_coalesce_sparse_cuda`).
+    """
     indices = call.arguments["self"]._nnz() * 8
     return MemoryPlan([ScratchAlloc("linear", indices), ScratchAlloc("positions", indices), ScratchAlloc("range", indices), ScratchAlloc("sort", 2 * indices), ScratchFree("sort"), OutputAlloc(0)])  # fmt: skip
 

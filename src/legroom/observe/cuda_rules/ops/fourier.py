@@ -21,7 +21,7 @@ from legroom.observe.cuda_rules.plan import (
 )
 
 LARGEST_RADIX = 13
-"""The largest prime factor of the lengths that have specialized kernels."""
+"""A length has a specialized kernel if its largest prime factor is at most this number."""
 SHORT, LONG, LONGEST = 64, 1024, 16_384
 """Every length up to `SHORT` has a specialized kernel. Above `LONG`, real transforms have specialized kernels only for
 powers of two. Above `LONGEST`, there are no specialized kernels.
@@ -55,8 +55,9 @@ def _has_regular_batch(tensor: Any, dims: Sequence[int]) -> bool:
 
 
 def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
-    """Return the size of cuFFT's workspace in bytes. `full_side` is the tensor with all values, either the input or the
-    result. `element` is the size of a complex value in bytes.
+    """Return the size of cuFFT's workspace in bytes. `full_side` is the input or the result, whichever contains all
+    values (the other tensor contains only half of the frequencies of a real transform). `element` is the size of a
+    complex value in bytes.
     """
     lengths = [int(full_side.shape[dim]) for dim in dims]
     full_size = int(full_side.numel()) * element

@@ -1,6 +1,6 @@
 """Losses and softmax: the intermediate tensors of the computation, and the gradients.
 
-Most losses compute one value per element and then the mean or sum. Losses differ in the other tensors that exist during
+Most losses compute one value per element and then the mean or sum. Losses differ in which other tensors exist during
 this computation. The sizes were measured on an H200 for each loss, with every reduction, precision and memory format.
 """
 
@@ -25,8 +25,8 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def _loss_and_result(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a loss whose result initially has the size of the inputs. Resizing the result does not
-    free memory. The losses are stored in a second tensor.
+    """Return the memory plan of a loss that first allocates its result with the size of the inputs. The memory is not
+    freed when the result is resized to a scalar. The losses are stored in a second tensor.
     """
     if not _reduces(call):
         return None
@@ -35,8 +35,9 @@ def _loss_and_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_in_place(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a loss that is computed in the memory of its result. This memory keeps the size of the
-    losses, although the result is smaller."""
+    """Return the memory plan of a loss that is computed in the memory of its result. The result keeps the memory of all
+    losses, although it is resized to a scalar.
+    """
     if not _reduces(call):
         return None
     return MemoryPlan([OutputAlloc(0, size_of(call.arguments["self"])), *_staged(call)])
@@ -52,8 +53,8 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `binary_cross_entropy_with_logits` (Loss.cpp). The log sigmoid is computed and
-    multiplied by `pos_weight`, if it is given. Then the losses are computed.
+    """Return the memory plan of `binary_cross_entropy_with_logits` (Loss.cpp). The kernel computes the log sigmoid and
+    multiplies it by `pos_weight`, if given. Then the losses are computed.
     """
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
@@ -97,7 +98,7 @@ def _flat(tensor: Any) -> Any:
 
 
 class _Flat:
-    """A flattened tensor, with the attributes that a reduction reads."""
+    """A stand-in for a flattened tensor, with only the attributes that the reduction rule reads."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = (tensor.numel(),)
@@ -110,10 +111,11 @@ class _Flat:
 
 
 def install(overrides: Overrides) -> None:
-    """Make a softmax of float16 values into float32 run as one kernel, as on CUDA. The CPU converts its input first.
+    """Make a softmax that converts float16 inputs to float32 run as one kernel, as on CUDA. On the CPU, torch converts
+    the input before the softmax.
 
-    The rule follows `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. On both devices, bfloat16 is converted
-    first. Under autocast, every softmax has a float32 result.
+    The rule follows `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. On CUDA and on the CPU, bfloat16 inputs are
+    converted before the softmax. Under autocast, every softmax has a float32 result.
     """
     overrides.composite("softmax.int", _to_float32(torch.ops.aten._softmax))
     overrides.composite("log_softmax.int", _to_float32(torch.ops.aten._log_softmax))

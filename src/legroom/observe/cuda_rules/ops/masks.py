@@ -1,9 +1,9 @@
-"""Indexing by masks and by indices: positions of true values, and prefix sums of the mask.
+"""Indexing by masks and by indices: the positions of a mask's true values, and the prefix sum of a mask.
 
 The source code of these operations is `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda
 (IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting by a mask needs the positions of its true values, with an int64
 for each dimension. Scattering needs a prefix sum of the mask, with an int64 for every element. For a batch of
-embeddings, this sum is larger than the embeddings.
+embeddings, the prefix sum is larger than the embeddings.
 """
 
 import math
@@ -47,8 +47,9 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of `masked_scatter`. The gradients selected by the mask are allocated, in
-    the shape of the source. The number of true values is unknown, so the size of the source is used instead.
+    """Return the memory plan for the gradient of `masked_scatter`. The kernel allocates a tensor with the shape of the
+    source for the gradients that the mask selects. The number of true values in the mask is unknown, so the plan
+    assumes the size of the source.
     """
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
     selected = ScratchAlloc("selected", size_of(call.result))

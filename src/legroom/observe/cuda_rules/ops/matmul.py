@@ -1,11 +1,10 @@
-"""Matrix products, dense and sparse: cuBLAS workspaces, copies of operands, and operations that are computed as products.
-
-cuBLAS uses a workspace from PyTorch's allocator, one per library handle and stream, until the process ends. The
-autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. The rule
-for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a workspace is 32 MiB on
-Hopper and newer, 4096 KiB × 2 + 16 KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that
-adds a bias uses cuBLASLt, which has its own workspace. In the measured histories, the size of the cuBLASLt workspace is
-1 MiB, and it is allocated after the cuBLAS workspace.
+"""Matrix products, dense and sparse: cuBLAS workspaces, copies of operands, and operations that are computed as
+products. cuBLAS allocates one workspace from PyTorch's allocator for each library handle and stream, and keeps it until
+the process ends. The autograd engine runs backward operations on its own thread with its own handle, so there are two
+workspaces. The rule for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a
+workspace is 32 MiB on Hopper and newer, 4096 KiB × 2 + 16 KiB × 8 on older GPUs, or the value of
+`CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias uses cuBLASLt, which has its own workspace. In the measured
+histories, the size of the cuBLASLt workspace is 1 MiB, and it is allocated after the cuBLAS workspace.
 """
 
 import math
@@ -97,8 +96,9 @@ def _is_readable(matrix: Any) -> bool:
 
 
 def _affine_grid(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `affine_grid_generator` (AffineGridGenerator.cpp). The base grid is multiplied by the
-    matrix of each image."""
+    """Return the memory plan of `affine_grid_generator` (AffineGridGenerator.cpp). The kernel multiplies the base grid
+    by the matrix of each image.
+    """
     result = call.result
     base = result.numel() // max(1, result.shape[-1]) * (result.shape[-1] + 1) * result.element_size()
     return MemoryPlan([ScratchAlloc("base grid", base), OutputAlloc(0), cublas_workspace(call)])
@@ -119,9 +119,9 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `nn.Bilinear`. Its kernel loops over one dimension. In each iteration, the kernel
-    multiplies the first two operands, then the third, and adds the slice to the result (`_trilinear` in
-    ATen/native/Linear.cpp). CUDA uses the same kernel.
+    """Return the memory plan of `nn.Bilinear`. The kernel of `nn.Bilinear` loops over one dimension. In each iteration,
+    the kernel multiplies the first two operands, then the third, and adds the slice to the result (`_trilinear` in
+    ATen/native/Linear.cpp). CUDA and the CPU use the same kernel.
     """
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
@@ -146,7 +146,7 @@ def _trilinear(call: OpCall) -> MemoryPlan:
 
 
 def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
-    """Return the shape of a tensor after a dimension of size 1 was inserted at each position in `new`."""
+    """Return the shape of a tensor after dimensions of size 1 are inserted at the positions in `new`."""
     sizes = list(tensor.shape)
     for dim in sorted(new):
         sizes.insert(dim, 1)
@@ -178,9 +178,10 @@ def _euclidean(call: OpCall) -> MemoryPlan:
 
 
 def _cdist_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of `torch.cdist`. The gradient of every pair for every column exists
-    before the sum (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with measurements on an H200, except
-    for sums over very few columns, which use more memory."""
+    """Return the memory plan for the gradient of `torch.cdist`. The kernel computes the gradient of every pair and
+    column before it sums over the pairs (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with
+    measurements on an H200, except for sums over very few columns, which use more memory.
+    """
     given = call.arguments["x1"]
     pairs, columns = call.arguments["cdist"].numel(), given.shape[-1]
     rows = max(1, given.numel() // max(1, columns))
@@ -198,8 +199,9 @@ def _cdist_backward(call: OpCall) -> MemoryPlan:
 
 
 def _pdist_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of `pdist`. The gradients of all pairs exist before the sum
-    (`pdist_backward_kernel_impl`)."""
+    """Return the memory plan for the gradient of `pdist`. The kernel computes the gradients of all pairs before it sums
+    them (`pdist_backward_kernel_impl`).
+    """
     given = call.arguments["self"]
     rows = given.shape[0] if given.dim() else 0
     return MemoryPlan([OutputAlloc(0), ScratchAlloc("pairs", max(0, rows - 1) * size_of(given))])
@@ -211,8 +213,8 @@ def install_linear(overrides: Overrides) -> None:
     The rule follows `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs
     (permuted images, the output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a
     tensor is a subclass, the product is followed by `add`, which allocates a second tensor. A trace would then use more
-    memory than the real run. With this rule, the reserved memory of LSTMs under autocast is exact. Without this rule,
-    the estimate was 20% too low.
+    memory than the real run. With this rule, the estimated reserved memory of LSTMs under autocast is exact. Without
+    the rule, it was 20% too low.
     """
     overrides.composite("linear", _linear)
 
@@ -229,9 +231,10 @@ def _linear(
 def sparse_product(call: OpCall) -> MemoryPlan | None:
     """Return the plan of a product whose first operand is sparse.
 
-    The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. Because
-    cuSPARSE needs indices of 32 bits and writes columns, the result is computed into a copy. An uncoalesced sparse
-    matrix is coalesced in each product. The rule is based on measurements on an H200 with 12,000 and 240,000 entries.
+    The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. cuSPARSE needs
+    32-bit indices and writes the result in column order, so the result is first computed in a temporary copy. An
+    uncoalesced sparse matrix is coalesced in each product. The rule is based on measurements on an H200 with 12,000 and
+    240,000 entries.
     """
     matrix = next(
         (

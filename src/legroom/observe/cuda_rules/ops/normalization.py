@@ -32,16 +32,18 @@ def install(overrides: Overrides, release: tuple[int, int]) -> None:
 
 
 def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    """cuDNN needs contiguous images. For other images, a contiguous copy is saved for the backward pass
-    (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). PyTorch's own kernel reads any layout."""
+    """cuDNN needs contiguous images. Other images are copied, and the contiguous copy is saved for the backward pass
+    (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). PyTorch's own kernel reads any layout.
+    """
     if input.dim() >= 3 and weight is not None and bias is not None and _uses_cudnn(input, weight):
         input = input.contiguous(memory_format=format_of(input))
     return original.decompose(input, weight, bias, *rest)
 
 
 def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> Any:
-    """Run a group norm on a contiguous copy, because CUDA's kernel needs contiguous images. For other images, including
-    channels-last images, the copy is saved for the backward pass (`group_norm` in ATen/native/group_norm.cpp).
+    """Run a group norm on a contiguous copy, because CUDA's kernel needs contiguous images. If the images are not
+    contiguous (for example channels-last), a contiguous copy is saved for the backward pass (`group_norm` in
+    ATen/native/group_norm.cpp).
     """
     return original.decompose(input.contiguous(), *rest)
 
@@ -65,9 +67,10 @@ def _layer_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan for the gradient of a layer norm. The kernel copies inputs as in the forward pass. For many
-    short rows, the gradients of the weights are summed in two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first
-    pass computes one partial sum for every 32 rows, and the second pass reduces these sums.
+    """Return the memory plan for the gradient of a layer norm. Inputs that are not contiguous are copied, as in the
+    forward pass. For many short rows, the gradients of the weights are summed in two passes
+    (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for every 32 rows, and the second
+    pass reduces these sums.
     """
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
     steps: list[MemoryStep] = []
@@ -115,10 +118,10 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
     """Return the memory plan of a batch norm. For channels-last images, cuDNN allocates partial sums in proportion to
-    the image, with channels padded to 64. In the forward pass, there is one pair of float32 values for every 32 pixels
-    (80 in half precision). Another value is added for every 128 of these values. In the backward pass, there is one
-    value for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of bytes. The
-    partial sums of torch's own kernel are small.
+    the image, with channels padded to 64. The forward pass allocates one pair of float32 values for every 32 pixels (80
+    pixels in half precision), and one more value for every 128 of these values. The backward pass allocates one value
+    for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of bytes. The partial sums
+    of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -144,8 +147,9 @@ def _batch_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _batch_norm_results(input: Any) -> MemoryPlan | None:
-    """Return the memory plan of a batch norm without partial sums. Means and deviations are float32. For 2D inputs,
-    means and deviations are allocated in evaluation mode too."""
+    """Return the memory plan of a batch norm without partial sums. Means and standard deviations are float32. For 2D
+    inputs, they are also allocated in evaluation mode.
+    """
     if input.element_size() == 4 and input.dim() > 2:
         return None
     saved = input.shape[1] * 4
@@ -180,9 +184,10 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """Return the memory plan of torch's own kernel for a batch norm of contiguous channels. With eight or more blocks,
-    each block of rows has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is
-    allocated after the sums."""
+    """Return the memory plan of torch's own kernel for a batch norm of contiguous channels. If there are eight or more
+    blocks of rows, each block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the
+    input is allocated after the sums.
+    """
     rows, channels = input.shape[0], input.shape[1] * 4
     blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)
     parts = channels * blocks if blocks >= FEWEST_BLOCKS else 0
@@ -263,8 +268,8 @@ def _rms_norm(
     is composed of five operations.
 
     The rule follows `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu
-    (torch 2.9 and later). CUDA also composes the norm if weights and input have different dtypes, or if the images are
-    channels-last.
+    (torch 2.9 and later). CUDA also uses these five operations if weights and input have different dtypes, or if the
+    images are channels-last.
     """
     last = input.dim() in (4, 5) and not input.is_contiguous() and input.stride(1) == 1
     if last or (weight is not None and weight.dtype != input.dtype):
@@ -274,8 +279,8 @@ def _rms_norm(
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """An autograd function that allocates and saves the same tensors as the fused kernel. The function computes
-    nothing, because its tensors are fake.
+    """An autograd function that allocates and saves the same tensors as the fused kernel. The function only allocates
+    tensors, because fake tensors have no values to compute.
     """
 
     @staticmethod

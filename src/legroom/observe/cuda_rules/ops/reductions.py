@@ -1,13 +1,13 @@
 """Sums, means, norms and other reductions: the staging buffer of CUDA's reduction kernel.
 
-The rules follow ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks compute one
-output. Each block writes a partial result to global memory, and the last block combines the partial results. The buffer
-for the partial results has room for every thread of a block. If the slow dimension is reduced, the buffer is `block.x`
-× vector width times larger than the memory that is used. The bias gradient of a linear layer, a sum over a tall matrix,
-may therefore use more scratch memory than the matrix itself.
+The rules follow ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks compute one output.
+Each block writes a partial result to global memory, and the last block combines the partial results. The buffer
+reserves memory for the partial result of every thread in a block. If the reduced dimension is not the fastest one, the
+buffer is `block.x` × vector width times larger than necessary. The bias gradient of a linear layer is the sum of a tall
+matrix over its rows. Its buffer may therefore be larger than the matrix.
 
-The computation follows `setReduceConfig`. The only relevant property of the GPU is the number of blocks that run at
-once. The sizes match sums measured on an H200 to the byte.
+The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once affects
+the size. The sizes match sums measured on an H200 to the byte.
 """
 
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
-    """Return the result of `buffers` for a reduction of `tensor` over the dimensions `dims`."""
+    """Return the sizes that `buffers` computes for a reduction of `tensor` over the dimensions `dims`."""
     rank = tensor.dim()
     chosen = [dims] if isinstance(dims, int) else list(dims or ())
     reduced = {d % rank for d in chosen} if chosen else set(range(rank))
@@ -136,7 +136,7 @@ def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector:
 
 def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
     """Return the rule for operations that consist of one reduction. `accumulator` is the size in bytes of a partial
-    result for inputs of 4 bytes or fewer. None means that partial results have the dtype of the inputs.
+    result for inputs of 4 bytes or fewer. None means that a partial result has the same size as an input.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -178,8 +178,8 @@ def _count(call: OpCall) -> MemoryPlan:
 
 
 def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
-    """Return the size in bytes of a flattened copy. The copy is needed because the index of the maximum refers to
-    contiguous elements.
+    """Return the size in bytes of a flattened copy. The copy is needed because the kernel computes the index of the
+    maximum in a contiguous tensor.
     """
     finds_index = call.func._schema.name in ("aten::argmax", "aten::argmin")
     return (
@@ -199,8 +199,8 @@ def _widened(call: OpCall, tensor: Any) -> int:
 
 
 SUM, WELFORD, INDEXED = 4, 16, 16
-"""The sizes in bytes of three kinds of partial results. The first is a float. The second contains the mean, the squared
-distance and two counts. The third is a value with its index.
+"""The sizes in bytes of three kinds of partial results: a float, the statistics of a variance (mean, squared distance
+and two counts), and a value with its index.
 """
 
 _VALUES_ONLY = ("aten::max", "aten::min")

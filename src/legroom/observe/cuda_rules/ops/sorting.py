@@ -1,7 +1,7 @@
 """Sorting and operations that sort: top-k, medians, permutations, sampling, membership.
 
-The rules follow Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Rows of up to
-4096 values are sorted in place, each by one block. Longer rows are first made contiguous along the row. Then cub sorts
+The rules follow Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Each row of up
+to 4096 values is sorted in place by one block. Longer rows are first made contiguous along the row. Then cub sorts
 these rows together with their int64 indices.
 """
 
@@ -48,7 +48,9 @@ def _has_contiguous_rows(tensor: Any, dim: int) -> bool:
 
 
 def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
-    """Allocate indices and keys. A small number of rows is sorted together, first by value and then by row."""
+    """Allocate indices and keys. If there are only a few rows, all rows are sorted together, first by value and then by
+    row.
+    """
     indices, keys = count * 8, count * element
     if count == row or count >= 128 * row:
         return [ScratchAlloc("positions", indices), ScratchAlloc("sort", _sort_buffer(count, indices + keys))]
@@ -86,15 +88,17 @@ def _median(call: OpCall) -> MemoryPlan | None:
 
 
 def _randperm(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `randperm`. Random keys are sorted together with the numbers. One block computes small
-    permutations."""
+    """Return the memory plan of `randperm`. Random keys are sorted together with the numbers. Small permutations are
+    computed by a single block.
+    """
     count = call.result.numel() if isinstance(call.result, torch.Tensor) else 0
     return scratch(count * 8, count * 8, count * 8, count * 16) if count > 30_000 else None
 
 
 def _topk(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `topk`. Several blocks count the digits of rows that are too long for one block. The
-    counts need a few words per 4096 values."""
+    """Return the memory plan of `topk`. If a row is too long for one block, several blocks count its digits. The counts
+    use a few words of memory for every 4096 values.
+    """
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])
     return (
@@ -118,8 +122,8 @@ def _multinomial(call: OpCall) -> MemoryPlan | None:
 
 
 def _isin(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `isin` (TensorCompare.cpp). A small number of values is compared with every element at
-    once. A large number of values is sorted together with the elements.
+    """Return the memory plan of `isin` (TensorCompare.cpp). If there are only a few test values, each one is compared
+    with all elements at once. If there are many test values, they are sorted together with the elements.
     """
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()

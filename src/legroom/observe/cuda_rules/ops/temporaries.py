@@ -33,7 +33,7 @@ def _softmax_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _safe_softmax(call: OpCall) -> MemoryPlan | None:
-    """Allocate two masks: one for the scores and one for the rows that are minus infinity."""
+    """Allocate two masks: one for scores of minus infinity, and one for rows in which all scores are minus infinity."""
     scores = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]])
     return scratch(scores.numel(), rows, 4)
@@ -60,20 +60,23 @@ def _logsumexp(call: OpCall) -> MemoryPlan | None:
 
 
 def _staged(name: str, tensor: Any, dims: Any, call: OpCall, accumulator: int) -> list[MemoryStep]:
-    """Allocate and free the staging buffers of a reduction."""
+    """Allocate the staging buffers of a reduction, then free them."""
     sizes = reductions.of_tensor(tensor, dims, call.gpu, accumulator=accumulator)
     buffers = numbered(name, sizes)
     return [*buffers, *(ScratchFree(one.name) for one in reversed(buffers))]
 
 
 def _log_sigmoid(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the log sigmoid. The buffer that the CPU saves is empty on CUDA (Activation.cpp)."""
+    """Return the memory plan of the log sigmoid. The CPU saves a buffer for the backward pass. On CUDA, this buffer is
+    empty (Activation.cpp).
+    """
     return MemoryPlan([OutputAlloc(0), OutputAlloc(1, 0)])
 
 
 def _zeros_without_memory(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of zero tensors in forward-mode derivatives, which have no memory
-    (ZeroTensorFallback.cpp)."""
+    """Return the memory plan of the zero tensors that torch uses in forward-mode derivatives. These tensors have no
+    memory (ZeroTensorFallback.cpp).
+    """
     return MemoryPlan([OutputAlloc(0, 0)])
 
 
@@ -93,8 +96,8 @@ def _cumulative(call: OpCall) -> MemoryPlan | None:
 
 
 def _norms(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `_foreach_norm`. The kernel allocates a partial sum per chunk. Every tensor has as many
-    partial sums as the largest tensor (`foreach_tensor_norm_cuda`).
+    """Return the memory plan of `_foreach_norm`. The kernel allocates a partial sum per chunk. The number of partial
+    sums is the same for all tensors, and follows from the largest tensor (`foreach_tensor_norm_cuda`).
     """
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):

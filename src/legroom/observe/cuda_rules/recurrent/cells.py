@@ -1,10 +1,11 @@
 """Memory plans of LSTM and GRU cells. CUDA has one fused kernel for all gates, while the CPU computes the gates one by
 one.
 
-The rules follow `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA, the two products are
-computed without biases. One kernel adds the biases, computes the gates and saves them for the backward pass (four per
-unit for an LSTM, five for a GRU). The backward pass is one kernel and a sum over all rows for the biases. PyTorch
-defines no result shapes for the operations of a GRU and of an LSTM without biases, so this module defines these shapes.
+The rules follow `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA, the two matrix products are
+computed without adding the biases. One kernel adds the biases, computes the gates and saves them for the backward pass
+(four per unit for an LSTM, five for a GRU). The backward pass is computed by one kernel, followed by a sum over all
+rows for the bias gradients. PyTorch has no functions that infer the result shapes of a GRU, or of an LSTM without
+biases, so this module defines them.
 """
 
 from collections.abc import Sequence
@@ -99,8 +100,9 @@ def _gru_backward_shapes(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> 
 
 
 def _bias_sums(*sums: tuple[int, int]) -> Rule:
-    """Return the rule for pairs (gates, bias) of result indices. The gradient of the bias is the sum over the rows of
-    the gates.
+    """Return a rule for an operation that computes bias gradients. Each pair contains the result index of the gate
+    gradients and the result index of the bias gradient. The bias gradient is the sum of the gate gradients over all
+    rows.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:

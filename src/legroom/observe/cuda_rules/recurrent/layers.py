@@ -1,11 +1,11 @@
-"""Memory plans of LSTM, GRU and RNN layers. CUDA makes one cuDNN call per module, while the CPU unrolls the module step
-by step.
+"""Memory plans of LSTM, GRU and RNN layers. CUDA runs a whole module in one cuDNN call, while the CPU unrolls the
+module step by step.
 
 The rules follow ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`),
 and their gradients are in another buffer. The data for the backward pass is in one opaque buffer, the reserve. Under
-autocast, the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). For
-these operations, torch's shape functions leave the reserve empty and define no backward pass. This module defines the
-reserve and the backward pass.
+autocast, the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). For the
+cuDNN operations, torch's shape functions return an empty reserve, and there are none for the backward pass. This module
+defines the size of the reserve and the result shapes of the backward pass.
 """
 
 import contextlib
@@ -84,8 +84,9 @@ class _DropoutState:
 
 
 def _flatten(weights: Sequence[Tensor]) -> None:
-    """Put all weights into one buffer, as cuDNN needs them. If the weights are not in one buffer, cuDNN copies them at
-    every call."""
+    """Put all weights into one buffer, as cuDNN needs them. If the weights are in separate buffers, cuDNN copies them
+    at every call.
+    """
     if len({w.untyped_storage()._cdata for w in weights}) == 1:
         return
     dtypes = {w.dtype for w in weights}
@@ -228,7 +229,7 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
 
 
 class _Packed(torch.autograd.Function):
-    """An autograd function that removes the padding from sequences. The gradient of padding is zero."""
+    """An autograd function that removes the padding from sequences. The gradient of a padding element is zero."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:
@@ -312,8 +313,8 @@ def _backward_shapes(*args: Any) -> tuple[Any, ...]:
 
 
 def _has_biases(arguments: dict[str, Any]) -> bool:
-    """Return whether a layer has biases. A layer has two matrices (three with a projection), and two biases unless
-    `bias=False`.
+    """Return whether a layer has biases. A layer has two weight matrices (three if it has a projection). Unless
+    `bias=False`, it also has two bias vectors.
     """
     return int(arguments["weight_stride0"]) > (3 if arguments["proj_size"] else 2)
 
@@ -322,8 +323,9 @@ def _has_biases(arguments: dict[str, Any]) -> bool:
 
 
 def _forward(call: OpCall) -> MemoryPlan:
-    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve. This order of
-    allocations was measured."""
+    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve. This is the
+    order of allocations in measurements.
+    """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     steps: list[MemoryStep] = []
@@ -342,8 +344,9 @@ def _forward(call: OpCall) -> MemoryPlan:
 
 def _backward(call: OpCall) -> MemoryPlan:
     """Allocate the gradients of the inputs and states, even if they are not needed, then the gradients of the weights.
-    Both need a workspace. This order of allocations was measured. If only the last states are used, the gradient of the
-    outputs is allocated as zeros first (RNN.cpp)."""
+    Both need a workspace. This is the order of allocations in measurements. If only the last states are used, the
+    gradient of the outputs is allocated as zeros first (RNN.cpp).
+    """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     scratch = workspace(layer, backward=True)
@@ -393,13 +396,15 @@ def _biases(layer: RecurrentLayer) -> int:
 
 
 def _reordered(arguments: dict[str, Any]) -> bool:
-    """Return whether the input is copied so that the steps come first."""
+    """Return whether the input is copied to make the steps its first dimension."""
     is_batch_first = bool(arguments["batch_first"]) and not arguments["batch_sizes"]
     return is_batch_first and min(arguments["input"].shape[:2]) > 1
 
 
 def _has_steps_first(arguments: dict[str, Any]) -> bool:
-    """Return whether the steps come first in the memory of the outputs' gradient, regardless of its shape."""
+    """Return whether the gradient of the outputs is stored step by step in memory, regardless of the order of its
+    dimensions.
+    """
     gradient = arguments["grad_output"]
     return gradient is not None and bool(gradient.transpose(0, 1).is_contiguous())
 

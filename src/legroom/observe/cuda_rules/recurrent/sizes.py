@@ -4,9 +4,10 @@ The sizes were fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `be
 survey covers LSTM, GRU and RNN, one to four layers, both directions, projections, dropout, packed sequences and three
 dtypes. Reserves are exact to the byte, except for dropout masks. The workspaces are not documented. Each workspace
 consists of a whole number of output sequences, input sequences and states, plus 8 MiB per layer. The tables below
-contain the numbers of sequences and states. `bench/rules/recurrent/compare.py` prints the remaining differences.
+contain the numbers of sequences and states. `bench/rules/recurrent/compare.py` prints the remaining differences between
+rules and measurements.
 
-PyTorch selects cuDNN's algorithm: `get_algo` in ATen/native/cudnn/RNN.cpp.
+`get_algo` in ATen/native/cudnn/RNN.cpp selects cuDNN's algorithm.
 """
 
 from dataclasses import dataclass
@@ -86,15 +87,15 @@ def reserve(layer: RecurrentLayer) -> int:
 
 
 class WorkspaceParts(NamedTuple):
-    """The size of a workspace as numbers of output sequences (`hidden`), input sequences and states."""
+    """The size of a workspace, given as numbers of output sequences (`hidden`), input sequences and states."""
 
     hidden: int
     inputs: int
     states: int
-    """The number of states of one step, per layer."""
+    """The number of states of one time step in one layer."""
     wider: tuple[tuple[float, float], ...] = ()
-    """Each pair (a, b) adds a × (inputs - b × hidden) if this value is positive. The additional buffers are used for
-    inputs or outputs.
+    """Each pair (a, b) adds a × (inputs - b × hidden) values if this number is positive. cuDNN uses these additional
+    buffers for inputs or outputs.
     """
 
 
@@ -112,7 +113,9 @@ _STANDARD: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 2, False): WorkspaceParts(10, 2, 14, ((4, 1),)),
     ("rnn", 2, True): WorkspaceParts(12, 2, 14, ((4, 1),)),
 }
-"""The sizes of workspaces for training, by cell type, number of directions, and whether there are several layers."""
+"""The sizes of workspaces for training. The keys contain the cell type, the number of directions, and whether there are
+several layers.
+"""
 
 _PERSISTENT: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("lstm", 1, False): WorkspaceParts(21, 1, 8, ((2, 3),)),
@@ -140,7 +143,7 @@ _PACKED: dict[tuple[str, int], WorkspaceParts] = {
     ("rnn", 1): WorkspaceParts(2, 0, 1, ((1, 1),)),
     ("rnn", 2): WorkspaceParts(8, 0, 6, ((4, 1),)),
 }
-"""The sizes of workspaces for packed sequences, which need no copies in another layout."""
+"""The sizes of workspaces for packed sequences, which cuDNN does not copy to another layout."""
 
 _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("lstm", 1, False): WorkspaceParts(5, 1, 10),
@@ -156,7 +159,9 @@ _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 1, True): WorkspaceParts(6, 1, 4),
     ("rnn", 2, True): WorkspaceParts(12, 1, 10),
 }
-"""The sizes of workspaces for evaluation, by cell type, number of directions and persistence of the algorithm."""
+"""The sizes of workspaces for evaluation. The keys contain the cell type, the number of directions, and whether the
+algorithm is persistent.
+"""
 
 CHUNK = 256
 """The maximum number of steps whose gates are copied at once."""
@@ -197,7 +202,7 @@ def _parts(layer: RecurrentLayer, is_persistent: bool) -> WorkspaceParts:
 
 
 def _has_dropout_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether the outputs after dropout have a separate buffer."""
+    """Return whether cuDNN stores the outputs after dropout in a separate buffer."""
     if layer.layers == 1 or layer.directions == 2:
         return False
     return layer.kind == "lstm" or (layer.kind == "gru" and not is_persistent)
@@ -221,7 +226,7 @@ def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
 def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
     """Return the number of values in the workspace if gates are copied in chunks. The workspace of the forward pass
     includes the gates of one chunk. The workspace of the backward pass includes more values per step, but no gates. In
-    training, the larger of the two numbers is returned.
+    training, the larger of the two numbers is returned, because both passes run.
     """
     hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
     gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch
