@@ -1,6 +1,6 @@
 """Records the tensors that exist before a recording starts in the middle of a program.
 
-A recorder sees a storage when an operation returns it. The parameters of a model that was created earlier would
+A recorder detects a storage only when an operation returns it. The parameters of a model that was created earlier would
 therefore appear to be allocated by the operation that changes them first.
 """
 
@@ -16,8 +16,9 @@ from legroom.observe.leaks.live_objects import find_instances, subclasses
 
 
 def record_existing_tensors(recorder: Recorder) -> None:
-    """Record every tensor that has a Python object, in host memory. Tensors that only C++ code references are found when
-    an operation changes them."""
+    """Record every existing tensor that has a Python object as host memory. Tensors that only C++ code references are
+    recorded when an operation changes them.
+    """
     kinds = subclasses(torch.Tensor) | subclasses(nn.Module) | subclasses(torch.optim.Optimizer)
     found = find_instances({kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")})
     tensors = [each for each in found if isinstance(each, torch.Tensor)]

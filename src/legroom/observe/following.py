@@ -1,9 +1,9 @@
 """Records a block of code in a program that is already being recorded.
 
-Only one producer of events is active at a time. A second dispatch mode would double the cost, and the CUDA allocator has
-only one history. A block of code on a virtual GPU, inside `legroom run` or inside another recording therefore receives
-the events of the active producer. The block also receives the storages that are alive at its start. Times and steps are
-counted from the start of the block.
+Only one producer of events is active at a time. A second dispatch mode would double the cost, and the CUDA allocator
+has only one history. If a program is already being recorded (on a virtual GPU, in `legroom run` or in another
+recording), the recording of a block therefore uses the events of the active producer. The recording also includes the
+storages that are alive at the start of the block. Times and steps are counted from the start of the block.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class FollowedRecorder:
         self._sink(event)
 
     def finish(self) -> None:
-        """End the last step. Every other event is sent when it occurs."""
+        """End the last step. Only the last step needs this call, because all other events are sent when they occur."""
         if self._leave is not None:
             self._recorder.clock.end_step_without_optimizer()
 

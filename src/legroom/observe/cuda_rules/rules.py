@@ -34,8 +34,8 @@ from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.notes import COMMUNICATION
 
 MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
-"""The newest release of torch that the rules describe. If releases differ, the rules describe the kernels of the
-installed release. Newer releases are treated like this release.
+"""The newest release of torch that the rules describe. If the kernels differ between releases, the rules describe the
+kernels of the installed release. A release newer than `MEASURED_RELEASE` is treated like `MEASURED_RELEASE`.
 """
 
 
@@ -43,8 +43,9 @@ class CudaRules:
     """Models the differences between CUDA on `gpu` and a trace over CPU or fake tensors."""
 
     def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] | None = None) -> None:
-        """`release` is the release of torch whose kernels are described. None means the installed release (see
-        `MEASURED_RELEASE`)."""
+        """`release` is the torch release whose kernels the rules describe. None means the installed release (see
+        `MEASURED_RELEASE`).
+        """
         self.gpu = gpu
         self.release = min(minor_version(torch.__version__), MEASURED_RELEASE) if release is None else release
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
@@ -84,9 +85,7 @@ class CudaRules:
         return plan
 
     def differing_versions(self) -> dict[str, str]:
-        """Return the installed version of each library that the program uses and whose installed version the rules do
-        not cover.
-        """
+        """Return the libraries that the program uses in a version that the rules do not cover, with this version."""
         cudnn = installed_cudnn() if self._uses_cudnn else None
         return RULES_VERSION.differing(torch=torch.__version__, cudnn=cudnn)
 
@@ -94,9 +93,9 @@ class CudaRules:
     def installed(
         self, is_on_device: Callable[[torch.Tensor], bool], *, with_data: bool = False
     ) -> Iterator[None]:
-        """Within the block, composite operations on a virtual device follow CUDA's implementation.
+        """Inside the `with` block, composite operations on a virtual device follow CUDA's implementation.
 
-        If `with_data` is set, the tensors have data. In this case, implementations that only infer shapes are not
+        `with_data` means that the tensors have data. In this case, replacements that only infer shapes are not
         installed.
         """
         with Overrides(is_on_device) as overrides, contextlib.ExitStack() as entered:
@@ -128,15 +127,15 @@ class FakeTensorChecks:
     """Makes libraries that check for fake tensors behave as on a GPU.
 
     If transformers finds a fake tensor, it assumes that a graph is traced, and builds attention masks that it skips in
-    real runs. Even a mask of ones allocates a matrix with one value for each query and key. Within the block, the check
-    in transformers returns False.
+    real runs. Even a mask of ones allocates a matrix with one value for each query and key. Until `restore` is called,
+    the check in transformers returns False.
     """
 
     def __init__(self) -> None:
         self._originals: dict[str, Any] = {}
 
     def replace(self) -> None:
-        """Replace the checks of the libraries that are imported now."""
+        """Replace the checks of the libraries that are already imported."""
         for module_name, function in _FAKE_TENSOR_CHECKS.items():
             module = sys.modules.get(module_name)
             if module is None or module_name in self._originals or not hasattr(module, function):
@@ -155,7 +154,7 @@ def _is_not_fake(tensor: Any) -> bool:
 
 
 _FAKE_TENSOR_CHECKS = {"transformers.utils.import_utils": "is_fake_tensor"}
-"""Maps each module to its function that checks whether a tensor is fake."""
+"""Maps the name of a library module to the name of its function that checks whether a tensor is fake."""
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:

@@ -26,7 +26,7 @@ class RulesVersion:
         return oldest <= minor_version(version) <= newest
 
     def differing(self, *, torch: str, cudnn: str | None) -> dict[str, str]:
-        """Return the installed version of each library whose installed version the rules do not cover.
+        """Return a dict with the name and version of each installed library that the rules do not cover.
 
         `cudnn` is None if cuDNN is not installed, or if the program does not use it.
         """
@@ -38,13 +38,13 @@ class RulesVersion:
 
 RULES_VERSION = RulesVersion(torch="2.11", cudnn="9.19", gpu="NVIDIA H200", equal_cudnn=("9.12", "9.20"))
 """`make rules` rebuilds all shipped rules, tables and models. Change this value after running `make rules` with other
-versions. The reason for `equal_cudnn`: for 600 layers of the table, cuDNN 9.12, 9.19.1 and 9.20 returned the same 1,800
-results as 9.19.0. Version 9.21 returned different results for 26% of the forward passes and 58% of the weight
-gradients.
+versions. The range in `equal_cudnn` comes from a comparison: for 600 layers of the table, cuDNN 9.12, 9.19.1 and 9.20
+returned the same 1,800 results as 9.19.0. Version 9.21 returned different results for 26% of the forward passes and 58%
+of the weight gradients.
 """
 
 
 def minor_version(version: str) -> tuple[int, int]:
-    """Return (2, 13) for `2.13.0+cpu`."""
+    """Return the major and minor version as numbers: (2, 13) for `2.13.0+cpu`."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)

@@ -1,1 +1,1 @@
-"""Events from a dispatch mode over CPU or fake tensors."""
+"""Records events with a dispatch mode, for CPU tensors and for fake tensors."""

@@ -51,7 +51,7 @@ class HostMemory:
         self.index = 0
         self.allocated = self.peak_allocated = 0
         self._blocks: dict[int, HostBlock] = {}
-        """One block object per size, shared by all allocations of that size."""
+        """Maps a size to the block object that all allocations of this size share."""
 
     @property
     def allocator(self) -> "HostMemory":
@@ -104,9 +104,11 @@ class DeviceAllocations:
         self.count = 0
         """Number of allocations."""
         self.alternatives: dict[int, tuple[int, ...]] = {}
-        """Maps the number of a workspace allocation to other possible sizes, if the size is uncertain."""
+        """Maps the event number of a workspace allocation of uncertain size to the other possible sizes."""
         self.optional: set[int] = set()
-        """The numbers of workspace allocations that may fail, because another kernel can run without a workspace."""
+        """The event numbers of workspace allocations that are allowed to fail, because another kernel runs without a
+        workspace.
+        """
         self.room_left = 0
         """A lower bound on the memory that is left on the fullest device. Allocations reduce this value, and
         `Recorder.check_room` updates it.
@@ -176,7 +178,7 @@ class DeviceAllocations:
     ) -> tuple[int, Any]:
         """Allocate a kernel's workspace. Returns the number and the block of the workspace, for `free_workspace`.
 
-        For a size of 0, no block is allocated, but an event is still emitted, because another size may be possible
+        For a size of 0, no block is allocated. An event is still emitted, because the size may be uncertain
         (`alternatives`).
         """
         if nbytes:

@@ -36,7 +36,7 @@ _MAX_CACHED = 100_000
 
 
 def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
-    """Return the `OpLocation` with these values. Equal locations share one object, because a run stores a location for
+    """Return an `OpLocation` with these values. Equal locations share one object, because a run stores a location for
     each operation.
     """
     key = (id(frame), module, phase)
@@ -53,8 +53,9 @@ def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
 
 _frames: dict[tuple[str, int, str], Frame] = {}
 _lines: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
-"""Maps the `id` of a code object and an instruction to the code object and the line. The code object is stored so that
-its `id` is not reused."""
+"""Maps the `id` of a code object and an instruction offset to the code object and the line. The code object is stored
+so that its `id` is not reused.
+"""
 
 
 def _engine_code() -> CodeType | None:
@@ -72,7 +73,8 @@ ENGINE = _engine_code()
 def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
     """Return the user's innermost line at or above `frame`, and whether that line runs the autograd engine.
 
-    If no frame belongs to the user (a library run with `-m`), the innermost library frame is used.
+    If no frame belongs to the user (for example, if a library runs with `python -m`), the innermost library frame is
+    used.
     """
     fallback: FrameType | None = None
     engine = False
@@ -216,7 +218,7 @@ class ForwardLocations:
 
     def find(self, node: Any) -> OpLocation | None:
         """Return the location of the forward operation that created `node`. No location is recorded for views, so a
-        view has the location of the operation before it.
+        view gets the location of the last recorded operation before the view.
         """
         number = node._sequence_nr()
         if number >= ACCUMULATE_GRAD:

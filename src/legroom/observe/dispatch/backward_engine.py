@@ -1,7 +1,7 @@
 """The state of torch's autograd engine on this thread.
 
 The functions that return this state are private to torch. This module looks up each function once. The docstring of
-each function describes what happens in torch versions that lack the function.
+each function says what Legroom does if the installed torch version lacks the function.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 ACCUMULATE_GRAD = 2**63
-"""Nodes that accumulate gradients have at least this sequence number. Such nodes stay alive as long as their
-parameter.
+"""Nodes that accumulate gradients have at least this sequence number. An `AccumulateGrad` node stays alive as long as
+its parameter.
 """
 
 
@@ -39,7 +39,7 @@ def in_backward_pass() -> bool:
     """Return whether the engine is running on this thread.
 
     Without torch's private graph task id, the result is always False. In that case, every operation is treated as part
-    of the forward pass, and tensors that a backward pass creates are treated as host memory. Gradient accumulation is
-    assumed to be out of place.
+    of the forward pass, and tensors that a backward pass creates are treated as host memory. In that case, gradients
+    are assumed to be accumulated out of place.
     """
     return current_graph_task() != -1

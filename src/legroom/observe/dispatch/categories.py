@@ -1,8 +1,8 @@
 """Assigns each live storage a category as soon as its purpose is known.
 
-Parameters and buffers belong to modules, and optimizer state belongs to an optimizer. The engine accumulates gradients,
-the autograd graph saves activations, and a loader returns inputs. A storage whose purpose is unknown keeps its category
-from the time of allocation.
+Parameters and buffers belong to modules, and optimizer state belongs to an optimizer. Gradients are accumulated by the
+autograd engine, activations are saved by the autograd graph, and inputs are returned by a data loader. A storage whose
+purpose is unknown keeps its category from the time of allocation.
 """
 
 import weakref
@@ -25,8 +25,8 @@ _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
 
 
 class CategoryTracker:
-    """Sets the categories of live storages, and stores the categories of host tensors. A copy on a device has the same
-    category as the host tensor.
+    """Sets the categories of live storages, and stores the categories of host tensors. A device copy of a host tensor
+    gets the category of the host tensor.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class CategoryTracker:
     ) -> None:
         """Update every category that can be determined now. Call this method before a report on the current state.
 
-        `tensors` contains tensors whose graphs contain the current activations, for example local variables on the call
-        stack. `by_holder` maps storage keys to categories derived from the objects that retain the storages.
+        `tensors` are the tensors whose autograd graphs are searched for activations, for example local variables on the
+        call stack. `by_holder` maps storage keys to categories derived from the objects that retain the storages.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
         for key, category in by_holder.items():
@@ -142,7 +142,7 @@ class CategoryTracker:
             self._host_categories[storage._cdata] = (weakref.ref(storage), category)
 
     def category_of_copy(self, source: torch.Tensor) -> Category | None:
-        """Return the category of a device copy of `source`, or None if it does not follow from `source`."""
+        """Return the category of a device copy of `source`, or None if the category of `source` is unknown."""
         if isinstance(source, nn.Parameter):
             return Category.PARAMETER
         storage = storage_of(source)

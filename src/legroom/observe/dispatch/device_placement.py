@@ -1,8 +1,8 @@
 """Determines the device of each storage and of each operation's results.
 
 On a virtual GPU, CPU tensors represent device tensors. A result is on the device of the operation's inputs, unless the
-call requested a different device (`CallContext.target`). If an operation mixes devices, torch's own error is raised, as
-on CUDA.
+call requested a different device (`CallContext.target`). If an operation mixes devices, the same error is raised as on
+CUDA.
 """
 
 import threading
@@ -16,9 +16,9 @@ from legroom.observe.dispatch.checks import device_mismatch
 from legroom.observe.dispatch.storages import LiveStorage, inner_tensor, storage_of, tensors_in
 
 HOST = -1
-"""The value of `CallContext.target` if the results of the call are in host memory."""
+"""The value of `CallContext.target` for calls whose results are in host memory."""
 INHERIT = -2
-"""The value of `CallContext.target` if the results of the call are on the device of its inputs."""
+"""The value of `CallContext.target` for calls whose results are on the device of their inputs."""
 
 
 class CallContext(threading.local):
@@ -26,9 +26,9 @@ class CallContext(threading.local):
 
     target: int = INHERIT
     factory_target: int = INHERIT
-    """The device of the results of operations without tensor inputs. Such operations run inside larger operations (a
-    causal mask inside attention). The value is INHERIT outside any call, because the engine then runs the operation on
-    the device of the backward pass.
+    """The device of the results of operations without tensor inputs. Such operations run inside larger operations: for
+    example, attention creates a causal mask. Outside any call, the value is INHERIT, because the autograd engine runs
+    these operations on the device of the backward pass.
     """
     only_named_factories: bool = False
     """Whether `factory_target` applies only to operations that have a `device` argument. The results of other
@@ -42,7 +42,7 @@ class CallContext(threading.local):
 
 
 class DevicePlacement:
-    """Finds the device of a storage among the known device storages."""
+    """Looks up the device of each storage in the dict of live device storages."""
 
     def __init__(self, live: dict[int, LiveStorage]) -> None:
         self.live = live

@@ -91,7 +91,7 @@ class KernelMemory:
 
 
 def _keys_by_index(out: Any) -> dict[int, int]:
-    """Return the storage key of each result, by the index of the result. Lists of results are flattened."""
+    """Return a dict that maps the index of each result to the key of its storage. Lists of results are flattened."""
     storages = map(storage_of, _flatten(out))
     return {index: storage._cdata for index, storage in enumerate(storages) if storage is not None}
 

@@ -26,7 +26,7 @@ from legroom.observe.training import TrainingClock
 
 
 class ThreadState:
-    """The state of the operations that run on one thread. PyTorch numbers the nodes of each thread separately."""
+    """The state of the operations that run on one thread. PyTorch numbers the autograd nodes of each thread separately."""
 
     __slots__ = ("forward_locations", "in_backward")
 

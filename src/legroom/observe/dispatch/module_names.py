@@ -43,8 +43,9 @@ class ModuleNames:
 
 
 def displayed_path(path: str, module: nn.Module) -> str:
-    """Return the path as the user wrote it. If the path consists only of indices, the module type is added: `Tanh
-    (3)`."""
+    """Return the module path without the names that wrappers add. If the path consists only of indices, the module type
+    is added, as in `Tanh (3)`.
+    """
     path = _without_wrappers(path)
     return f"{type(module).__name__} ({path})" if path.replace(".", "").isdecimal() else path
 

@@ -46,12 +46,12 @@ class OperationFacts:
         """
         self.changes_list = _name(func).startswith("aten::_foreach_") and _name(func).endswith("_")
         """Whether the operation changes a list of tensors in place (`_foreach_add_`). CUDA kernels increment the
-        versions of these tensors. The CPU kernels that run below a dispatch mode do not.
+        version counters of these tensors, but the CPU kernels that run below a dispatch mode do not.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
-        """Whether nothing is recorded if the result is a known storage and the run is in host memory."""
+        """Whether the recorder can skip this operation if its result is a known storage, in a run in host memory."""
         self.is_silent = self.is_silent_on_host and not self.checks_in_place
-        """Whether nothing is recorded if the result is a known storage and the run is on a virtual GPU."""
+        """Whether the recorder can skip this operation if its result is a known storage, in a run on a virtual GPU."""
 
 
 FACTS: dict[int, OperationFacts] = {}
@@ -68,7 +68,8 @@ def facts_of(func: Any) -> OperationFacts:
 
 
 def _fast_call(func: Any) -> Any:
-    """Return the fastest function that runs this operation. It takes the arguments that a dispatch mode receives.
+    """Return the fastest function that runs this operation. The function takes the same arguments as
+    `__torch_dispatch__`.
 
     The generic function of an operation reads its arguments according to a schema, which takes longer than a small
     kernel. `_op` is private to torch and saves a call to a Python function.

@@ -80,14 +80,14 @@ class Recorder:
         room: Callable[[], int] | None = None,
         current_device: Callable[[], int] | None = None,
     ) -> None:
-        """With `host_only`, every storage is recorded, as memory of device 0. `eager` means that the program compiles
-        nothing with `torch.compile` until `compiles()` is called, which makes recording an operation cheaper.
-        `stream_on(device)` returns the current stream of a device, if the program uses several streams. With `rules`,
-        the memory that CUDA kernels allocate in addition to their results is counted too. With `fake_tensors`, device
-        tensors have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an
-        operation raises when an allocation fails, or None to retry. `room()` returns the memory left on the fullest
-        device. An operation whose results need more memory fails before it is computed. `current_device()` returns the
-        device that `cuda` without an index refers to, if the devices are virtual.
+        """With `host_only`, every storage is recorded, as memory of device 0. `eager` means that the program does not
+        use `torch.compile` until `compiles()` is called. Recording an operation is then cheaper. `stream_on(device)`
+        returns the current stream of a device, if the program uses several streams. With `rules`, the memory that CUDA
+        kernels allocate in addition to their results is also recorded. With `fake_tensors`, device tensors have no
+        data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation raises when
+        an allocation fails, or None to retry. `room()` returns the memory left on the fullest device. If the results of
+        an operation need more memory than this, the operation fails before it is computed. `current_device()` returns
+        the device that `cuda` without an index refers to, if the devices are virtual.
         """
         self.rules = rules
         self.fake_tensors = fake_tensors
@@ -118,8 +118,8 @@ class Recorder:
         self.current_device = current_device
         self._result_sizes = ResultSizes()
         self._ignores_aliases = rules is None and not host_only
-        """Whether a view of an unknown storage can be ignored. On a virtual GPU, such a view is a view of host
-        memory.
+        """Whether a view of an unknown storage can be ignored. On a virtual GPU, the recorder knows all device
+        storages, so an unknown storage is in host memory.
         """
         self.lock = threading.RLock()
         """Protects the allocators and the state of the recorder."""
@@ -160,7 +160,9 @@ class Recorder:
         self.live.clear()
 
     def pause(self) -> None:
-        """Stop recording operations. Storages that are known so far stay known, and their frees are recorded."""
+        """Stop recording operations. Storages that the recorder already tracks stay tracked, and their `Free` events
+        are recorded.
+        """
         if self in _attached:
             _attached.remove(self)
         self._exit.close()
@@ -330,8 +332,8 @@ class Recorder:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
         During the call, the dispatch modes are disabled, because they take about ten times as long as creating a small
-        tensor. If the modes are necessary, this method runs nothing and returns None. The modes are necessary if other
-        modes are active, if CUDA rules or fake tensors are used, and if the result may be too large.
+        tensor. If the operation must go through the modes, this method runs nothing and returns None. This is the case
+        if other modes are active, if CUDA rules or fake tensors are used, or if the result may be too large.
         """
         if (
             self.rules is not None
@@ -420,8 +422,8 @@ class Recorder:
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Return whether other threads have freed storages or free storages within `seconds`. If so, free the memory of
-        these storages. The caller holds the lock, so other threads can only append to `_expired`.
+        """Wait up to `seconds` until another thread has freed storages, and free their memory. Returns whether memory
+        was freed. The caller holds the lock, so other threads can only append to `_expired`.
         """
         deadline = time.monotonic() + seconds
         while not self._expired:
@@ -648,8 +650,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
-    """A `RecordingMode` for programs that compile nothing. This class does not have torch's wrapper that disables the
-    compiler inside a mode.
+    """A `RecordingMode` for programs that do not use `torch.compile`. Unlike `RecordingMode`, this class does not use
+    torch's wrapper that disables the compiler inside a mode.
     """
 
 
@@ -730,14 +732,14 @@ _transform: Callable[[], Any] | None = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
 )
 _mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_at", None)
-"""The last of four private torch functions. If one of the four functions is missing, every operation goes through the
-dispatch modes.
+"""These four functions are private to torch. If one of them is missing, every operation goes through the dispatch
+modes.
 """
 
 
 def _only_mode() -> Any:
-    """Return the active dispatch mode, or None if several modes or a `torch.func` transform are active. With a single
-    mode, no other code receives the operations.
+    """Return the active dispatch mode, or None if several modes or a `torch.func` transform are active. If there is
+    only one mode, it can be bypassed without hiding operations from other modes.
     """
     if (
         _no_dispatch is None

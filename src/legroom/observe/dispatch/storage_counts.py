@@ -1,4 +1,4 @@
-"""Reads the reference counts of storages, and handles weak references that end before the storage is freed.
+"""Reads the reference counts of storages, and handles weak references that expire before the storage is freed.
 
 Reference counts and weak references of storages depend on torch internals. This module checks once, on a small storage,
 how they behave in this version of torch.
@@ -39,7 +39,7 @@ def _first_correct(*functions: Callable[[int], int] | None) -> Callable[[int], i
 
 
 def _can_end_early() -> bool:
-    """Return whether the garbage collector ends weak references to a storage that a tensor still uses."""
+    """Return whether the garbage collector clears weak references to a storage that a tensor still uses."""
     tensor = torch.empty(1, dtype=torch.uint8, device="cpu")
     storage = tensor.untyped_storage()
     reference = weakref.ref(storage)
@@ -58,8 +58,8 @@ with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorc
     torch does not expose the count. In that case, gradients are assumed to be added out of place.
     """
     weak_references_end_early = _can_end_early()
-    """Whether a weak reference to a storage can end although tensors use the storage. In torch 2.6 to 2.8, the garbage
-    collector may free only the Python object of a storage, for example after `torch.save`.
+    """Whether a weak reference to a storage can expire although tensors still use the storage. In torch 2.6 to 2.8, the
+    garbage collector may free only the Python object of a storage, for example after `torch.save`.
     """
 
 

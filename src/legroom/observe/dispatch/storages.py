@@ -18,8 +18,8 @@ class AllocatedBlock(Protocol):
 
 
 class LiveStorage(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage on a device, with the known properties of the storage. The reference and the
-    properties are in a single object to save memory, because there are many storages.
+    """A weak reference to a storage on a device, with the known properties of the storage. The weak reference and the
+    properties share one object to save memory, because a program has many storages.
     """
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
@@ -114,7 +114,7 @@ def is_shape_inference(out: Any, mode: Any) -> bool:
     """Return whether a result is a fake tensor from a mode other than `mode`, which means that torch only computed its
     shape.
 
-    For example, torch computes the shapes of full tensors to place the results of operations on sharded tensors.
+    For example, torch computes the shapes of full tensors to decide how to shard the results of an operation.
     """
     first = out if isinstance(out, torch.Tensor) else next(tensors_in(out), None) if out else None
     return isinstance(first, torch._subclasses.FakeTensor) and first.fake_mode is not mode

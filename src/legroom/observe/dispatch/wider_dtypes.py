@@ -1,4 +1,4 @@
-"""Computes operations in a wider dtype if CUDA supports a dtype and the CPU does not.
+"""Computes an operation in a wider dtype if CUDA supports the dtype of its arguments but the CPU does not.
 
 The results are converted back, so the program receives the dtypes that CUDA would return. This module runs only after
 an error in the CPU kernel, so supported operations cost nothing. If CUDA does not support the operation either, the
@@ -78,8 +78,8 @@ def _name(func: Any) -> str:
 
 
 def _widenings(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Widening, ...]:
-    """Return the wider dtypes to try. The result is empty if floating dtypes are mixed, because CUDA rejects mixed
-    dtypes too.
+    """Return the wider dtypes to try. The result is empty if the arguments have different floating dtypes, because CUDA
+    rejects these operations too.
     """
     dtypes: dict[torch.dtype, None] = {}
     tree_map_only(Tensor, lambda tensor: dtypes.setdefault(tensor.dtype), (args, kwargs))

@@ -94,7 +94,9 @@ class FakeTensors:
         return self._on_device(func, args, kwargs)
 
     def _on_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run the operation on shapes, and also on values if the values are known."""
+        """Infer the shapes of the results. If the values of the arguments are known, also compute the values of the
+        results.
+        """
         if needs_values(func, args):
             result = self._values.evaluate(func, args, kwargs)
             if result is not None:
@@ -134,7 +136,7 @@ class FakeTensors:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
-        """Return the device that a fake tensor reports. `FakeTensorMode` would return the same device, but this
+        """Return the device that a fake tensor reports. The result is the same as with `FakeTensorMode`, but this
         function does not dispatch through the mode.
         """
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
@@ -168,7 +170,7 @@ class FakeTensors:
 
     @contextlib.contextmanager
     def fake_modules(self) -> Iterator[None]:
-        """Within the block, modules register fake tensors instead of real tensors."""
+        """Inside the `with` block, modules register fake tensors instead of real tensors."""
         fakes: dict[int, Any] = {}
 
         def registered(module: nn.Module, name: str, tensor: Any) -> Any:

@@ -14,8 +14,8 @@ def hide_real_gpus() -> None:
 
     Autograd starts one thread per GPU at the first backward pass, and a process with such threads cannot continue after
     a fork. PyTorch counts the GPUs only once. This function makes torch count the GPUs while no GPU is visible. The
-    function has no effect if torch has already counted the GPUs. Without torch's private counting function, a CUDA
-    build on a machine with a GPU cannot trace in forks.
+    function has no effect if torch has already counted the GPUs. If torch lacks this private function, a CUDA build on
+    a machine with a GPU cannot trace in forked processes.
     """
     count = getattr(torch._C, "_cuda_getDeviceCount", None)
     if count is None:  # a build without CUDA

@@ -3,7 +3,7 @@
 A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling
 these batches would take most of the time. The values of these batches are not needed, because the values of large
 tensors are not tracked (see `known_values`). Therefore only the beginning of such a tensor is filled. The rest of the
-tensor contains zeros, and the operating system reserves memory for the rest only when a program writes to it.
+tensor contains zeros. The operating system reserves physical memory for the rest only when a program writes to it.
 """
 
 from typing import Any
@@ -41,7 +41,9 @@ def run_on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _empty(shape: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return an uninitialized tensor as the result of a factory function, or None if the tensor is small or unusual."""
+    """Return an uninitialized tensor as the result of a factory function, or None if the tensor must be filled because
+    it is small or not a plain float tensor.
+    """
     options = {name: kwargs[name] for name in ("dtype", "pin_memory") if kwargs.get(name) is not None}
     if kwargs.get("names") is not None or kwargs.get("layout") not in (None, torch.strided):
         return None

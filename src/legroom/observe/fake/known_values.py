@@ -230,8 +230,8 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def _is_larger(tensor: Tensor, most: int) -> bool:
-    """Return whether a tensor is too large to track. Sparse tensors are never tracked, so they are treated as too
-    large.
+    """Return whether the values of a tensor are not tracked because the tensor is too large. Sparse tensors also count
+    as too large.
     """
     return tensor.layout is not torch.strided or tensor.nbytes > most
 

@@ -1,9 +1,9 @@
 """Caches the result shapes of operations on fake tensors.
 
-Layers and steps repeat, and the cache lookup of torch's fake mode is slow. The key of this cache is the operation and
-the metadata of its arguments. Three kinds of results are cached: new memory, views of the first argument, and the first
-argument itself, modified in place. All other cases (shapes that depend on values, real tensors among the arguments,
-other layouts, complex numbers) run in fake mode.
+The layers of a model and the steps of a loop repeat the same operations, and the cache lookup of torch's fake mode is
+slow. The key of this cache is the operation and the metadata of its arguments. Three kinds of results are cached: new
+memory, views of the first argument, and the first argument itself, modified in place. All other operations run in fake
+mode. Their result shapes depend on values, or their arguments include real tensors, other layouts or complex numbers.
 """
 
 import functools
@@ -18,7 +18,9 @@ from legroom.observe.dispatch.storages import tensors_in
 
 
 class ShapeCache:
-    """Runs operations in a fake mode. Each distinct case runs only once. Later calls use the cache."""
+    """Runs operations in a fake mode. Each combination of an operation and argument metadata runs only once. Later
+    calls use the cached result.
+    """
 
     def __init__(self, mode: FakeTensorMode, run: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         self._mode, self._run = mode, run
@@ -74,7 +76,7 @@ class _TensorMeta(NamedTuple):
 class _Result(NamedTuple):
     tensors: tuple[_TensorMeta | None, ...]
     kind: type | None
-    """`list` or `tuple`, or None for a single tensor."""
+    """The type of the result if it contains several tensors (`list` or `tuple`), or None for a single tensor."""
 
 
 _UNSEEN: Any = object()
@@ -141,7 +143,9 @@ _PLAIN = frozenset(
 
 
 def _cacheable(result: Any, args: Any) -> _Result | None:
-    """Return the metadata of a result, or None if the result is not one of the three cached kinds."""
+    """Return the metadata of a result, or None if the result is not new memory, a view of the first argument, or the
+    first argument itself.
+    """
     kind = type(result) if isinstance(result, list | tuple) else None
     outputs = result if kind is not None else [result]
     if kind not in (None, list, tuple) or not all(one is None or type(one) is FakeTensor for one in outputs):

@@ -25,15 +25,17 @@ def _saved_attributes(node_type: type) -> tuple[str, ...]:
 
 
 _unpacks_freely = False
-"""Whether saved tensors may be unpacked because the program has packed no tensor. See `unpack_until_packed`."""
+"""Whether saved tensors may be unpacked. This is safe as long as the program has not packed a tensor with hooks. See
+`unpack_until_packed`.
+"""
 
 
 @contextlib.contextmanager
 def unpack_until_packed() -> Iterator[None]:
     """Allow the search to read saved tensors by unpacking them, until the program uses a pack hook.
 
-    Versions of torch without `SavedTensor.data` need this permission. Enter the block before the program builds graphs,
-    because hooks that were entered earlier are not detected.
+    Versions of torch without `SavedTensor.data` can read saved tensors only in this way. Enter the block before the
+    program builds graphs, because hooks that were entered earlier are not detected.
     """
     global _unpacks_freely
     if can_read_saved():
@@ -93,8 +95,8 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 def saved_and_packed(node: Any) -> tuple[Iterable[torch.Tensor], bool]:
-    """Return the results of `saved_by` and `has_pack_hooks`. If no hook packed the node's tensors, its saved variables
-    are read only once.
+    """Return the results of `saved_by` and `has_pack_hooks`. For a node without pack hooks, this function reads the
+    saved variables only once.
     """
     if not _unpacks_freely and _can_read_saved:
         names = _saved_attributes(type(node))
@@ -144,7 +146,7 @@ def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
     The unpack hook of the checkpoint references these tensors. Since 2.13, torch stores the inputs in saved variables.
     Before 2.13, torch stored the inputs in a node outside the graph. If torch stores the tensors elsewhere or does not
     expose the hook (2.6), nothing is yielded. In that case, the report of a failed forward pass cannot show which
-    variable retains such an input.
+    variable retains the inputs of a checkpointed block.
     """
     try:
         for saved in _saved_variables(node):
@@ -197,8 +199,8 @@ _can_read_saved = can_read_saved()
 
 
 def saved_tensors_are_readable() -> bool:
-    """Return whether saved tensors can be read now. If saved tensors cannot be read, a graph may save storages that the
-    search does not find.
+    """Return whether saved tensors can be read now. If saved tensors cannot be read, the search does not find the
+    storages that a graph saved.
     """
     return can_read_saved() or _unpacks_freely
 

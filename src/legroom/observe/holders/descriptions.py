@@ -35,11 +35,11 @@ _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _UNBOUNDED_SIZE = 1025
 """A cache with at least this `maxsize` is treated as unbounded."""
 _SPARSE = 1.3
-"""A number in the same object is treated as the size of a dict's key range if it is at least this many times as large
-as the dict. A smaller number may be a counter of the items.
+"""An integer attribute of the object that owns a dict is treated as the number of possible keys if it is at least this
+many times the length of the dict. A smaller integer may be a counter of the items.
 """
 _MAX_SLOTS = 10_000_000
-"""Larger keys are treated as addresses or hash values, not as indices."""
+"""Integer keys above this value are treated as addresses or hash values, not as indices."""
 _MIN_ITERATIONS_IN_ATTRIBUTES = 3
 """The attributes of an object are treated as a container if they contain tensors from this many iterations."""
 
@@ -58,7 +58,7 @@ class StoredName(NamedTuple):
 
     @property
     def classes(self) -> frozenset[str]:
-        """The names of the class and its base classes."""
+        """The names of the class that has the attribute and of its base classes."""
         return (
             frozenset(each.__name__ for each in self.owner.__mro__) if self.owner is not None else frozenset()
         )
@@ -100,17 +100,19 @@ class HolderPath(NamedTuple):
     container: int = 0
     """The `id` of the container itself, or 0 if there is no container."""
     is_mapping: bool = False
-    """Whether the container stores items by keys that can repeat. Such a container may stop growing."""
+    """Whether the container stores its items in a dict whose keys can repeat. A container with repeating keys may stop
+    growing.
+    """
     iterations: int = 0
     """The number of iterations whose tensors were found in the container."""
     keys: tuple[str, ...] = ()
-    """The literal keys on the path."""
+    """The keys on the path that are literals in the source code."""
     aliases: tuple[StoredName, ...] = ()
     """Other names of the same object in running functions, for example arguments."""
     classes: frozenset[str] = frozenset()
     """The class that has the attribute, and its base classes."""
     inside_bounded: bool = False
-    """Whether the object is in a bounded container inside this container."""
+    """Whether the object is in a bounded container, such as `deque(maxlen=...)`, inside this container."""
     contains_models: bool = False
     """Whether the items of the container are models or contain a model."""
     filled_by_iterator: bool = False
@@ -130,7 +132,7 @@ class HolderPath(NamedTuple):
 
 
 NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
-"""The result if no path was found."""
+"""The `HolderPath` that is returned if no path was found."""
 
 
 class _Step(NamedTuple):
@@ -244,8 +246,8 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
 
     The growing container is the innermost container that can grow, has tensors from many iterations, and is long enough
     for these tensors. For example, a dict with two growing lists contains tensors from many iterations, but only the
-    lists grow. A tuple cannot grow, but may contain a state and the previous state. If the iterations are unknown, the
-    longest container is returned.
+    lists grow. A tuple cannot grow, but it may contain the previous state, which keeps all earlier states alive. If the
+    iterations are unknown, the longest container is returned.
     """
     if not candidates:
         return None
@@ -264,7 +266,7 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
 
 
 def _is_inside_bounded(growing: _Candidate | None, candidates: list[_Candidate]) -> bool:
-    """Return whether one of the containers inside the growing container is bounded."""
+    """Return whether a bounded container is inside the growing container."""
     if growing is None:
         return False
     position = next(number for number, each in enumerate(candidates) if each is growing)
@@ -301,8 +303,8 @@ def _has_small_limit(container: Any) -> bool:
 
 
 def _fills_slots(container: Any, chain: list[Any]) -> bool:
-    """Return whether the keys of a dict are indices of a fixed range that is not full yet. Such indices are in random
-    order with gaps, or they are below a size that is stored in the same object as the dict.
+    """Return whether the keys of a dict are indices in a fixed range, and some of these indices are still missing. Such
+    indices are in random order with gaps, or they are below a size that is stored in the same object as the dict.
     """
     if not isinstance(container, dict) or not container or not all(type(key) is int for key in container):
         return False
@@ -327,8 +329,8 @@ def _has_tokens(container: Any) -> bool:
 
 
 def _has_keys_by_value(cache: Any) -> bool:
-    """Return whether a later call can find an entry of the cache. A later call never finds an entry whose arguments
-    include a tensor.
+    """Return whether a later call can find an entry of the cache. If the arguments include a tensor, no later call
+    finds the entry, because tensors are compared by identity.
     """
     entries = next((each for each in gc.get_referents(cache) if isinstance(each, dict)), {})
     return not any(
@@ -370,8 +372,8 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
 
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
-    """Return the step from `item`, an object that `owner` references, to `following`. Return None if this reference
-    does not appear in the name.
+    """Return how `item`, an object that `owner` references, references `following`. Return None if this reference does
+    not appear in the displayed path.
     """
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)

@@ -58,8 +58,8 @@ class HolderSurvey(NamedTuple):
     by_variables: dict[int, int]
     """Maps storage keys to bytes, for all memory that the user's variables retain."""
     by_calls: dict[Frame, dict[int, int]]
-    """Maps the user's line to storage keys and bytes. Local variables of the library functions that this line called
-    retain these storages.
+    """Maps a line of the user's code to the keys and sizes of storages. These storages are retained by local variables
+    of the library functions that the line called.
     """
     lines: list[Frame]
     """The user's lines on the call stack, innermost first."""
@@ -69,8 +69,8 @@ class HolderSurvey(NamedTuple):
     """The keys of the storages that the autograd graphs of the variables saved."""
 
     def categories(self) -> dict[int, Category]:
-        """Return the category of each storage key, derived from the object that retains the storage. The category is
-        activation if a graph saved the storage. Otherwise, the storage is a result or a temporary tensor of the forward
+        """Return the category of each storage. The category follows from the object that retains the storage. Storages
+        that an autograd graph saved are activations. All other storages are results or temporary tensors of the forward
         pass.
         """
         categories: dict[int, Category] = {}
@@ -86,9 +86,9 @@ class HolderSurvey(NamedTuple):
     ) -> LargestHolders:
         """Return the largest holders.
 
-        It is possible that no variable retains a storage in `allocated`. If the call that allocated the storage is
-        still running (in `module`), the storage belongs to this call. Otherwise, the storage belongs to the graph of
-        the running backward pass.
+        A storage in `allocated` may not be retained by any variable. If the call that allocated the storage is still
+        running (in `module`), the storage belongs to this call. Otherwise, the storage belongs to the graph of the
+        running backward pass.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}
@@ -110,7 +110,7 @@ class HolderSurvey(NamedTuple):
         return LargestHolders(holders[:most], sum(total.values()))
 
     def _describe_call(self, line: Frame, module: str) -> str:
-        """Return the text shown instead of a variable name."""
+        """Return a description of a running call, which the report shows in place of a variable name."""
         where = module if module and line == self.lines[0] else ""
         if line == self.backward_line:
             return f"(intermediate in the backward pass of {where})" if where else "(intermediate in the backward pass)"  # fmt: skip

@@ -36,8 +36,8 @@ from legroom.observe.source.user_files import is_user_file
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12
 MAX_CYCLE_LENGTH = 9
-"""The maximum number of references in a cycle. A cycle of two objects may include their dicts, a list, a closure and
-its cell.
+"""The maximum number of references that the search for a cycle follows. A cycle of two objects may include their dicts,
+a list, a closure and its cell.
 """
 MAX_CYCLE_OBJECTS = 10_000
 _UNKNOWN_ITERATIONS: Mapping[int, int] = {}
@@ -56,7 +56,7 @@ def find_path(
     container with tensors from several iterations is treated as the growing container. Variables with the name
     `other_than` are skipped.
 
-    The caller may reference the target in local variables of plain functions, but not in a list or a generator.
+    The caller may reference the target from local variables of ordinary functions, but not from a list or a generator.
     """
     search = _Search(variables, min_length, created_in, other_than)
     try:
@@ -94,11 +94,11 @@ class _Search:
         self._own_lists: set[int] = set()
         """The `id`s of the lists that the search itself uses."""
         self._seen: dict[int, Any] = {}
-        """All objects that were found, by `id`. A single dict is used because the search must skip it among the
-        referrers.
+        """Maps the `id` of each object that the search found to the object. A single dict is used because the search
+        must skip it among the referrers.
         """
         self._leads_to: dict[int, int] = {}
-        """Maps the `id` of an object to the `id` of the object that it references, one step closer to the target."""
+        """Maps the `id` of each object on a path to the `id` of the next object, which is closer to the target."""
 
     def forget(self) -> None:
         self._seen.clear()
@@ -256,9 +256,9 @@ class _Search:
         return None
 
     def _unrooted(self, target: Any) -> HolderPath:
-        """Return the reference path of a target that no name references. Such a target is in a reference cycle, or no
-        Python object references it. The result contains the user's object that is closest to the target, and the
-        attribute or variable that closes the cycle.
+        """Return the reference path of a target that no name references. The target is in a reference cycle, or no
+        Python object references it. The path names the attribute or variable that closes the cycle, in the object from
+        the user's code that is closest to the target.
         """
         candidates = [
             item
@@ -299,8 +299,9 @@ class _Search:
 
 
 def _closes_cycle(owner: Any) -> str | None:
-    """Return the attribute, the local variable or the name of the inner function through which an object references
-    itself; None if the object is not in a cycle."""
+    """Return the name of the attribute, local variable or inner function through which an object references itself.
+    Returns None if the object is not in a cycle.
+    """
     if isinstance(owner, FrameType):
         return next((name for name, value in locals_of(owner) if _references(value, owner)), None)
     if isinstance(owner, FunctionType):
@@ -311,8 +312,9 @@ def _closes_cycle(owner: Any) -> str | None:
 
 def _completing_attribute(owner: Any, name: str) -> tuple[type, str]:
     """Return the attribute whose assignment completes a reference cycle, and the class that has the attribute. The
-    cycle starts with the attribute `name` of `owner`. A constructor assigns a reference to the object that it receives
-    (`self.parent = parent`) before the new object is assigned (`self.child = Child(self)`).
+    cycle starts with the attribute `name` of `owner`. The attribute that is assigned last completes the cycle. A
+    constructor assigns the object that it receives (`self.parent = parent`) before its caller assigns the new object
+    (`self.child = Child(self)`).
     """
     attributes = [(type(owner), name)]
     chain = [owner, *_chain_to((attributes_of(owner) or {}).get(name), owner)]
@@ -392,7 +394,7 @@ def _is_closure(item: Any) -> bool:
 
 
 def _class_namespace(kind: type, child: Any) -> Any:
-    """Return `child` if it is the dict that contains the attributes of the class."""
+    """Return `child` if it is the dict of the class's attributes, otherwise None."""
     return (
         child if isinstance(child, dict) and "__module__" in child and "__module__" in kind.__dict__ else None
     )
@@ -445,9 +447,9 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 
 def _is_in_python(referrer: Any) -> bool:
-    """Return whether a referrer is a Python object that retains the tensor. Autograd nodes are not counted, because
-    they retain tensors on behalf of the tensors that own the graph. However, a list that references an autograd node
-    (the `ctx` of a user's function) is counted.
+    """Return whether a referrer is a Python object that retains the tensor. Autograd nodes are not counted, because the
+    tensors that own the graph keep the nodes alive. However, a list that references an autograd node (the `ctx` of a
+    user's function) is counted.
     """
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 

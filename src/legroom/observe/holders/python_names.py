@@ -32,14 +32,14 @@ class Root(NamedTuple):
     how: str
     is_attribute: bool = False
     owner: type | None = None
-    """The class, if the name is a class attribute."""
+    """The class that has the attribute, if the name is a class attribute."""
 
 
 class Variables:
     """The variables of running functions and of modules at one moment. Stores `id`s only."""
 
     def __init__(self, frame: FrameType | None) -> None:
-        """`frame` is the frame of the calling thread. Other threads are read as well."""
+        """`frame` is the frame of the calling thread. The variables of other threads are read as well."""
         self.running: set[int] = set()
         self.locals: dict[int, list[Root]] = {}
         """Maps the `id` of an object to the local variables that refer to it, innermost first."""
@@ -78,8 +78,9 @@ class Variables:
             frame = frame.f_back
 
     def _read_context(self, file: str | None) -> None:
-        """Read the values of context variables, which the garbage collector does not track. `file` is used if no module
-        has a global variable for the context variable."""
+        """Read the values of context variables, which the garbage collector does not track. If no module has a global
+        variable for the context variable, the name is reported in `file`.
+        """
         for variable, value in contextvars.copy_context().items():
             name, defined_in = next(
                 (

@@ -23,7 +23,9 @@ from legroom.observe.holders import autograd_graph
 from legroom.observe.training_threads import other_threads_train
 
 Measure = Callable[[torch.Tensor], tuple[int, int] | None]
-"""Maps a tensor to (key of its storage, device bytes), or to None if the tensor is not on a device."""
+"""A function that returns the key of a tensor's storage and its size in bytes, or None if the tensor is not on a
+device.
+"""
 
 MAX_OBJECTS = 1_000_000
 """The search from one object stops after this many objects."""
@@ -31,7 +33,7 @@ _LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), range, ModuleType, type, torch.dtype, torch.device, FrameType,
 )  # fmt: skip
 _Referents = Callable[[list[Any]], Iterable[Any]]
-"""Maps objects of one type to the objects that they reference."""
+"""A function that returns the objects referenced by a list of objects of the same type."""
 
 
 class RetainedStorages:
@@ -51,7 +53,7 @@ class RetainedStorages:
         """The results by `id`. Results are stored because the same object is often a variable of several functions."""
 
     def by(self, value: Any) -> dict[int, int]:
-        """Return a map from storage keys to bytes, for all device memory that `value` keeps alive."""
+        """Return a dict that maps storage keys to bytes, for all device memory that `value` keeps alive."""
         if id(value) not in self._results:
             self._results[id(value)] = value, self._search(value)
         return self._results[id(value)][1]
@@ -144,8 +146,8 @@ class RetainedStorages:
 
 
 def is_legroom_class(kind: type) -> bool:
-    """Return whether a class belongs to Legroom. Modules are excluded, because they are part of the model that contains
-    them.
+    """Return whether a class belongs to Legroom. Modules (`nn.Module`) are excluded, because they are part of the model
+    that contains them.
     """
     return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
 

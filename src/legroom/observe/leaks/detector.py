@@ -1,15 +1,15 @@
 """Detects memory leaks in a training loop, with negligible overhead.
 
-After an iteration, the detector reads two counters (bytes in use on the devices and in the C heap) and checks whether
-the graphs of earlier backward passes are freed. If iterations take only a few milliseconds, the detector samples only
-some iterations (see `sampling_budget`). There are three signs of a leak: growing device memory, growing host memory,
-and retained graphs. A series of scans (see `ScanWindow`) starts if a counter reaches a new maximum in two consecutive
-iterations, or if graphs of earlier backward passes stay alive. The detector also starts a series shortly after the
-start of the loop, and from time to time later, to find growth that the counters do not show. A series that finds
-nothing ends after three scans. Afterwards, the same sign starts another series only after a longer delay. Growth in
-only a few iterations is found by infrequent scans. A scan reads objects of the whole process, so scans are skipped
-while several threads train (see `training_threads`). If the source does not show which line stores the tensors, the
-user's lines are traced for one or two iterations before the report (see `storing_trace`).
+After an iteration, the detector reads two counters: bytes in use on the devices, and bytes in use in the C heap. It
+also checks whether the graphs of earlier backward passes are freed. If iterations take only a few milliseconds, the
+detector samples only some iterations (see `sampling_budget`). There are three signs of a leak: growing device memory,
+growing host memory, and retained graphs. A series of scans (see `ScanWindow`) starts if a counter reaches a new maximum
+in two consecutive iterations, or if graphs of earlier backward passes stay alive. The detector also starts a series of
+scans shortly after the start of the loop, and from time to time later, to find growth that the counters do not show. A
+series that finds nothing ends after three scans. Afterwards, the same sign starts another series only after a longer
+delay. If memory grows in only a few iterations, infrequent scans detect the growth. A scan reads objects of the whole
+process, so scans are skipped while several threads train (see `training_threads`). If the source does not show which
+line stores the tensors, the user's lines are traced for one or two iterations before the report (see `storing_trace`).
 """
 
 import sys
@@ -51,43 +51,41 @@ SCANS_AFTER_FINDING = TENSOR_SCANS + 3
 of scans, because there may be another leak.
 """
 LONG_SCANS = 18
-"""The maximum number of scans in a series before the first optimizer step. Before that step,
-a graph must grow for more iterations to be treated as a leak.
+"""The maximum number of scans in a series before the first optimizer step. Until this step, a graph is treated as a
+leak only if it grows for more iterations than later in the run.
 """
 RARE_TRACE_ITERATIONS = 12
-"""The number of iterations to trace for rare growth, because the next growth may occur only after several
+"""The number of iterations to trace if memory grows rarely, because the next growth may occur only after several
 iterations.
 """
 WARM_UP_ITERATIONS = 13
 """A cache that still grows in every iteration after this many iterations is treated as a leak."""
 
 MAX_DELAY_EXPONENT = 6
-"""The largest exponent n of a delay. After its n-th series of scans, a sign of a leak starts the next series only after
-4 * 2**n iterations.
+"""The delay between two series of scans doubles up to this number of times. After n series for the same sign of a leak,
+the next series starts only after 4 * 2**n iterations.
 """
 MAX_SCAN_FRACTION = 0.05
-"""A sign with the largest delay starts another series only while scans have used less than this fraction of the run
-time.
-"""
+"""After the longest delay, another series starts only while scans have used less than this fraction of the run time."""
 
 MAX_STEADY_SECONDS = 2.0
-"""The search for the holders of steady growth may use this many seconds, or `MAX_SCAN_FRACTION` of the run time if this
-is more.
+"""The search for the holders of steady growth may use this many seconds, or `MAX_SCAN_FRACTION` of the run time if that
+is longer.
 """
 MAX_AGE_AT_END = 0.7
-"""If the last scan ran after at least this fraction of the iterations, the growth that it found is treated as
-continued.
+"""If the last scan ran in the last part of the run, after at least this fraction of the iterations, the growth that it
+found is assumed to continue until the end.
 """
 MIN_CONTINUED = 0.15
-"""If the last scan ran earlier, the growth is treated as continued only if the device memory grew enough in the second
-half of the run: by at least this fraction of `bytes_per_step` × the number of iterations.
+"""If the last scan ran earlier, growth is assumed to continue only if the device memory also grew in the second half of
+the run. It must have grown by at least this fraction of `bytes_per_step` × the number of iterations.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
 
 
 class LeakDetector:
-    """Calls `on_leak` for each leak, from `attach` to `detach`.
+    """Between `attach` and `detach`, calls `on_leak` for each leak.
 
     The same leak may be reported again later with newer numbers and the same `DetectedLeak.identity`.
     """
@@ -100,7 +98,7 @@ class LeakDetector:
         on_device: Callable[[torch.Tensor], bool] | None = None,
         fraction: float = 0.003,
     ) -> None:
-        """`allocated` and `on_device` provide the device memory, if it does not come from the CUDA allocator.
+        """`allocated` and `on_device` define the device memory, if the program does not use the CUDA allocator.
         `fraction` is the maximum fraction of the run time that the detector may use while nothing grows.
         """
         self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
@@ -114,7 +112,7 @@ class LeakDetector:
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._unsampled = 0
-        """The number of iterations on other threads that ended during the last scan."""
+        """The number of iterations of other threads that ended while the last scan ran."""
         self._roots = BackwardRoots()
         self.iterations = IterationTracker(self._iteration_ended, self._roots.mark, self._thread_changed)
         self._on_leak = on_leak
@@ -144,13 +142,15 @@ class LeakDetector:
         """Maps the name and file of a holder to the line found by tracing."""
         self._steady_seconds = 0.0
         self._trends = {True: DeviceTrend(), False: DeviceTrend()}
-        """The device memory after training iterations and after other iterations."""
+        """The trends of device memory: True is the key for training iterations, False for other iterations."""
         self._retained: dict[tuple[object, ...], weakref.ref[torch.Tensor]] = {}
         """Maps the identity of a leak to a tensor that it retained when it was reported."""
         self._released: set[tuple[object, ...]] = set()
-        """The leaks whose tensor the loop freed later."""
+        """The identities of the leaks whose tensor was freed by the loop after the report."""
         self._unnamed: DetectedLeak | None = None
-        """A graph whose holder was not found. It is reported at the end of the run, if nothing else is found."""
+        """A retained graph whose holder was not found. The leak is reported at the end of the run, unless another leak
+        is found.
+        """
         self._is_finished = False
 
     def begin_loop(self) -> None:
@@ -169,8 +169,9 @@ class LeakDetector:
         self.finish()
 
     def finish(self) -> None:
-        """Decide again at the end of the run: report steady growth if nothing else was found, and mark growth that
-        stopped. Later calls do nothing."""
+        """Make the final decisions at the end of the run: report steady growth if nothing else was found, and mark
+        growth that stopped. Later calls do nothing.
+        """
         if self._is_finished or self.error or self.several_threads:
             return
         self._is_finished = True
@@ -255,8 +256,8 @@ class LeakDetector:
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
         """Return whether a sign of a leak starts a series of scans. After many series, another series starts only if
-        scans have used a small fraction of the run time. This limit matters, for example, for a heap that also grows
-        without a leak.
+        scans have used a small fraction of the run time. For example, the limit applies to a heap that grows without a
+        leak.
         """
         if iteration < self._not_before[symptom]:
             return False
@@ -304,8 +305,8 @@ class LeakDetector:
         return RareGrowthScans(window, fraction=self._budget.fraction * 2 / 3)
 
     def _pause_scans(self) -> None:
-        """Pause scans because another thread trains. Earlier results are discarded, because they may be objects of the
-        other thread.
+        """Pause scans because another thread trains. Earlier results are discarded, because they may include objects of
+        the other thread.
         """
         self.several_threads = self.iterations.ignores_backward = True
         self._window = None
@@ -319,8 +320,8 @@ class LeakDetector:
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:
-        """Restart at the first optimizer step, because the earlier batches were parts of this step. A loop on a
-        different thread also causes a restart.
+        """Restart at the first optimizer step, because the earlier iterations were micro-batches of this step. A loop
+        on a different thread also causes a restart.
         """
         self._has_stepped, self._is_restart_due = self.iterations.has_stepped, False
         self._numbers = NodeNumbers()
@@ -333,8 +334,8 @@ class LeakDetector:
         return self._window is not None or self._traced is not None or iteration >= self._next_scheduled
 
     def _read_counters(self) -> tuple[list[str], bool]:
-        """Return the signs of a leak, and whether a sign may appear soon. `graph` means that graphs are retained.
-        `device` and `host` mean that the respective counter has risen for several iterations.
+        """Return the signs of a leak that appeared, and whether a sign may appear soon. `graph` means that graphs are
+        retained. `device` and `host` mean that the respective counter has risen for several iterations.
         """
         uncertain, symptoms = False, []
         maxima, self._consecutive_maxima = self._consecutive_maxima, 0
@@ -390,7 +391,7 @@ class LeakDetector:
     def _judge(
         self, suspect: Suspect, iteration: int, *, trace_iterations: int = storing_trace.MAX_ITERATIONS
     ) -> bool:
-        """Return whether the suspect is a leak that was reported or will be reported after tracing."""
+        """Report the suspect if it is a leak, possibly after tracing. Returns whether it was or will be reported."""
         leak = suspect.leak
         if not leak.name:  # a later scan may find the holder
             self._unnamed = leak
@@ -435,7 +436,7 @@ class LeakDetector:
         return True
 
     def _finish_trace(self, *, now: bool = False) -> None:
-        """End the trace and report its leak, if the line was found, the iterations are used up, or `now` is set."""
+        """End the trace and report its leak if the line was found, if no iterations are left, or if `now` is set."""
         if self._traced is None:
             return
         suspect, trace, until = self._traced

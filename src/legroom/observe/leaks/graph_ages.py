@@ -1,8 +1,8 @@
 """Determines the iteration in which each live autograd node was created. PyTorch numbers its nodes in order of
 creation.
 
-At the end of an iteration, a loop without a leak keeps only the nodes of that iteration alive. If a single scan finds
-live nodes from four earlier iterations, an object retains a graph.
+At the end of an iteration, a loop without a leak keeps only the nodes of that iteration alive. If a scan finds live
+nodes from four earlier iterations, some object retains a graph.
 """
 
 import weakref
@@ -60,7 +60,7 @@ class BackwardRoots:
         self.iteration = 0
         """The current iteration."""
         self._tokens: dict[int, list[weakref.ref[_Token]]] = {}
-        """The tokens by iteration. Only iterations whose backward passes were marked are included."""
+        """The tokens by iteration. Iterations without a marked backward pass are not included."""
 
     def mark(self, root: Any) -> None:
         """Mark the tensor from which a backward pass starts."""
@@ -136,19 +136,19 @@ class NodesByIteration:
         return None if number >= ACCUMULATE_GRAD else self._numbers.iteration_of(number)
 
     def iterations_below(self, node: Any, *, limit: int = 20_000) -> int:
-        """Return the number of iterations that have nodes below this node."""
+        """Return the number of iterations that created nodes in the graph below this node."""
         alone = NodesByIteration(self._numbers, oldest=self._oldest, limit=limit)
         alone.follow([node])
         return len(alone.nodes)
 
     def iterations(self, before: int) -> list[int]:
-        """Return the iterations before `before` that still have nodes."""
+        """Return the iterations before `before` whose nodes are still alive."""
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
-        """Return the nodes and bytes of one iteration that the graph of each tensor retains, by the `id` of the tensor.
-        The iteration is the newest iteration before `before`. Storages that several iterations saved are weights, so
-        they are excluded.
+        """Return a dict that maps the `id` of each tensor to the nodes and bytes of one iteration that its graph
+        retains. The iteration is the newest iteration before `before`. Storages that several iterations saved are
+        weights, so they are excluded.
         """
         iterations = self.iterations(before)
         saved = {iteration: self._saved(iteration) for iteration in iterations[-3:]}
@@ -168,8 +168,8 @@ class NodesByIteration:
         return parts
 
     def bytes_saved_in(self, iteration: int, other: int) -> int:
-        """Return the number of bytes that the nodes of one iteration saved and the nodes of the other iteration did not
-        save. Weights are therefore excluded.
+        """Return the number of bytes that were saved by the nodes of one iteration, but not by the nodes of the other
+        iteration. Weights are therefore excluded.
         """
         saved, shared = (self._saved(each) for each in (iteration, other))
         return sum(size for key, size in saved.items() if key not in shared)

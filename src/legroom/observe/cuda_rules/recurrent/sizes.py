@@ -56,7 +56,7 @@ class RecurrentLayer:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a layer in one direction. There is one output per step of each sample."""
+        """The number of outputs of a layer in one direction. Each sample has one output per time step."""
         return self.rows or self.steps * self.batch
 
     @property
@@ -245,9 +245,9 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
-    """Return whether torch selects an algorithm that keeps the weights in registers. PyTorch always selects such an
-    algorithm for small layers. On Ampere and newer GPUs, torch also selects such an algorithm for a single wide layer
-    in float16 at some batch sizes.
+    """Return whether torch selects an algorithm that keeps the weights in registers. PyTorch always selects a
+    persistent algorithm, which keeps the weights in registers, for small layers. On Ampere and newer GPUs, torch also
+    selects a persistent algorithm for a single wide layer in float16, at some batch sizes.
     """
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False

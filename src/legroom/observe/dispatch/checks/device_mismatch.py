@@ -1,4 +1,5 @@
-"""Checks operations with tensors on different devices. CUDA allows some of these operations and rejects the others.
+"""Checks operations with tensors on different devices. CUDA supports some operations of this kind, and rejects all
+others.
 
 The tensors of a virtual GPU are CPU tensors, so only this check prevents a program from mixing device tensors with host
 tensors. Mixing devices is the most common mistake in code that was never run on a GPU.
@@ -27,8 +28,8 @@ _INDEXING = overloads(
     "index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"
 )
 _REJECT_HOST_SCALARS = overloads("cat", "stack", "_foreach_norm")
-"""Operations that reject zero-dimensional host tensors together with device tensors. Other operations accept such
-tensors as numbers.
+"""Operations that reject a zero-dimensional host tensor if another argument is a device tensor. All other operations
+treat a zero-dimensional host tensor as a number.
 """
 IN_PLACE = overloads(
     "equal", "allclose", "add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "masked_fill_", "masked_scatter_", "index_add_",
@@ -53,7 +54,7 @@ def check(
     device_of: Callable[[torch.Tensor], int | None],
     call: tuple[Any, Iterable[torch.Tensor]] | None,
 ) -> None:
-    """Raise torch's own error if the operation `func(*args)`, whose inputs are `tensors`, mixes devices.
+    """Raise the same error as torch if the operation `func(*args)`, whose inputs are `tensors`, mixes devices.
 
     `call` is the function that the program called, with its tensors, or None if the function is unknown.
     """
@@ -99,7 +100,7 @@ def _check_indexing(
 ) -> None:
     """Check the devices of an indexing operation. A device tensor accepts indices on the host. A host tensor accepts
     only indices on the host. Values must be on the same device as the tensor. Inside `vmap`, an assigned number becomes
-    a host tensor with dimensions. The call itself contains no host tensor, so it is allowed.
+    a host tensor with dimensions. The user's call contains no host tensor, so the operation is allowed.
     """
     indexed, indices = device_of(args[0]), args[1]
     for index in indices:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from legroom.observe.dispatch.storages import storage_of
 
 LARGEST_ELEMENT = 16
-"""The size of a complex128 in bytes."""
+"""The size of the largest element type (complex128) in bytes."""
 
 
 class ResultSizes:
@@ -26,7 +26,7 @@ class ResultSizes:
 
     def new_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, room: int) -> int:
         """Return the size in bytes of the results that share no memory with an input. The result is 0 if these results
-        certainly fit into `room`, or if their size is unknown.
+        certainly need at most `room` bytes, or if their size is unknown.
         """
         if upper_bound(args) * LARGEST_ELEMENT <= room:
             return 0
