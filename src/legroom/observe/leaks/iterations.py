@@ -45,8 +45,9 @@ class IterationTracker:
     main optimizer.
     """
     MAX_PREVIOUS_STEPS = 8
-    """A new main optimizer ends iterations once it has made more steps than the previous main optimizer, up to this
-    number of steps. If optimizers are replaced often (one per task), each optimizer therefore ends one iteration.
+    """When another optimizer becomes the main optimizer, its steps end iterations only after it has made more steps
+    than the previous main optimizer. At most this many steps are required. If the program often creates a new optimizer
+    (one per task), each optimizer therefore ends one iteration.
     """
     TRAINED_AFTER = 3
     """After this many steps, the parameters of an optimizer are treated as a trained model."""
@@ -66,13 +67,13 @@ class IterationTracker:
         self._on_backward = on_backward
         self._on_thread_change = on_thread_change
         self._loop_serial = 0
-        """The serial number of the thread whose loop is watched, or 0 before the first step, batch or call."""
+        """The serial number of the thread whose loop is watched. The number is 0 before the first step, batch or call."""
         self._loop_thread: weakref.ref[threading.Thread] | None = None
         self._loop_trains = False
         """Whether the watched thread has run a backward pass or an optimizer step."""
         self.ignores_backward = False
         self.trains = False
-        """Whether the last iteration was a training iteration, which an optimizer step or a backward pass ended."""
+        """Whether the last iteration ended with an optimizer step or a backward pass."""
         self.has_stepped = False
         self.by_model_calls = False
         """Whether each call to a model ends an iteration."""
@@ -81,10 +82,12 @@ class IterationTracker:
         self.calls_on_several_threads = False
         """Whether several threads have called the model or run the repeated lines."""
         self.without_optimizer = False
-        """Whether no optimizer exists, so the program updates parameters itself after each backward pass."""
+        """Whether no optimizer exists. In this case, the program updates the parameters itself after each backward
+        pass.
+        """
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
-        """Maps `id`s to the parameters of main optimizers that have made `TRAINED_AFTER` steps."""
+        """Maps the `id` of a parameter to the parameter, for all main optimizers that have made `TRAINED_AFTER` steps."""
         self._one_per_model: list[weakref.ref[torch.Tensor]] = []
         """One parameter of each main optimizer that has made `TRAINED_AFTER` steps."""
         self.create_graph_line: Frame | None = None
@@ -104,7 +107,7 @@ class IterationTracker:
         self._undo: list[Callable[[], None]] = []
         self._calls = _ModelCalls(self._model_called)
         self._evaluates = False
-        """Whether `model.eval()` was called and was not followed by training or loading."""
+        """Whether the program has called `model.eval()`, and has not trained or loaded a batch since."""
 
     def attach(self) -> None:
         if not self._has_better_signal():
@@ -141,8 +144,9 @@ class IterationTracker:
             self._on_iteration()
 
     def line_repeated(self) -> bool:
-        """Record that a loop without a model starts its next iteration. Return False if there is a better sign of an
-        iteration."""
+        """Record that a loop without a model starts its next iteration. Return False if a model, an optimizer or a
+        loader marks the iterations more reliably.
+        """
         if self._has_better_signal() or self._calls.has_model:
             return False
         if self._is_call_in_loop():
@@ -153,22 +157,23 @@ class IterationTracker:
 
     @property
     def has_only_batches(self) -> bool:
-        """Whether the items of a loader or of `legroom.watch` are the only sign of an iteration, because the program has
-        called no model and no optimizer."""
+        """Whether only the items of a loader or of `legroom.watch` mark the iterations, because the program has called
+        no model and no optimizer.
+        """
         has_others = self.has_stepped or self._backwards_since_step > 0 or self._calls.has_model
         return self._batches > 1 and not (has_others or self._calls.is_disabled)
 
     @property
     def numbers_nodes(self) -> bool:
-        """Whether the iteration of an autograd node follows from its number. Torch numbers the nodes of each thread
-        separately.
+        """Whether the number of an autograd node shows in which iteration the node was created. This is not the case if
+        several threads create nodes, because torch numbers the nodes of each thread separately.
         """
         return not (self.by_lines or (self.by_model_calls and self.calls_on_several_threads))
 
     @property
     def has_better_signal(self) -> bool:
-        """Whether repeated lines are not used, because a model, an optimizer or a loader marks the end of an iteration,
-        or because the program compiles code.
+        """Whether repeated lines are ignored, because a model, an optimizer or a loader marks the end of an iteration,
+        or because the program uses `torch.compile`.
         """
         return self._has_better_signal() or self._calls.has_model or self._calls.is_disabled
 
@@ -265,8 +270,9 @@ class IterationTracker:
             self._on_iteration()
 
     def _grad_with_graph(self) -> None:
-        """Handle `torch.autograd.grad` with `create_graph`. Such a call is usually part of a step whose backward pass
-        comes later (a penalty, an inner loop). If no backward pass follows, the call is the step itself.
+        """Handle `torch.autograd.grad` with `create_graph`. A call to a model in training mode is usually part of a
+        step whose backward pass comes later (a penalty, an inner loop). If no backward pass follows, each call is
+        treated as a step of its own.
         """
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:
@@ -327,8 +333,9 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_train(self) -> None:
-        """Wrap `nn.Module.train`. `model.eval()` calls `train(False)`, and an evaluation without a loader may
-        follow."""
+        """Wrap `nn.Module.train`. `model.eval()` calls `train(False)`. An evaluation without a loader may follow this
+        call.
+        """
         train = nn.Module.train
 
         def wrapped(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -346,8 +353,9 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_compile(self) -> None:
-        """Wrap `torch.compile`, so that calls to models are no longer tracked when the program compiles code. Compiled
-        code checks torch's global module hooks, and torch compiles the code again when a hook is added or removed.
+        """Wrap `torch.compile`, so that the tracker stops tracking calls to models when the program compiles code.
+        Compiled code checks torch's global module hooks, and torch compiles the code again when a hook is added or
+        removed.
         """
         compile = torch.compile
 
@@ -365,11 +373,11 @@ class IterationTracker:
 
 
 class _ModelCalls:
-    """Calls `on_call(model)` before each repeated call to the user's model, from `attach` to `detach`.
+    """Between `attach` and `detach`, calls `on_call(model)` before each repeated call to the user's model.
 
     The model is the first module that is called a second time from outside any other module. PyTorch's global module
-    hooks slow down every call slightly. The hooks are removed when an optimizer step, a backward pass or a loader
-    indicates the end of an iteration.
+    hooks slow down every call slightly. The hooks are removed as soon as an optimizer step, a backward pass or a loader
+    can mark the end of an iteration.
     """
 
     def __init__(self, on_call: Callable[[nn.Module], None]) -> None:

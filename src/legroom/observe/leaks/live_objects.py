@@ -53,8 +53,8 @@ def find_instances(kinds: set[type]) -> list[Any]:
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
-    """Return the tensor types, except the types of fake tensors that `torch.compile` leaves behind. Fake tensors have
-    no memory, and their graph nodes are numbered by other threads.
+    """Return the tensor types, without the fake tensor types of `torch.compile`. Fake tensors have no memory, and their
+    graph nodes may have been numbered on other threads.
     """
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 
@@ -101,8 +101,9 @@ class StorageTracker:
 
 
 def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    """Return the other tensors that share a storage with a tensor in `of`, each with the `id` of the tensor in `of`. A
-    scan finds one tensor per storage, for example the base of a view, but the program may reference only the view.
+    """Return the tensors that share a storage with a tensor in `of` but are not in `of`. Each one is returned with the
+    `id` of the tensor in `of`. A scan finds one tensor per storage, for example the base of a view, but the program may
+    reference only the view.
     """
     ids = {id(each) for each in of}
     by_storage = {storage._cdata: id(each) for each in of if (storage := storage_of(each)) is not None}
@@ -116,8 +117,8 @@ def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Return the storage keys of gradients and optimizer state. A loop without a leak may create gradients and
-    optimizer state at any time, once per parameter.
+    """Return the storage keys of gradients and optimizer state. A loop without a leak may also create gradients and
+    optimizer state at any time, but only once per parameter.
     """
     keys: set[int] = set()
     for tensor in _gradients_and_state(tensors, optimizers):

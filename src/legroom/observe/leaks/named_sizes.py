@@ -16,7 +16,7 @@ from legroom.observe.source.user_files import is_user_file
 _WITHOUT_TENSORS = frozenset(
     {FunctionType, BuiltinFunctionType, ModuleType, type, str, bytes, int, float, bool, type(None)}
 )
-"""Types that contain no tensors. Most module variables have one of these types."""
+"""Types whose instances contain no tensors. Most module variables have one of these types."""
 
 
 class NamedTensor(NamedTuple):
@@ -28,14 +28,15 @@ class NamedTensor(NamedTuple):
     file: str
     function: str
     owner: int = 0
-    """The `id` of the object that has the attribute; 0 for a variable."""
+    """The `id` of the object that has the attribute, or 0 for a variable."""
 
 
 def named_sizes(
     frame: FrameType | None, is_relevant: Callable[[torch.Tensor], bool] = lambda tensor: True
 ) -> dict[NamedTensor, int]:
-    """Return the size in bytes of each relevant tensor in the variables of running functions and of the user's
-    modules."""
+    """Return the size in bytes of each tensor that a variable of a running function, or of one of the user's modules,
+    refers to.
+    """
     sizes: dict[NamedTensor, int] = {}
     for named, value in _variables(frame):
         for each, tensor in _tensors_within(named, value, 3):

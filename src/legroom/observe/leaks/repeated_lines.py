@@ -18,16 +18,21 @@ _CERTAIN = 24
 """A line that has allocated memory this many times is in a loop."""
 _MIN_REPEATS = 8
 _ONE_LINE = 64
-"""After this many consecutive allocations on the same line, each allocation is an iteration of a loop of one line."""
+"""If the same line makes this many consecutive allocations, the loop consists of one line, and each allocation is an
+iteration.
+"""
 READS_ON_ONE_LINE = 8
-"""Like `_ONE_LINE`, for lines that read results. A loop often reads its result on a single line."""
+"""The limit that replaces `_ONE_LINE` for lines that read results. A loop often reads its result on a single line."""
 _MAX_LINES = 4096
-"""The number of lines that are counted. A program with more lines has other signs of an iteration."""
+"""The maximum number of lines that are counted. A program that allocates memory on more lines has other signs of an
+iteration.
+"""
 
 
 class RepeatedLines:
-    """Calls `on_iteration()` each time the chosen line of a loop runs. `on_iteration` returns False when the program shows
-    a better sign of an iteration."""
+    """Chooses one line of a running loop, and calls `on_iteration()` each time this line runs. `on_iteration` returns
+    False when the program shows a more reliable sign of an iteration.
+    """
 
     def __init__(self, on_iteration: Callable[[], bool], *, on_one_line: int = _ONE_LINE) -> None:
         self._on_iteration = on_iteration
@@ -64,9 +69,9 @@ class RepeatedLines:
 
 
 class ResultReads:
-    """Calls `on_read(line)` when the program reads the values of a tensor, from `attach` to `detach`.
+    """Between `attach` and `detach`, calls `on_read(line)` when the program reads the values of a tensor.
 
-    Reading waits for the device, so a loop rarely reads, usually once per iteration. The methods of `torch.Tensor` are
+    Reading a result waits for the device, so most loops read only once per iteration. The methods of `torch.Tensor` are
     wrapped only while a program shows no other sign of an iteration.
     """
 

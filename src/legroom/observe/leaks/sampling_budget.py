@@ -1,11 +1,11 @@
 """Decides which iterations are sampled, and when the heap is scanned for rare growth.
 
-Sampling an iteration means reading the counters after the iteration. The time of each sample is measured and doubled,
-to include work that cannot be measured (hooks, and marking the roots of backward passes). The next iteration is sampled
-as soon as the total time is within the budget. If iterations take 20 ms or more, every iteration is sampled. If
-iterations take 5 ms, about every fourth iteration is sampled. If memory may be growing, the next iteration is always
-sampled, and later samples are delayed accordingly. The first iterations are always sampled, so the result for a short
-program does not depend on the machine load.
+Sampling an iteration means reading the counters after the iteration. The measured time of each sample is doubled to
+include work that cannot be measured (hooks, and marking the roots of backward passes). The next iteration is sampled as
+soon as the total time of all samples is within the budget. If iterations take 20 ms or more, every iteration is
+sampled. If iterations take 5 ms, about every fourth iteration is sampled. If memory may be growing, the next iteration
+is always sampled, and later samples are delayed to stay within the budget. The first iterations are always sampled, so
+the result for a short program does not depend on the machine load.
 
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive iterations.
 Therefore one additional series of scans lasts for the whole run, with scans that are far apart. Scans run after an
@@ -20,15 +20,15 @@ from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import ScanWindow
 
 UNTIMED_FACTOR = 2.0
-"""The total cost of a sampled iteration divided by the measured time, as determined by `bench.overhead.watch`."""
+"""The total cost of a sampled iteration divided by its measured time. The value comes from `bench.overhead.watch`."""
 FREE_ITERATIONS = 256
 FIRST_RARE_SCAN = 5
-"""New maxima before this iteration are ignored. Later, a scan is due when the number of iterations has grown by half
-since the last scan, or by a quarter after `STEADY_FROM`.
+"""Before this iteration, a new maximum of a counter does not start a scan. After a scan, the next one is due when the
+number of iterations has grown by half, or by a quarter from iteration `STEADY_FROM`.
 """
 STEADY_FROM = 22
-"""The iteration from which steady growth is recorded. Steady growth requires several scans in the last two thirds of
-the run.
+"""Steady growth is recorded from this iteration on. To be steady, the growth must be visible in several scans in the
+last two thirds of the run.
 """
 FREE_SCANS = 16
 MAX_DELAY_EXPONENT = 6
@@ -40,11 +40,14 @@ class SamplingBudget:
     """
 
     def __init__(self, fraction: float, *, free: int = FREE_ITERATIONS) -> None:
-        """`fraction` is the maximum fraction of the run time. `free` is the number of iterations at the start that are
-        always sampled."""
+        """`fraction` is the maximum fraction of the run time that samples may use. `free` is the number of iterations
+        at the start that are always sampled.
+        """
         self.fraction = fraction
         self.expects_sample = True
-        """Whether the iteration that starts now will be sampled. If so, its backward passes are marked."""
+        """Whether the iteration that starts now will probably be sampled. If it will be, its backward passes are
+        marked.
+        """
         self._next = 0.0
         self._debt = 0.0
         self._last = 0.0
@@ -73,7 +76,8 @@ class SamplingBudget:
 
     def _expect(self, now: float) -> None:
         """Predict whether the next iteration will be sampled, assuming that it takes about as long as the last
-        iteration. An unnecessary mark costs little, but a missing mark delays the report.
+        iteration. Marking an iteration that is not sampled costs little, but not marking a sampled iteration delays the
+        report.
         """
         self.expects_sample = now + 1.2 * (now - self._last) >= self._next
         self._last = now
@@ -83,7 +87,9 @@ class RareGrowthScans:
     """Decides when to scan for rare growth. Call `is_due` after an iteration, then `scan`."""
 
     def __init__(self, window: ScanWindow, fraction: float) -> None:
-        """`fraction` is the maximum fraction of the run time after the unlimited scans."""
+        """`fraction` is the maximum fraction of the run time that scans may use, after the first scans, which are not
+        limited.
+        """
         self._window = window
         self.steady = window.steady
         self._fraction = fraction

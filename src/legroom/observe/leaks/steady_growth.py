@@ -1,9 +1,10 @@
 """Searches for the holders of storages whose number grows steadily over most of the run (see `survivors`).
 
-The result is only reported at the end of the run, if no other leak was found, because some healthy containers are filled
-slowly. The growth itself is the evidence. Code that would empty the container excludes a leak in a short series of
-scans, but not here, because the growth shows that this code was not executed. A container that limits its own length,
-such as `deque(maxlen=...)`, or whose length the source checks, is still excluded.
+The result is only reported at the end of the run, if no other leak was found, because some healthy containers are
+filled slowly. Steady growth is sufficient evidence of a leak. In a short series of scans, a container is not a leak if
+the source contains code that empties it. This rule does not apply here, because the growth shows that this code did not
+run. A container is excluded only if it limits its own length, such as `deque(maxlen=...)`, or if the source checks its
+length.
 """
 
 import weakref
@@ -35,15 +36,17 @@ from legroom.observe.leaks.suspects import (
 from legroom.observe.source.user_files import is_user_file
 
 MAX_ENSEMBLE = 8
-"""The maximum number of models that a program probably retains on purpose."""
+"""If a container has no more models than this, the program probably retains them on purpose."""
 MIN_LENGTH = 8
-"""A container with fewer items is reported only if no longer container is found."""
+"""A container with fewer items than this is reported only if no longer container is found."""
 NUMBER_BYTES = 8
-"""A host tensor of this size is a number, and a list of numbers is not a leak."""
+"""A host tensor with at most this many bytes is a single number, and a list of numbers is not a leak."""
 UNROLLED_CALLS = 100
-"""The number of calls to a model that may be the time steps of one graph."""
+"""Up to this number, the calls to a model may be the time steps of one graph."""
 ABOVE_COUNTER = 64
-"""If a container has this many items, a condition such as `if step < 10:` around the storing line does not limit it."""
+"""If a container has this many items, a condition such as `if step < 10:` around the storing line does not limit its
+length.
+"""
 
 
 class SteadyGrowth:
@@ -51,7 +54,7 @@ class SteadyGrowth:
 
     def __init__(self, iterations: IterationTracker, on_device: Callable[[torch.Tensor], bool]) -> None:
         self.suspects: list[Suspect] = []
-        """The suspects of the last scan, to be reported if the run ends now."""
+        """The suspects of the last scan, which are reported if the run ends before the next scan."""
         self.history = SurvivorHistory()
         self._iterations = iterations
         self._on_device = on_device
@@ -71,9 +74,9 @@ class SteadyGrowth:
         by_first_scan: Mapping[int, list[torch.Tensor]],
         tensors: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Record the live storages of a scan, and choose the survivors whose holders `search` will look for. If
-        storages are on a device, all other storages are ignored. `tensors` are all live tensors, including several
-        views of a storage.
+        """Record the live storages of a scan, and choose the survivors whose holders `search` will look for. If some
+        storages are on a device, storages on the host are ignored. `tensors` contains all live tensors, including
+        several views of the same storage.
         """
         relevant = {
             first: [each for each in tensors if self._on_device(each)]
@@ -179,8 +182,8 @@ def is_ensemble(holder: FoundHolder) -> bool:
 
 
 def _as_linked(holder: FoundHolder) -> FoundHolder:
-    """If linked objects (a tree, a list of states) retain the tensor, return the holder with the attribute that links
-    them. The path through linked objects may be too long for the search.
+    """If linked objects (a tree, a list of states) retain the tensor, return a holder that names the attribute that
+    links the objects. Otherwise, return `holder`. The path through many linked objects may be too long for the search.
     """
     path, usage, target = holder.path, holder.usage, holder.target
     if path.is_truncated:

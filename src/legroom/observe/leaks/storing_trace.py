@@ -1,12 +1,13 @@
-"""Finds the line that stores items in a container by tracing the program, if the source code is not conclusive.
+"""If the source code does not show which line stores items in a container, this module finds the line by tracing the
+program.
 
 The detector first searches the source code for the name of the container, which does not slow down the loop. This
 search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no source
 code. The search finds too many lines if several lines store items under the same name. In these cases, the user's lines
-are traced for at most two iterations, until the container grows once. If a small container does not grow but its
-tensors are replaced, the trace ends when a tensor is replaced. After `MAX_EVENTS`, the trace ends in any case: a
+are traced for at most two iterations, until the container grows once. If the tensors in a small container are replaced
+and none are added, the trace ends when a tensor is replaced. The trace always ends after `MAX_EVENTS`, because a
 program may run for a long time after its last iteration. A trace function that is already set (by a debugger or a
-coverage tool) is not replaced. The trace keeps a reference to the container, and drops this reference when no other
+coverage tool) is not replaced. The trace keeps a reference to the container. It drops this reference when no other
 object references the container.
 """
 
@@ -22,15 +23,16 @@ from legroom.observe.source.user_files import is_user_file
 
 MAX_ITERATIONS = 2
 MAX_EVENTS = 1_000_000
-"""The maximum number of trace events, which take about a second."""
+"""The maximum number of trace events. Tracing this many events takes about a second."""
 
 
 class StoringTrace:
     """Traces one container from `begin` to `end`. `line` is the storing line once it is found."""
 
     def __init__(self, container: int, *, replaced: bool = False) -> None:
-        """`container` is the `id` of the container. `replaced` means that the container does not grow, but its items
-        are replaced."""
+        """`container` is the `id` of the container. `replaced` means that the items of the container are replaced, and
+        the container does not grow.
+        """
         self.line: Frame | None = None
         self._container_id = container
         self._container: Any = None
@@ -38,7 +40,7 @@ class StoringTrace:
         self._state: Any = 0
         self._events = 0
         self._lines: dict[int, int] = {}
-        """Maps the `id` of a frame to its last line."""
+        """Maps the `id` of a frame to the last line that ran in this frame."""
         self._trace = self._event  # one bound method, so that it can be compared by identity
 
     def begin(self, frame: FrameType | None) -> bool:
@@ -89,7 +91,9 @@ class StoringTrace:
         return self._trace
 
     def _measure(self) -> Any:
-        """Return the length of the container, or the identities and versions of its tensors."""
+        """Return a value that changes when an item is stored: the length of the container, or the identities and
+        versions of its tensors.
+        """
         if not self._replaced:
             return len(self._container)
         values = self._container.values() if isinstance(self._container, dict) else self._container

@@ -1,8 +1,8 @@
-"""Finds groups of storages that survive and whose number grows over most of the run.
+"""Finds groups of storages that stay alive and whose number grows over most of the run.
 
 The series of scans in a few consecutive iterations cannot distinguish a leak from a container that is being filled. A
-leak grows until the end of the run, and nothing that it retained is freed. This module records, at each of the
-infrequent scans, how many storages of each size are alive, by the scan in which they were first seen. A group of
+leak grows until the end of the run, and none of its storages is freed. At each of the infrequent scans, this module
+counts the live storages of each size. It also groups them by the scan in which they were first seen. A group of
 storages of one size (or all storages together) grows steadily if, over the last two thirds of the run:
 
 - the number of storages that survived at least one scan is larger at every scan,
@@ -22,19 +22,19 @@ import torch
 from legroom.observe.leaks.live_objects import bytes_of
 
 MIN_ITERATIONS = 24
-"""The minimum number of iterations after which growth is considered steady."""
+"""Growth is not considered steady before this number of iterations."""
 MIN_SCANS = 4
-"""The smallest number of scans in the last two thirds of the run."""
+"""Growth is steady only if there are at least this many scans in the last two thirds of the run."""
 MIN_RATE = 0.4
-"""The smallest rate between two scans, as a fraction of the mean rate."""
+"""Between two scans, the growth per iteration must be at least this fraction of the mean growth per iteration."""
 MAX_FREED = 0.1
-"""The largest fraction of the growth that may be freed."""
+"""If growth is steady, at most this fraction of the added storages is freed."""
 MAX_GROUPS = 2
 TENSORS_PER_GROUP = 4
 ALL_SIZES = -1
 
 _Counts = Counter[tuple[int, int]]
-"""The number of live storages by size and by the scan in which they were first seen."""
+"""The number of live storages for each pair (size, number of the scan in which they were first seen)."""
 
 
 class _Scan(NamedTuple):
@@ -45,7 +45,9 @@ class _Scan(NamedTuple):
 
 
 class SurvivorHistory:
-    """The survivors of all scans. Stores numbers only, no references."""
+    """Counts, at each scan, the storages that have survived earlier scans. This class stores only numbers, no
+    references.
+    """
 
     def __init__(self) -> None:
         self._scans: list[_Scan] = []
@@ -65,8 +67,8 @@ class SurvivorHistory:
         self._scans.append(_Scan(iteration, self.last_iteration, counts))
 
     def steady_sizes(self) -> list[int]:
-        """Return the sizes whose number of storages grows steadily, largest growth in bytes first. The result is
-        `[ALL_SIZES]` if only the total number of storages grows steadily.
+        """Return the storage sizes of the groups that grow steadily. The group that grows by the most bytes comes
+        first. The result is `[ALL_SIZES]` if no single group grows steadily, but the total number of storages does.
         """
         recent = self._recent()
         if len(recent) < MIN_SCANS:
@@ -77,19 +79,22 @@ class SurvivorHistory:
         return single[:MAX_GROUPS] or [size for size in steady if size == ALL_SIZES]
 
     def growth_per_iteration(self, size: int) -> float:
-        """Return the number of storages of this size that each iteration adds."""
+        """Return the number of storages of this size that are added per iteration, or 0 if the growth is not steady."""
         return _steady_rate(self._recent(), size)
 
     def survivors(self, size: int) -> int:
-        """Return the number of storages of this size that survived at least one scan, except those of the first scan."""
+        """Return the number of live storages of this size that survived at least one scan. Storages that the first scan
+        found are not counted.
+        """
         counts, number = self._scans[-1].counts, len(self._scans)
         return sum(count for (each, first), count in counts.items() if each == size and 1 < first < number)
 
     def sample(
         self, size: int, by_first_scan: Mapping[int, list[torch.Tensor]], on_device: Iterable[int]
     ) -> list[torch.Tensor]:
-        """Return survivors of different ages, newest first. The newest scan is excluded, because its new storages may be
-        temporary. `on_device` are the `id`s of the tensors to choose from."""
+        """Return surviving tensors of different ages, newest first. Storages first seen in the newest scan are
+        excluded, because they may be temporary. `on_device` contains the `id`s of the tensors to choose from.
+        """
         allowed = set(on_device)
         firsts = [first for first in sorted(by_first_scan, reverse=True) if 1 < first < len(self._scans)]
         chosen = []
@@ -155,8 +160,9 @@ class DeviceTrend:
             self._samples = [each for each in self._samples if not each[0] % self._every]
 
     def growth_at_end(self) -> int | None:
-        """Return the growth in the second half of the run, in bytes, or None if it is unknown. The smallest value of
-        several iterations is used, so temporary tensors do not matter."""
+        """Return the number of bytes by which the device memory grew in the second half of the run, or None if it is
+        unknown. Temporary tensors do not affect the result, because the minimum over several iterations is used.
+        """
         count = len(self._samples) // 8
         if count < 2 or not any(size for _, size in self._samples):
             return None

@@ -3,7 +3,7 @@ they are retained.
 
 A tensor is traced to the variable that retains it (`holders.paths`) and to the line that stores it
 (`source.storing_lines`). A container is not a leak if it is bounded or emptied, or if it belongs to a call that will
-end. A cache that checks for a key before it stores a value may stop growing.
+end. A cache may stop growing if it checks whether a key exists before it stores a value.
 """
 
 import gc
@@ -45,20 +45,20 @@ from legroom.observe.source.user_files import is_user_file
 
 MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4
-"""Once a holder is found, no further search starts after this number of seconds. CPU time of this thread is measured,
-so that the machine load does not change the result.
+"""If a holder was found, no further search starts after this number of seconds. The limit applies to the CPU time of
+this thread, so the machine load does not affect the result.
 """
 MAX_FRUITLESS_SECONDS = 4.0
 """If no holder is found, no further search starts after this number of seconds, so that a huge heap does not block the
 loop.
 """
 MANY_ITEMS = 20
-"""If the source limits a container but the container still grows at this many items, its limit is large."""
+"""If a container still grows at this many items although the source limits its length, the limit is large."""
 COLLECTED_RESULTS = 48
-"""An evaluation that collects its results on the device and reads them may have this many iterations."""
+"""An evaluation that collects its results on the device and then reads them may have up to this many iterations."""
 MIN_ITERATIONS = 4
-"""The number of earlier iterations whose live nodes indicate a leak. Nodes of fewer iterations may be alive by
-coincidence.
+"""If nodes from at least this number of earlier iterations are alive, they indicate a leak. Nodes of fewer iterations
+may be alive by coincidence.
 """
 
 
@@ -70,19 +70,23 @@ class Suspect:
     may_be_warming_up: bool
     length: int
     container_to_trace: int = 0
-    """The `id` of the container, if the source code does not show which line stores items in it."""
+    """The `id` of the container if its storing line must be found by tracing, because the source code does not show
+    this line. Otherwise 0.
+    """
     replaced: bool = False
-    """Whether items of the container are replaced by larger items, and no items are added."""
+    """Whether the items of the container are replaced by larger items, while the number of items stays the same."""
     exceeds_limit: bool = False
     """Whether the source limits the container, but the limit is too large for items of this kind."""
     min_rate: float = 0.9
-    """The minimum number of items that the container must add per iteration during the warm-up time to be a leak."""
+    """If the container adds fewer items per iteration during the warm-up time, it is not a leak."""
     min_iterations: int = 0
-    """Until this number of iterations, the growth may still end, as in a short evaluation that collects its results."""
+    """Growth that ends before this number of iterations is not a leak, as in a short evaluation that collects its
+    results.
+    """
     at_end: bool = False
     """Whether the leak is only certain if the growth continues until the end of the run."""
     retained: "weakref.ref[torch.Tensor] | None" = None
-    """A retained tensor. If the loop frees it later, the growth is not a leak."""
+    """A retained tensor. If the loop frees this tensor later, the growth is not a leak."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
@@ -91,8 +95,9 @@ tensors."""
 
 
 def holder_being_built() -> HolderPath:
-    """Return the holder of a graph if Python references no tensor of the graph. In this case, a running statement
-    retains the graph (`total = sum(loss(x) for x in data)`)."""
+    """Return the holder of a graph that no Python object references. A running statement retains the graph, as in
+    `total = sum(loss(x) for x in data)`.
+    """
     for file, line, function in Variables(sys._getframe(1)).lines:
         name = built_at(file, line)
         if name is not None:
@@ -164,7 +169,7 @@ class HolderFinder:
 
 
 def _is_overwritten(path: HolderPath, usage: NameUsage) -> bool:
-    """Return whether the tensor is the value of a variable that each iteration assigns again."""
+    """Return whether the tensor is the value of a variable that is assigned again in each iteration."""
     return path.how == "variable" and not path.is_attribute and usage.is_reassigned_in_loop
 
 
@@ -235,8 +240,8 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
 
 
 def as_series(suspect: Suspect, *, collects: bool) -> Suspect:
-    """Mark the suspect as a short series of outputs that the program may collect on purpose, such as the samples of one
-    prediction. With `collects`, the program reads the outputs, such as the results of an evaluation.
+    """Mark the suspect as a short series of outputs that the program may collect on purpose, such as several samples of
+    one prediction. `collects` means that the program reads the outputs, as an evaluation reads its results.
     """
     return replace(
         suspect, may_be_warming_up=True, min_rate=0.0, min_iterations=COLLECTED_RESULTS if collects else 0
@@ -244,7 +249,7 @@ def as_series(suspect: Suspect, *, collects: bool) -> Suspect:
 
 
 def leak_how(path: HolderPath, usage: NameUsage) -> LeakHolder:
-    """Return how a variable retains the tensors."""
+    """Return the way in which a variable retains the tensors."""
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
         carried = any(
             each.uses_itself and not each.adds and not each.concatenates for each in usage.statements
@@ -254,7 +259,7 @@ def leak_how(path: HolderPath, usage: NameUsage) -> LeakHolder:
 
 
 def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
-    """Return the statements that may have stored the tensor, best first."""
+    """Return the statements that may have stored the tensor, with the most likely statement first."""
     if path.how == "cache":
         return []  # the cached function itself is named
     usage = usage._replace(statements=tuple(each for each in usage.statements if is_user_file(each.file)))
@@ -271,7 +276,9 @@ def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatem
 
 
 def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
-    """Return the path up to the name under which items are stored, and the uses of this name in the source code."""
+    """Return the path, shortened to end at the name under which items are stored. Also return the uses of this name in
+    the source code.
+    """
     if path.how == "unknown":
         return path, storing_lines.NO_USAGE
     if path.how == "cache":
@@ -317,8 +324,9 @@ def linked_name(path: HolderPath) -> StoredName | None:
 
 
 def usage_of_links(name: StoredName) -> NameUsage:
-    """Return the statements that link an object to another object of its class. If no statement assigns the attribute, the
-    calls that create the objects are returned."""
+    """Return the statements in which an object stores a reference to another object of its class. If no statement
+    assigns the attribute, the calls that create the objects are returned.
+    """
     usage = _usage_of(name)
     return (
         usage
@@ -328,8 +336,10 @@ def usage_of_links(name: StoredName) -> NameUsage:
 
 
 def _feeding_calls(path: HolderPath) -> NameUsage:
-    """Return the calls to methods that pass values to the library object on the path. Among the variables in the user's code, the one with the shortest path to the container comes first (`self.optimizer`
-    before `trainer`)."""
+    """Return the method calls in the user's code that pass values to the library object on the path. If several
+    variables refer to the object, the one with the shortest path to the container comes first (`self.optimizer` before
+    `trainer`).
+    """
     for name in path.names:
         if name.file is not None and is_user_file(name.file):
             found = storing_lines.find_feeding_calls(
@@ -348,8 +358,8 @@ def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
 
 
 def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
-    """Return the user's name for the library object that contains the container (`Queue.queue`), and the uses of this
-    name in the source code.
+    """Return the name in the user's code for the library object that owns the container (`Queue.queue`). Also return
+    the uses of this name in the source code.
     """
     for name in path.names:
         if name.file is None or not is_user_file(name.file):
@@ -364,8 +374,8 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
 
 def can_accumulate(holder: FoundHolder) -> bool:
     """Return whether the found variable can retain tensors from many iterations. A plain variable retains the tensors
-    of one iteration, unless it is computed from itself. A container that is reassigned in every iteration, for example
-    a sample of a buffer, also retains the tensors of one iteration.
+    of one iteration, unless it is computed from itself. If a container is reassigned in every iteration, such as a
+    sample from a buffer, it also retains the tensors of only one iteration.
     """
     path, usage = holder.path, holder.usage
     if usage.is_reassigned_in_loop:
@@ -376,8 +386,9 @@ def can_accumulate(holder: FoundHolder) -> bool:
 
 
 def with_own_graphs(holders: Sequence[FoundHolder], parts: Mapping[int, GraphPart]) -> list[FoundHolder]:
-    """Return the first holder, and the holders whose graphs share no node with the holders before them. `parts` maps
-    the `id` of each tensor to a part of its graph."""
+    """Return the first holder, and each later holder whose graph shares no node with the graphs of the holders before
+    it. `parts` maps the `id` of a tensor to the part of its graph that was created in one iteration.
+    """
     chosen: list[FoundHolder] = []
     nodes: set[int] = set()
     for holder in holders:
@@ -411,7 +422,8 @@ def is_temporary(holder: FoundHolder) -> bool:
 
 def is_collectable(holder: FoundHolder) -> bool:
     """Return whether the garbage collector will free the tensors, because a reference cycle without a name retains
-    them. If the collector is disabled, the program may call it in a loop."""
+    them. If the garbage collector is disabled, the program may call `gc.collect()` in a loop.
+    """
     if holder.path.how != "cycle":
         return False
     if gc.isenabled() and gc.get_threshold()[0] > 0:
@@ -437,7 +449,8 @@ def is_prepared_for_training(holder: FoundHolder) -> bool:
 
 def is_read(holder: FoundHolder, *, by_key: bool = False) -> bool:
     """Return whether the program uses the items of a container, such as the columns of a matrix that it computes. With
-    `by_key`, looking up an item of a dict does not count."""
+    `by_key`, looking up an item of a dict does not count as a use.
+    """
     path = holder.path
     if path.file is not None and not is_user_file(path.file):
         return False  # a container of a library, such as the registry of `weakref.finalize`
@@ -450,7 +463,8 @@ def is_read(holder: FoundHolder, *, by_key: bool = False) -> bool:
 
 def is_sequence(holder: FoundHolder) -> bool:
     """Return whether calls to a model extend a sequence that is the input of the next call, such as a generated text
-    and its key-value cache. Such a sequence ends on its own."""
+    and its key-value cache. A sequence of this kind ends without a change to the program.
+    """
     path, usage = holder.path, holder.usage
     if path.contains_tokens:
         return True

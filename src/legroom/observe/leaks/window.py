@@ -65,42 +65,44 @@ from legroom.observe.source.storing_lines import find_usage
 
 MAX_SCANS = 7
 ITERATIONS_BEFORE_FIRST_STEP = 16
-"""The number of iterations after which retained graphs indicate a leak although no optimizer has stepped. The batches
-of one accumulated step may share a graph.
+"""Before the first optimizer step, retained graphs indicate a leak only after this number of iterations. Until then,
+the micro-batches of one accumulated step may share a graph.
 """
 TENSOR_SCANS = 2
-"""The number of scans, after the first scan, whose new storages must all be alive."""
+"""All storages that were new in this number of scans must still be alive. The first scan does not count."""
 LARGER_SCANS = 4
 RENEWED_SCANS = 3
-"""The number of scans in which the number of new storages must rise."""
+"""The number of new storages must rise in this many consecutive scans."""
 RARE_SCANS = 3
-"""The number of rare scans whose new storages must be alive and in one container."""
+"""The storages that were new in this number of infrequent scans must be alive, and in one container."""
 _MAX_AGE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Observations:
-    """The observations of one scan, without references to tensors."""
+    """The results of one scan, without references to tensors."""
 
     iterations_retained: int = 0
     nodes_per_iteration: int = 0
     bytes_per_iteration: int = 0
     parts: dict[int, GraphPart] = field(default_factory=dict)
-    """Maps the `id` of each tensor in `old` and `carrying` to the nodes and bytes of one iteration in its graph."""
+    """Maps the `id` of each tensor in `old` and `carrying` to the part of its graph (nodes and bytes) that one
+    iteration created.
+    """
     old: Targets = field(default_factory=list)
-    """Tensors of earlier iterations that have a graph."""
+    """Tensors from earlier iterations that still have a graph."""
     carrying: Targets = field(default_factory=list)
-    """New tensors whose graph includes earlier iterations."""
+    """New tensors whose graph includes nodes of earlier iterations."""
     accumulated: Targets = field(default_factory=list)
     accumulated_sizes: dict[int, int] = field(default_factory=dict)
-    """Maps the `id` of each tensor that one iteration left alive to its number of bytes."""
+    """Maps the `id` of each tensor that stayed alive after one iteration to its size in bytes."""
     renews: bool = False
-    """Whether each iteration replaces all tensors in `accumulated` with more tensors."""
+    """Whether each iteration frees all tensors in `accumulated` and creates a larger number of tensors instead."""
     views: dict[int, int] = field(default_factory=dict)
     """Maps the `id` of a tensor in `accumulated` to the `id` of the tensor in `accumulated_sizes` with the same
     storage."""
     accumulates_on_host: bool = False
-    """Whether no accumulated tensor is on a device, although other tensors are on a device."""
+    """Whether all accumulated tensors are on the host, although the program also has tensors on a device."""
     with_graph: frozenset[int] = frozenset()
     """The `id`s of the tensors in `accumulated` that have a graph."""
     nodes_of_iteration: int = 0
@@ -126,13 +128,15 @@ class ScanWindow:
         """With `rare`, scans run only when tensors may have been added, not after every iteration."""
         self.scans = 0
         self.adds = False
-        """Whether storages first seen in the previous scan are still alive."""
+        """Whether storages that were first seen in the previous scan are still alive."""
         self.quiet = True
         """Whether the last scan found nothing suspicious."""
         self.found_holder = False
         """Whether the last scan found a holder."""
         self.reported: set[LeakKind] = set()
-        """Kinds of leaks that were reported. These kinds are not searched again, so that other kinds can be found."""
+        """The kinds of leaks that were already reported. The scans do not search for these kinds again, so that they
+        can find other kinds.
+        """
         self._numbers = numbers
         self._iterations = iterations
         self._rare = rare
@@ -172,8 +176,8 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """Return True if this leak was not already reported as a different kind of leak. A list of tensors with graphs
-        is a leak of two kinds. The kind `graph` comes first, because its numbers are more complete.
+        """Return whether this leak is reported for the first time. A list of tensors with graphs is a leak of both
+        kinds, `graph` and `tensor`. The kind `graph` is reported first, because its numbers are more complete.
         """
         known = leak.identity in self._returned
         self._returned.add(leak.identity)
@@ -279,8 +283,8 @@ class ScanWindow:
         return seen
 
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Return the live tensors first seen in each of the last scans, newest first. The result is empty if there are
-        too few scans.
+        """Return one list for each of the last scans, newest first, with the live tensors that were first seen in this
+        scan. The result is empty if there were not enough scans.
         """
         if self._rare:
             scans = [scan for scan in by_first_scan if 1 < scan < self.scans]
@@ -307,8 +311,8 @@ class ScanWindow:
         return self._iterations.by_model_calls and iteration < UNROLLED_CALLS
 
     def _is_conclusive(self, evaluating: bool) -> bool:
-        """Return whether retained graphs indicate a leak. Before the first step, retained graphs may belong to the
-        batches of that step.
+        """Return whether retained graphs indicate a leak. Before the first optimizer step, retained graphs may belong
+        to the micro-batches of that step.
         """
         if (
             self._iterations.has_stepped
@@ -338,7 +342,7 @@ class ScanWindow:
 
     def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
         """Return the variables and containers that retain old tensors with a graph. If there are none, return the
-        variable that retains a new tensor whose graph includes the old graph.
+        variable that retains a new tensor whose graph includes the old nodes.
         """
         if not seen.iterations_retained:
             return []
@@ -422,8 +426,8 @@ class ScanWindow:
         return suspects
 
     def _has_grown(self, holder: FoundHolder) -> bool:
-        """Return whether a container has tensors from several scans, or is longer than before if its tensors are too
-        deeply nested to be found.
+        """Return whether a container has tensors from several scans. If its tensors are nested too deeply to be found,
+        return whether the container has become longer.
         """
         path = holder.path
         before = self._lengths.setdefault((path.name, path.file), path.length)
@@ -480,7 +484,9 @@ def _rises(counts: list[int], scans: int) -> bool:
 
 
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """Return how many nodes and bytes a variable retains from its newest iteration. Older ones may be incomplete."""
+    """Return the numbers of nodes and bytes that a variable retains from one iteration, the newest whose nodes it
+    retains. The nodes of older iterations may be incomplete.
+    """
     within = {holder.target, *holder.path.contents}
     retained = [part for key, part in seen.parts.items() if key in within]
     newest = max((part.iteration for part in retained), default=-1)
@@ -490,8 +496,9 @@ def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
 
 
 def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[torch.Tensor]:
-    """Return a sample of the tensors from both ends of the list, because tensors in the same container are often
-    adjacent."""
+    """Return some tensors from both ends of the list, because tensors in the same container are often adjacent in the
+    list.
+    """
     return tensors if len(tensors) <= most else [*tensors[: most // 2], *tensors[-most // 2 :]]
 
 
