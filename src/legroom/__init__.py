@@ -93,12 +93,12 @@ def _import(module: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add the magics of `%load_ext legroom` to IPython."""
+    """Add Legroom's magic commands to IPython when the user runs `%load_ext legroom`."""
     import_module("legroom.notebook.magics").load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Remove the magics of `%load_ext legroom`."""
+    """Remove Legroom's magic commands from IPython when the user runs `%unload_ext legroom`."""
     import_module("legroom.notebook.magics").unload(shell)
 
 

@@ -21,7 +21,8 @@ def check_path(name: str, value: Any) -> Path:
 
 
 def check_count(name: str, value: Any, *, minimum: int = 1, otherwise: str = "") -> int:
-    """Return an integer of at least `minimum`. `otherwise` names another valid value, such as `None for no limit`."""
+    """Return `value` if it is an integer of at least `minimum`, and raise `UsageError` otherwise. The error message
+    suggests `otherwise` as another valid value, such as `None for no limit`."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
         return value
     alternative = f", or {otherwise}" if otherwise else ""
@@ -31,7 +32,8 @@ def check_count(name: str, value: Any, *, minimum: int = 1, otherwise: str = "")
 
 
 def check_positive(name: str, value: Any) -> float:
-    """Return a number above 0. A tensor or an array with one element also counts as a number."""
+    """Return `value` if it is a number above 0, and raise `UsageError` otherwise. A tensor or an array with one
+    element also counts as a number."""
     try:
         if not isinstance(value, bool | str | bytes) and value > 0:
             return value  # type: ignore[no-any-return]
@@ -41,13 +43,14 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_names(name: str, value: Any, example: str) -> tuple[Any, ...]:
-    """Return the items of a list or another collection. A string is not a collection of names."""
+    """Return the items of a list or another collection as a tuple. A string is rejected, because its items would be
+    single characters."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
         return tuple(value)
     raise UsageError(f"{_given(name, value)} is not valid. Pass a list, such as {name}={example}.")
 
 
 def _given(name: str, value: Any) -> str:
-    """Return `folder=3`, or `folder=<Linear>` for a value that is not plain."""
+    """Return the argument as text for an error message: `folder=3`, or `folder=<Linear>` for an object."""
     is_plain = value is None or isinstance(value, int | float | str | bytes)
     return f"{name}={value!r}" if is_plain else f"{name}=<{type(value).__name__}>"

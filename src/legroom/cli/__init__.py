@@ -32,7 +32,7 @@ from legroom.log import say
 
 
 class _Legroom(typer.core.TyperGroup):
-    """The command group. Its help omits `--install-completion` and `--show-completion`, which the docs describe."""
+    """The command group. The help omits `--install-completion` and `--show-completion`, which the docs describe."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(ctx)
@@ -89,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EBADF, errno.EIO)
-"""The errors that writing to standard output raises. Errors from other files have a file name."""
+"""Error numbers of a failed write to standard output. An error with one of these numbers from any other file
+contains a file name."""
 
 
 def _discard_stdout() -> None:

@@ -37,7 +37,7 @@ def diff(
     verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Show what grew between two recorded runs, by category and line, each at its peak.
+    """Show what grew between the peaks of two recorded runs, by category and line.
 
     Exit code: 0, or 1 if the peak grew by more than --fail-over.
     """

@@ -7,7 +7,7 @@ from legroom.cli.options import Format, FormatOption
 
 
 def doctor(format: FormatOption = Format.TEXT) -> int:
-    """Check the driver, CUDA, PyTorch, memory limits and settings, and compute on every device.
+    """Check the driver, CUDA, PyTorch, memory limits and settings, and run a test computation on every device.
 
     Exit code: 0 if no problems are found, 1 otherwise.
     """

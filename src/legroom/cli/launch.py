@@ -228,8 +228,8 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool, verbose: bool)
 
 @contextmanager
 def _without_torch_warnings() -> Iterator[None]:
-    """Import torch with the warnings from its C++ code disabled. If another node is lost, torch would log several C++
-    stacks. The ranks are not affected."""
+    """Import torch with the warnings from its C++ code disabled. Otherwise, torch would log several C++ stack traces
+    when another node fails. The environment of the ranks stays unchanged."""
     name = "TORCH_CPP_LOG_LEVEL"
     if name in os.environ:
         yield

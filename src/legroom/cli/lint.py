@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from legroom.diagnose.lint.finding import LintReport
 
 SECONDS_WITHOUT_OUTPUT = 5
-"""After this time without findings, the number of checked files is printed."""
+"""If there are no findings for this many seconds, the number of checked files is printed."""
 
 
 class LintFormat(StrEnum):

@@ -69,7 +69,7 @@ def script_to_run(command: str, arguments: list[str] | None, module: str | None)
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return whether a file starts like a pickle. A capture starts differently."""
+    """Return True if the first bytes of a file are those of a pickle. A capture starts differently."""
     try:
         with open(path, "rb") as file:
             return file.read(1) == b"\x80"
@@ -89,8 +89,8 @@ def read_recording(path: Path) -> "Capture":
 
 
 class Command(typer.core.TyperCommand):
-    """A command that accepts `--json` for `--format json`, and whose help is shorter than typer's help. For example, it
-    contains `[default: 2]` instead of `[default: (2); x>=1]`.
+    """A command that accepts `--json` for `--format json`, and whose help is shorter than typer's help. For example,
+    the help contains `[default: 2]` instead of `[default: (2); x>=1]`.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -46,7 +46,7 @@ def tune(
     The memory of each trial is estimated before it starts. A trial that does not fit runs with a smaller micro-batch
     and the same effective batch size. A configuration that can never fit is not started, and the search avoids it.
 
-    Exit code: 0 if a trial succeeded, 1 if none did, 3 if a trial was lost to memory.
+    Exit code: 0 if a trial succeeded, 1 if none did, 3 if a trial ran out of memory.
     """
     from legroom.tuning.space.space import read_toml
 

@@ -55,7 +55,7 @@ class CodePage:
 
     @property
     def is_optional(self) -> bool:
-        """True if the rule reports only if it is selected, because it gives advice on code that works."""
+        """True if the rule is disabled by default, because it gives advice on code that works."""
         return self.is_lint_rule and "This rule is off by default" in self.body
 
     @property

@@ -85,8 +85,8 @@ def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
     """Return the GPU for the user's input: a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number
     of bytes.
 
-    A GPU given as a size has compute capability 8.0 (Ampere), unless the size includes a different capability. Ampere
-    is the default because most GPUs in use have its kernels.
+    A GPU given as a size has compute capability 8.0 (Ampere), unless the size includes a different capability.
+    Ampere is the default because its kernels run on most GPUs in use.
     """
     if isinstance(value, GpuSpec):
         return value

@@ -38,7 +38,7 @@ class Gpu:
     utilization: Count
     """The percentage of the last sample period in which a kernel ran."""
     is_mig: bool | NotAvailable
-    """Whether the GPU is partitioned into MIG instances."""
+    """True if the GPU is partitioned into MIG instances."""
     processes: tuple[GpuProcess, ...] | NotAvailable
 
 
@@ -249,8 +249,8 @@ def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
 
 
 def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int, Count]]:
-    """Yield the limit, the usage and the cached files of a control group and its parents. In a container, its own group is the
-    root.
+    """Yield the limit, the usage and the cached files of a control group and its parents. In a container, the
+    control group of the container is the root.
     """
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):

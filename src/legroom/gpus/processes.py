@@ -49,14 +49,14 @@ class HostSample:
     memory_used: Count
     """The memory in use, without cached files."""
     memory_limited: bool
-    """Whether the memory is that of a control group (a container, a batch system)."""
+    """True if the memory is that of a control group (a container, a batch system)."""
     swap_total: Count
     swap_used: Count
 
 
 class ProcessSampler:
-    """Reads processes by number, and the host. CPU use is measured from one sample to the next, so the first sample has
-    none."""
+    """Samples the host, and processes that are given by their IDs. CPU use is measured between two samples, so the
+    first sample does not contain it."""
 
     def __init__(self) -> None:
         self._processes: dict[int, Any] = {}
@@ -64,7 +64,7 @@ class ProcessSampler:
         self._has_read_host = False
 
     def read(self, pids: Iterable[int]) -> dict[int, ProcessSample]:
-        """Return a sample for every number. A process that does not run, or is hidden, has no values."""
+        """Return a sample for every process ID. A process that does not run, or is hidden, has no values."""
         import psutil
 
         wanted = set(pids)

@@ -53,7 +53,7 @@ class GpuSample:
     power_limit: Count = NA
     """Milliwatts."""
     fan: Count = NA
-    """Percent of the maximum speed."""
+    """The fan speed as a percentage of the maximum speed."""
     is_mig: bool | NotAvailable = NA
     processes: tuple[ProcessOnGpu, ...] | NotAvailable = NA
 
@@ -151,7 +151,7 @@ class GpuSampler:
         return tuple(found.values())
 
     def _utilization(self, handle: Any, index: int) -> dict[int, int]:
-        """Return the latest utilization of each process. Many GPUs and most containers do not report it."""
+        """Return the latest utilization of each process. Many GPUs and most containers do not report this value."""
         samples = _call(self._nvml, "nvmlDeviceGetProcessUtilization", handle, self._seen.get(index, 0))
         if isinstance(samples, NotAvailable):
             return {}

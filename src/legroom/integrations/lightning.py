@@ -119,4 +119,4 @@ def _find_batch(trainer: Any, module: Any) -> FittedBatch:
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Do nothing instead of logging a metric."""
+    """Replaces the method that logs metrics, and does nothing."""

@@ -1,7 +1,7 @@
 """One test whose GPU memory is limited and measured.
 
-The test runs on this machine's GPU if it is large enough. Otherwise, it runs on a virtual GPU of the given size. In
-both cases, the allocator fails when the limit is reached. Code that recovers from out-of-memory errors
+The test runs on this machine's GPU if that GPU is large enough. Otherwise, it runs on a virtual GPU of the given
+size. In both cases, the allocator fails when the limit is reached. Code that recovers from out-of-memory errors
 (`legroom.Guard`) therefore passes if it fits. Memory that is allocated before the test does not count.
 """
 
@@ -44,7 +44,7 @@ class MemoryTest:
 
     def __init__(self, name: str, *, with_leaks: bool, is_measured: bool) -> None:
         """`name` identifies the test. With `with_leaks`, memory that is still allocated after the test is a failure.
-        Without `is_measured`, the test only has a virtual GPU."""
+        Without `is_measured`, the test gets a virtual GPU, but its memory is not recorded."""
         self.name = name
         self.with_leaks = with_leaks
         self.has_failed = False
@@ -120,7 +120,8 @@ class MemoryTest:
             self._since_call.__exit__(None, None, None)
 
     def _use_current_gpu(self, specs: Sequence[GpuSpec], *, is_limited: bool, is_virtual: bool) -> bool:
-        """Limit the memory of the current GPUs, which may be virtual. Return False if they are missing or too small."""
+        """Limit the memory of the current GPUs, which may be virtual. Return False if the GPUs are missing or too
+        small."""
         if not torch.cuda.is_available() or (is_virtual and VirtualGPU.active() is None):
             return False
         if torch.cuda.device_count() < len(specs):
@@ -141,7 +142,8 @@ class MemoryTest:
     # --- results
 
     def result(self) -> dict[str, Any] | None:
-        """Return the peak and the largest lines as plain data, or None if nothing was measured."""
+        """Return the peak and the lines that allocated the most memory as plain data, or None if nothing was
+        measured."""
         if self._recording is None or self._is_recording:
             return None
         peak = max(self._recording.peak - self._before, 0)
@@ -229,7 +231,8 @@ def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def file_name(test: str) -> str:
-    """Return a file name for a test. Parameters may contain any character, so such names end with a hash."""
+    """Return a file name for a test. Parameters may contain any character, so the name for a test with parameters
+    ends with a hash."""
     plain = re.sub(r"[^\w.-]+", "-", test.partition("[")[0])[-120:]
     return f"{plain}-{hashlib.sha256(test.encode()).hexdigest()[:8]}" if "[" in test else plain
 
@@ -238,7 +241,7 @@ def file_name(test: str) -> str:
 
 
 def summary_lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the peak, the limit and the largest lines of each test."""
+    """Yield the peak and the limit of each test, and the lines of code that allocated the most memory."""
     sizes = [format_size(result["peak"]) for result in results]
     limits = [f"of {format_size(result['limit'])}" if result["limit"] else "" for result in results]
     for result, size, limit in zip(results, sizes, limits, strict=True):
@@ -247,7 +250,8 @@ def summary_lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _largest(lines: Sequence[dict[str, Any]]) -> list[list[Any]]:
-    """Return the bytes, the categories, the location and the code of the largest lines. Each line is included once."""
+    """Return the bytes, the categories, the location and the code of the lines that allocated the most memory. Each
+    line is included once."""
     by_line: dict[tuple[str | None, int | None], list[dict[str, Any]]] = {}
     for line in lines:
         by_line.setdefault((line["file"], line["line"]), []).append(line)

@@ -62,8 +62,8 @@ def report_folder(config: pytest.Config) -> Path | None:
 
 @pytest.fixture
 def virtual_gpu(request: pytest.FixtureRequest) -> "VirtualGPU":
-    """The active virtual GPU. Its size comes from the mark `gpu_memory` or from an indirect parameter, and is 8 GiB by
-    default."""
+    """The active virtual GPU. The size of the GPU comes from the mark `gpu_memory` or from an indirect parameter,
+    and is 8 GiB by default."""
     test: MemoryTest = request.node.stash[_running]
     assert test.virtual_gpu is not None
     return test.virtual_gpu
@@ -71,7 +71,8 @@ def virtual_gpu(request: pytest.FixtureRequest) -> "VirtualGPU":
 
 @pytest.fixture
 def recording() -> "BlockRecording":
-    """A recording that is not started. Use it as `with recording:`, and read its results after the block."""
+    """A recording that is not started. Use the recording as `with recording:`, and read its results after the
+    block."""
     from legroom.run.record import BlockRecording
 
     return BlockRecording()
@@ -150,8 +151,9 @@ def _start(item: pytest.Item, *, is_virtual: bool) -> None:
 
 
 def _uses_virtual_gpu(item: pytest.Item) -> bool:
-    """Return whether a test uses the fixture `virtual_gpu` of this plugin. A project may have its own fixture with this
-    name, which may use the fixture of this plugin. Without pytest's private attribute, the fixture fails."""
+    """Return True if a test uses the fixture `virtual_gpu` of this plugin. A project may have its own fixture with
+    this name, which may use the fixture of this plugin. The check reads a private attribute of pytest, and returns
+    False if pytest no longer has this attribute."""
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     for definition in reversed(known.get("virtual_gpu", ())):
         if getattr(definition.func, "__module__", "") == __name__:
@@ -180,7 +182,8 @@ def _gpu_of(item: pytest.Item) -> Any:
 
 
 def _explained(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Run a phase of a test. An out-of-memory error becomes a failure with the needed memory and the largest lines."""
+    """Run a phase of a test. An out-of-memory error becomes a failure that shows the needed memory and the lines
+    that allocated the most memory."""
     try:
         return (yield)
     except Exception as error:

@@ -85,7 +85,7 @@ class TrainingMonitor:
             print(f"\n{self.recording}\n", file=sys.stderr, flush=True)
 
     def next_step(self) -> None:
-        """Note that a step begins, which ends the previous step."""
+        """Record the start of a step, which is also the end of the previous step."""
         if self._iterator is None:
             self._steps.is_done = False
             self._iterator = iter(self._watched)
@@ -126,7 +126,7 @@ class TrainingMonitor:
 
 
 class _Steps(Iterator[None]):
-    """The steps of a trainer, without their batches."""
+    """An iterator over the steps of a trainer, which yields no batches."""
 
     is_done = False
 

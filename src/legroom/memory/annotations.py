@@ -14,8 +14,8 @@ from legroom.memory.events import Annotation
 
 @dataclass(frozen=True)
 class GapStarted(Annotation):
-    """The event that a gap in the recording has started. The events between this event and the next `GapEnded` are
-    missing. Only the steps of the gap are known."""
+    """Marks the start of a gap in the recording. The events between this event and the next `GapEnded` are missing.
+    Only the steps of the gap are known."""
 
     events: int | None = None
     """The number of missing events, or None if unknown."""
@@ -25,7 +25,7 @@ class GapStarted(Annotation):
 
 @dataclass(frozen=True)
 class GapEnded(Annotation):
-    """The event that a gap in the recording has ended."""
+    """Marks the end of a gap in the recording."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ProgramState(Annotation):
     batch_size: int | None
     """The batch size of the loader that returned the last batch; None without a loader."""
     samples: int | None = None
-    """The number of samples in that batch, which is smaller if the dataset is smaller."""
+    """The number of samples in the last batch, which is below `batch_size` if the dataset has too few samples."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,14 @@ class LiveOptimizer(Annotation):
     update: str
     """`fused`, `foreach` (all parameters at once), `single` (one parameter at a time), or `custom` if unknown."""
     supports_fused: bool
-    """Whether the class has a fused CUDA implementation."""
+    """True if the class has a fused CUDA implementation."""
     trainable_bytes: int
     """The size of the parameters that the optimizer updates."""
     state_bytes: int
     """The size of the complete state, which may not be allocated yet."""
     temporary_bytes: int
-    """The approximate size of the temporary tensors of a step; 0 if parameters are not updated at once."""
+    """The approximate size of the temporary tensors of a step; 0 if the optimizer updates one parameter at a
+    time."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class OtherProcesses(Annotation):
 
 @dataclass(frozen=True)
 class HistoryUnavailable(Annotation):
-    """The event that the CUDA allocator cannot record its history, so only memory totals per step are known."""
+    """A note that the CUDA allocator cannot record its history, so only memory totals per step are known."""
 
     reason: str
 
@@ -185,7 +186,7 @@ class RunEnded(Annotation):
 
 
 def find_ending(annotations: Sequence[Annotation]) -> RunEnded:
-    """Return the last `RunEnded`. If there is no `RunEnded`, return one whose reason is unknown."""
+    """Return the last `RunEnded`. If there is no such event, return a new `RunEnded` with an unknown reason."""
     for annotation in reversed(annotations):
         if isinstance(annotation, RunEnded):
             return annotation

@@ -1,5 +1,5 @@
-"""A detected leak, which is a rare event of a run. It is separate from the other annotations, because `legroom.watch` needs only
-this one, and creating dataclasses takes time.
+"""A detected leak, which is a rare event of a run. The class is not in `annotations`, because `legroom.watch` needs
+only this class, and creating dataclasses takes time.
 """
 
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ class DetectedLeak(Annotation):
     steps: int
     """The number of steps over which the leak had grown when it was detected."""
     evaluation: bool = False
-    """Whether the loop ran no backward pass."""
+    """True if the loop ran no backward pass."""
     on_host: bool = False
-    """Whether host memory grows while the computation runs on a GPU."""
+    """True if host memory grows while the computation runs on a GPU."""
     ended: bool = False
-    """Whether the growth had stopped by the end of the run, so this is not a leak."""
+    """True if the growth had stopped by the end of the run, so this is not a leak."""
 
     @property
     def identity(self) -> tuple[str, str | None, int | None]:

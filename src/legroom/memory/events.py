@@ -56,8 +56,8 @@ class Frame(NamedTuple):
 
 
 BEFORE_RECORDING = Frame("<before the recording>", 0, "")
-"""The line that is reported for storages that existed before the recording started. Like other names in angle brackets,
-it is not a file.
+"""The line that is reported for storages that existed before the recording started. Like other names in angle
+brackets, this name does not refer to a file.
 """
 
 
@@ -96,14 +96,15 @@ class Free(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """The event that the category of a storage became known."""
+    """An event that records the category of a storage, once it is known."""
 
     id: int
     category: Category
 
 
 class SegmentChange(NamedTuple):
-    """The event that the allocator reserved device memory (`bytes` > 0) or released device memory (`bytes` < 0)."""
+    """An event that records that the allocator reserved device memory (`bytes` > 0) or released device memory
+    (`bytes` < 0)."""
 
     time: float
     device: int
@@ -111,7 +112,7 @@ class SegmentChange(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The event that a training step ended."""
+    """An event that records that a training step ended."""
 
     time: float
     step: int
@@ -128,8 +129,8 @@ class Step(NamedTuple):
 
 
 class Oom(NamedTuple):
-    """The event that an allocation failed. All sizes are in bytes and refer to the device on which the allocation
-    failed."""
+    """An event that records that an allocation failed. All sizes are in bytes and refer to the device on which the
+    allocation failed."""
 
     time: float
     device: int

@@ -27,7 +27,7 @@ class LaidOutSegment:
 
     size: int
     is_small: bool
-    """Whether the segment contains only blocks of up to 1 MiB."""
+    """True if the segment contains only blocks of up to 1 MiB."""
     stream: int
     blocks: tuple[LaidOutBlock, ...]
 
@@ -39,7 +39,7 @@ class Layout:
     segments: tuple[LaidOutSegment, ...]
     reserved: int
     is_exact: bool
-    """Whether the reserved memory equals the recorded reserved memory."""
+    """True if the reserved memory equals the recorded reserved memory."""
 
 
 def layout_after(

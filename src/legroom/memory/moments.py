@@ -17,7 +17,7 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSites:
-    """The live memory after one event. `sites` are positions in the list of all sites."""
+    """The live memory after one event. `sites` contains positions in the list of all sites."""
 
     index: int
     """The number of the event."""

@@ -1,1 +1,2 @@
-"""The IPython extension: `%load_ext legroom`, `%%legroom` and `%legroom free`. Imports IPython only when it is loaded."""
+"""The IPython extension: `%load_ext legroom`, `%%legroom` and `%legroom free`. The extension imports IPython only
+when it is loaded."""

@@ -1,8 +1,8 @@
 """Releases the tensors of a notebook cell that ran out of memory, so that the next cell can run.
 
 After an error, IPython keeps the traceback for the debugger, and the traceback references every frame of the failed
-call with all its tensors. Results of earlier cells (`Out`) may also be tensors. The user's variables are never deleted.
-They are listed together with the command that deletes them.
+call with all its tensors. Results of earlier cells (`Out`) may also be tensors. The user's variables are never
+deleted. The variables are listed together with the command that deletes them.
 """
 
 import os
@@ -32,10 +32,10 @@ class FailedCells:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.was_shown = False
-        """Whether the report of this error was already shown, because the cell was recorded."""
+        """True if the report of this error was already shown, because the cell was recorded."""
 
     def free(self, *names: str, in_cell: bool = True) -> FreeResult:
-        """Free memory as `legroom.free(*names)` does in a cell. With `in_cell`, a cell is running."""
+        """Free memory as `legroom.free(*names)` does in a cell. `in_cell` is True if a cell is running."""
         # Otherwise, the file name marks the code as the user's, so that the variables of the notebook are searched.
         call = compile("free(*names)", "<legroom>" if in_cell else "<ipython-input-legroom>", "eval")
         result: FreeResult = eval(call, self._shell.user_ns, {"free": freeing.free, "names": names})
@@ -61,7 +61,8 @@ class FailedCells:
         shell.showtraceback((kind, error, _without_legroom(trace)), tb_offset=tb_offset)
 
     def cell_ended(self, result: Any) -> None:
-        """Release the tensors of a cell that failed with an out-of-memory error. IPython calls this after each cell."""
+        """Release the tensors of a cell that failed with an out-of-memory error. IPython calls this method after
+        each cell."""
         was_shown, self.was_shown = self.was_shown, False
         error = getattr(result, "error_in_exec", None)
         if error is None or not is_oom(error):

@@ -25,7 +25,7 @@ _display: Any = display  # without types in some versions
 
 
 class LegroomMagics:
-    """The magics of one IPython shell."""
+    """The magic commands of one IPython shell."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -95,7 +95,7 @@ class LegroomMagics:
 
 
 _loaded: dict[int, LegroomMagics] = {}
-"""The magics by the `id` of their shell."""
+"""Maps the `id` of each shell to its magic commands."""
 
 
 def load(shell: Any) -> None:

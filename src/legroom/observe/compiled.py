@@ -1,7 +1,8 @@
 """The effects of recording on programs that use `torch.compile`.
 
-A dispatch mode observes each operation of eager code. While a dispatch mode is active, torch runs compiled functions in
-eager mode, and rejects `fullgraph=True`. Recording from the history of the CUDA allocator has no such restriction.
+A dispatch mode observes each operation of eager code. While a dispatch mode is active, torch runs compiled functions
+in eager mode, and rejects `fullgraph=True`. Recording from the history of the CUDA allocator does not affect
+compiled functions.
 """
 
 import functools

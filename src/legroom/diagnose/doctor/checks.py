@@ -135,7 +135,8 @@ def _cudnn(number: str) -> str:
 
 
 def library_path(machine: Machine) -> DoctorCheck:
-    """Check for CUDA libraries on LD_LIBRARY_PATH. Such libraries are loaded instead of torch's own libraries."""
+    """Check for CUDA libraries on LD_LIBRARY_PATH. The dynamic linker loads these libraries instead of the ones that
+    torch includes."""
     path = machine.environ.get("LD_LIBRARY_PATH", "")
     found = sorted(
         {name for folder in path.split(os.pathsep) if folder for name in _cuda_libraries(Path(folder))}
@@ -366,7 +367,8 @@ def limits(machine: Machine) -> DoctorCheck:
 
 
 def allocator(machine: Machine) -> DoctorCheck:
-    """Check the allocator settings. If several environment variables are set, torch uses the first variable."""
+    """Check the allocator settings. If several environment variables contain settings, torch uses the first in
+    `ENVIRONMENT_NAMES`."""
     settings = [(name, machine.environ[name]) for name in ENVIRONMENT_NAMES if name in machine.environ]
     findings = []
     similar = [
@@ -463,8 +465,8 @@ def computation(torch: TorchFacts) -> DoctorCheck:
 
 
 def _has_kernels(capability: tuple[int, int] | None, architectures: tuple[str, ...]) -> bool:
-    """Return True if the build has kernels for a GPU. A binary runs on GPUs with the same major version and the same or a
-    higher minor version. PTX (`compute_`) runs on all newer GPUs."""
+    """Return True if the build has kernels for a GPU. A kernel compiled for one GPU runs on GPUs with the same major
+    version and the same or a higher minor version. PTX (`compute_`) runs on all newer GPUs."""
     if capability is None:
         return True
     for architecture in architectures:

@@ -165,5 +165,5 @@ _NUMBER_PREFIXES = (
         )
     ),
 )
-"""Prefixes of a status number. Each contains a long literal, so that long logs are searched quickly."""
+"""Prefixes of a status number. Each prefix contains a long literal, so that long logs are searched quickly."""
 _AFTER_CUDA = r"(?:CUDA|HIP|Triton)[^\n]{0,60}(?:error|failure|failed)[^\n]{0,30}[:' ] ?"

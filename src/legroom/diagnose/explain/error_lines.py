@@ -13,7 +13,7 @@ from legroom.diagnose.explain.plain_text import lines_before
 
 TRACEBACK = "traceback (most recent call last)"
 _MAX_TRACEBACK = 1 << 16
-"""The last line of a traceback is searched within this many characters after its first line."""
+"""The search for the last line of a traceback stops this many characters after its first line."""
 _MAX_SHOWN = 400
 _FEW_LINES = 3
 """A string of at most this many lines is treated as a pasted message, not as a log."""
@@ -79,7 +79,7 @@ def shorten(line: str) -> str:
 
 
 def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
-    """Return the first line after a traceback's first line that is neither indented nor a decoration.
+    """Return the first line after a traceback's first line that is neither indented nor part of a frame or border.
 
     In a notebook, the first line of a traceback contains the exception class.
     """
@@ -121,7 +121,7 @@ def _join_frames(frames: list[str]) -> str:
 _WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
 """Exception classes that only report an error in another process."""
 _CONSEQUENCE = re.compile(r"exception ignored in[^\n]*\n?[^\n]*$|error in atexit[^\n]*\n?[^\n]*$")
-"""A line with this text precedes a traceback of the cleanup after an error."""
+"""Python prints this text before the traceback of an error in a finalizer or an exit handler."""
 
 _TIME = r"\d{1,4}[-/:]\d\d(?:[-/:]\d\d){0,2}(?:[T ]\d\d:\d\d:\d\d)?(?:[.,]\d+)?Z?"
 _LEVEL = r"(?:INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|DEBUG)"
@@ -162,7 +162,7 @@ _MARKED = re.compile(
     r"|^panic: |panicked at |failed assertion |Check failed: |^terminate called after|^(?:unable|failed) to |^(?:could not|cannot) ",
     re.IGNORECASE,
 )
-"""Matches a line that a program marks as an error, but not a line that reports a numeric error."""
+"""Matches a line that a program marks as an error, but not a line with a numeric value such as `error: 0.03`."""
 _ERROR_LIKE = re.compile(
     r"\b(?:error|exception|fail|failure)\s*:+\s*[A-Za-z'\"\[(<`]|\berror <class|\w(?:Error|Exception)\b|\bnot found\b|\bdoes(?: not|n't) exist\b|\bassertion\b[^\n]{0,200}\bfailed\b"
     r"|\b(?:failed|aborted|unsupported|incompatible)\b|\bnot (?:supported|compatible|implemented)\b|\b(?:could not|cannot|can't|unable to)\b|\bexit(?:s|ed|ing)? (?:with|due)\b|\bKilling subprocess\b",

@@ -264,7 +264,7 @@ def _build(
     earlier: EarlierError | None = None,
     context: str = "",
 ) -> Explanation:
-    """`context` is the part of the log that names the cause, if it is longer than the message."""
+    """`context` is the part of the log that mentions the cause, or "" if the message mentions it."""
     page = find_page(code)
     meaning, causes = page_parts(code)
     causes = _named_first(code, causes, context or message)

@@ -32,7 +32,8 @@ _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
-"""The chained error is searched within this many lines before a chain message."""
+"""The search for a chained error covers this many lines before a message such as `During handling of the above
+exception`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class _Search:
     def __init__(self) -> None:
         self._carried = ""
         self._lines_before = 0
-        """The number of lines before the text that is kept from the previous chunk."""
+        """The number of lines in the log before `_carried`."""
         self._first: dict[int, LogMatch] = {}
         self._last: dict[int, LogMatch] = {}
         self._error_line: ErrorLine | None = None
@@ -388,7 +389,8 @@ _NCCL_LINES = 200
 _FOLLOWUP_LINES = 60
 """An uninformative error within this many lines after another error is treated as its consequence."""
 _NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")
-"""The use of a result that a library did not return, after it logged an error."""
+"""Matches the error that Python raises when a program uses a missing result (None) after a library logged an
+error."""
 _ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )
@@ -400,7 +402,7 @@ _ADVICE = re.compile(
     r"^(?!.{0,80}(?:Error|Exception)\b).{0,200}\b(?:avoid\w*|prevent\w*|in case of|if you|when|whenever|retry on)\b[^.]{0,40}\bout of memory",
     re.IGNORECASE | re.DOTALL,
 )
-"""Matches advice about errors that have not occurred. The line contains no exception."""
+"""Matches advice about errors that have not occurred. A line that names an exception does not match."""
 _OTHER_ERROR = re.compile(
     r"^\s*(?:\w+\.)*(?:Assertion|Attribute|FileNotFound|Import|Key|ModuleNotFound|Name|Type)Error\b"
 )
@@ -413,13 +415,15 @@ _MENTIONED = re.compile(
 
 @cache
 def _is_single_line(pattern: re.Pattern[str]) -> bool:
-    """Return True if a match cannot contain a line break. Such a pattern is matched against one line, which is faster."""
+    """Return True if a match cannot contain a line break. A single-line pattern is matched against one line at a
+    time, which is faster."""
     return _LINE_BREAK.search(_NO_LINE_BREAK.sub("", pattern.pattern)) is None
 
 
 _NO_LINE_BREAK = re.compile(r"\[\^[^\]]*\\n[^\]]*\]")
 _LINE_BREAK = re.compile(r"\\[sWDn]|(?<!\\)[.$^]")
-"""Matches the parts of a pattern that can match a line break or depend on the end of the searched text."""
+"""Matches the parts of a pattern that can match a line break, or that depend on where the searched text starts or
+ends."""
 
 
 class _Window:

@@ -58,8 +58,8 @@ def _printed(output: dict[str, Any]) -> str:
 
 
 def _is_escaped(line: str) -> bool:
-    """Return True if a line is JSON or the `repr` of a string. The same characters in a Windows path are not
-    escapes."""
+    """Return True if a line is JSON or the `repr` of a string. In a Windows path, for example, a backslash followed
+    by `n` is not an escape."""
     is_quoted = line.lstrip()[:1] in ("{", "[", '"', "'")
     return ("\\n" in line and (is_quoted or "last):\\n" in line)) or ('\\"' in line and is_quoted)
 

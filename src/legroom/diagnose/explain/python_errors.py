@@ -45,8 +45,8 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
 
 
 def is_raised_by_program(frames: str) -> bool:
-    """Return True if a traceback ends at a program line that raises MemoryError. Such a program usually has a memory of
-    its own, such as a replay memory."""
+    """Return True if a traceback ends at a program line that raises MemoryError. This error usually means that a
+    data structure of the program is full, such as a replay memory."""
     return _RAISED_BY_PROGRAM.search(frames) is not None
 
 
@@ -93,7 +93,7 @@ _BY_CLASS: dict[str, ErrorFamily] = {
     "URLError": ("not-memory", "LG782"),
     "SSLError": ("not-memory", "LG782"),
 }
-"""Exception classes that have their own page. The page applies even if the log ends before the message."""
+"""Exception classes that have their own page. Legroom shows this page even if the log ends before the message."""
 
 _ERRNO = re.compile(r"\[(?:(errno|winerror) |.{0,20}\bos error )(\d+)\]", re.IGNORECASE)
 _BY_ERRNO = {
@@ -113,7 +113,8 @@ _BY_ERRNO = {
 _SETTINGS_DISAGREE = re.compile(
     r"batch related parameters|batch_size is not equal|batch_size.{0,40}divisible", re.IGNORECASE
 )
-"""Settings of a library that contradict each other. They are neither tensor sizes nor connections."""
+"""Matches messages about settings of a library that contradict each other. These messages are not about tensor sizes
+or connections."""
 
 _DTYPE = re.compile(
     r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are|torch\.b?(?:float|u?int|complex)\d",
@@ -154,7 +155,8 @@ _CLEAR_CLASSES = frozenset(
 )  # fmt: skip
 """Exception classes that are always programming errors, regardless of the message."""
 _VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
-"""Other exception classes that are not memory errors. Their message is more specific than the class."""
+"""Other exception classes that are not memory errors. The message of these exceptions says more about the error than
+the class."""
 
 _NOT_ABOUT_SIZE = re.compile(
     r"has not been allocated|memory[_ -](?:format|layout|location|efficient|overlap|view|order|bank|address|key|mask|map|access)\w*|(?:contiguous|laid out) in memory"
@@ -170,12 +172,13 @@ _MAY_BE_MEMORY = re.compile(
 """Words that may refer to a lack of memory."""
 
 _DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?:8|16|32|64))\b|\b(?:bool|byte|char|long|int|float|half)(?:ean)? ?tensors?\b|(?-i:\b(?:Bool|Byte|Char|Long|Int|Float)\b))"
-"""Names of dtypes. `int` and `bool` alone are also Python types."""
+"""Names of dtypes. `int` and `bool` match only in a phrase such as `int tensor`, because they are also Python
+types."""
 _SIZE = r"\b(?:(?:\w+_)?(?:shapes?|sizes?|dims?)|dimensions?|dimensional|ndim|numel|(?:of|same|input|weight|target|output) rank|rank[- ]\d+|matri(?:x|ces)|(?:\d+|single)-element|(?:empty|scalar) tensors?|channels?|lengths?|features|feature (?:number|dim\w*|size)|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns|rows|\d-?D)\b"
 _MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few|small|large|short|long)|mis-?align\w*|resize|reshape)\b"
 """Words that compare two sizes or types."""
 _REJECTED = r"\b(?:invalid|cannot|can't|could not|unable|but|support\w*|only|negative|empty|previously|one of|don't|doesn't|do(?:es)? not)\b"
-"""Words that reject an argument. They also occur in errors about options."""
+"""Words in messages that reject an argument. These words also occur in errors about options."""
 _DIFFERS = rf"(?:{_MISMATCH}|{_REJECTED})"
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
@@ -213,8 +216,8 @@ _FAMILIES = tuple(
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip
-"""Wordings and their codes. The first match is used. The source of an error (NCCL, a process group) comes before its
-content, and devices and types come before sizes."""
+"""Wordings and their codes. The first match is used. Patterns for the source of an error (NCCL, a process group)
+come first, and patterns for devices and types come before patterns for sizes."""
 _RAISED_BY_PROGRAM = re.compile(
     r'file "(?![^"\n]*(?:-packages/|/lib/python))[^"\n]+", line \d+[^\n]*\n[^\n]*raise memoryerror\([^\n]*\s*[^\n]{0,40}$',
     re.IGNORECASE,

@@ -67,8 +67,8 @@ SIZE_RULES: tuple[Rule, ...] = (
         r"|more than INT_MAX elements|canUse32BitIndexMath|(?:too (?:large|many elements)|exceeds?) [^\n]{0,40}32-bit ind|more than 2\*\*31 elements|fit in(?:to)? int32|negative dimensions are not allowed|Maximum allowed dimension exceeded|Maximum allowed size exceeded|is larger than the maximum possible size|vector::_M_\w+|cannot create std::vector larger than max_size|into an index-sized integer",
     ),
 )  # fmt: skip
-"""Messages about sizes that cannot exist, and about a limit that is reported as a lack of memory. They come before the
-messages about memory."""
+"""Messages about sizes that cannot exist, and about a limit that is reported as a lack of memory. This table is
+searched before the table of messages about memory."""
 RULES: tuple[Rule, ...] = (
     # --- what happened on the GPU
     _status("LG710"),

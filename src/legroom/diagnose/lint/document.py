@@ -18,11 +18,11 @@ from legroom.diagnose.lint.notebook import Cell, NotebookError, code_cells, mask
 from legroom.errors import UsageError
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Larger files are assumed to be generated."""
+"""Files above this size are assumed to be generated and are not checked."""
 
 
 class Unreadable(UsageError):  # noqa: N818  (a reason, shown to the user)
-    """The reason why a file cannot be checked."""
+    """Raised if a file cannot be checked, with the reason as its message."""
 
 
 class Document(Protocol):
@@ -46,7 +46,7 @@ class PythonFile:
     text: str
     encoding: str = "utf-8"
     mark: bytes = b""
-    """The byte order mark, or empty."""
+    """The byte order mark, or `b""` if the file has none."""
 
     def locate(self, line: int) -> tuple[int | None, int]:
         return None, line
@@ -67,7 +67,7 @@ class Notebook:
     mark: bytes = b""
     text: str = field(init=False)
     starts: tuple[int, ...] = field(init=False)
-    """The first line of each cell in the text."""
+    """The number of the line in `text` at which each cell starts."""
 
     def __post_init__(self) -> None:
         parts = [mask_magics(cell.source) for cell in self.cells]

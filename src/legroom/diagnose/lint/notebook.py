@@ -16,7 +16,7 @@ _OTHER_LANGUAGES = re.compile(r"^\s*%%(?!time\b|timeit\b|capture\b|prun\b)\w+")
 
 
 class NotebookError(Exception):
-    """The reason why a file is not a notebook."""
+    """Raised if a file is not a notebook, with the reason as its message."""
 
 
 @dataclass(frozen=True, slots=True)

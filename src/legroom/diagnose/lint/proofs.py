@@ -1,7 +1,7 @@
 """Proofs for safe fixes: a value is a tensor, and a change of its graph does not change the output of the program.
 
-The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires a proof. A
-function in this module returns True only if the file itself shows the reason.
+The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires a
+proof. A function in this module returns True only if the code in the file proves it.
 """
 
 import libcst as cst
@@ -52,8 +52,8 @@ def is_proven_tensor(
     at: Fact | None = None,
     seen: frozenset[str] = frozenset(),
 ) -> bool:
-    """Return True if the file shows that an expression in a function is a tensor. `at` is the fact that uses the
-    expression."""
+    """Return True if the file shows that an expression in a function is a tensor. `at` is the call or statement that
+    uses the expression."""
     if len(seen) > _MAX_DEPTH:
         return False
     if isinstance(node, cst.BinaryOperation):
@@ -105,7 +105,7 @@ def frees_graph(program: Program, path: str, function: Function, at: Fact) -> bo
 
 
 def _is_always_tensor(program: Program, path: str, function: Function, seen: frozenset[str]) -> bool:
-    """Return True if every assignment of a local name assigns a tensor."""
+    """Return True if every assignment to a local name assigns a tensor."""
     key = f"{function.qualified_name}:{path}"
     if key in seen:
         return True
@@ -240,8 +240,8 @@ _HARMLESS = split_words(
 
 
 def may_be_printed(program: Program, target: str) -> bool:
-    """Return True if the text of a stored tensor, which includes its `grad_fn`, may be printed or saved. A call to a
-    function in a different file may print."""
+    """Return True if the text of a stored tensor, which includes its `grad_fn`, may be printed or saved. A function
+    in another file is assumed to print its arguments."""
     names = derived_names(program, target)
     return (
         any(

@@ -1,8 +1,8 @@
 """Decides quickly whether a rule can report anything in a file.
 
-Most files in a library define models and never run them. Parsing such a file with libcst and analyzing its flow takes
-25 times as long as this check, which uses Python's own parser. The check may accept a file without findings, but it
-must not reject a file with findings.
+Most files in a library define models and never run them. For these files, parsing with libcst and analyzing the flow
+takes 25 times as long as this check, which uses Python's own parser. The check may accept a file without findings,
+but it must not reject a file with findings.
 """
 
 import ast

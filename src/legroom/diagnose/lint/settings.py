@@ -27,7 +27,7 @@ _KEYS = {"select", "ignore", "exclude", "per-file-ignores"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     select: tuple[str, ...] = ()
-    """Selected codes or prefixes of codes. If empty, all codes are selected that are not optional."""
+    """Selected codes or prefixes of codes. If empty, all codes except the optional codes are selected."""
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     """Patterns that are matched against the name and the path relative to `folder`."""

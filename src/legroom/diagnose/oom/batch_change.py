@@ -72,7 +72,7 @@ def smaller_setting(
     """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if there is
     no smaller value.
 
-    If an evaluation uses a larger batch size than training and does not fit, the change sets the training batch size.
+    If the evaluation has a larger batch size than training and does not fit, the change also sets its batch size.
     """
     if setting is None:
         return None

@@ -39,7 +39,7 @@ class Evidence:
     steps: Sequence[Step] = ()
     """The completed steps on the device that ran out of memory."""
     spills: bool = False
-    """Whether the run already moved activations to host memory."""
+    """True if the run already moved activations to host memory."""
 
     def live_bytes(self, *categories: Category) -> int:
         """Return the number of live bytes of these categories."""
@@ -56,8 +56,8 @@ class Evidence:
 
     @property
     def shortfall(self) -> int:
-        """The minimum number of additional free bytes that the request needs. If the request itself fits, the result is
-        the number that its block needs."""
+        """The minimum number of additional free bytes that the request needs. If enough bytes are free for the
+        request, the result refers to the larger block that PyTorch allocates for the request."""
         free = free_at(self.oom)
         needed = self.oom.requested if self.oom.requested > free else block_of(self.oom)
         return max(needed - free, 0)
@@ -74,8 +74,8 @@ class Evidence:
     def evaluates(self) -> bool:
         """True if the failure was in an evaluation that saves nothing for a backward pass.
 
-        Inside a custom autograd function, gradients are disabled too. In that case, the model is in training mode and other
-        operations have saved activations.
+        A custom autograd function also disables gradients. A failure in such a function is not an evaluation,
+        because the model is in training mode and other operations have saved activations.
         """
         program = self.program
         if (
@@ -227,7 +227,7 @@ class Evidence:
 
     @cached_property
     def missing(self) -> int:
-        """The number of bytes by which the whole step exceeds the device, as far as it is known."""
+        """The number of bytes by which the whole step is expected to exceed the device's memory."""
         if self.oom.phase is Phase.OPTIMIZER:
             return max(self.shortfall, self.oom.allocated + self._rest_of_optimizer_step - self.budget)
         later = self.missing_state

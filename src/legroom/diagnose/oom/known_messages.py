@@ -41,8 +41,8 @@ class MessagePattern:
     reason: str
     """One sentence that explains the message."""
     informal: bool = False
-    """True if the message also occurs in ordinary log lines (`the out of memory handler`). Such a message is used
-    only on lines that look like an error."""
+    """True if the message also occurs in ordinary log lines (`the out of memory handler`). The message is used only
+    on lines that look like an error."""
 
 
 def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:

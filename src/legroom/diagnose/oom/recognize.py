@@ -4,10 +4,10 @@
     result.is_oom          # a device ran out of memory, so a smaller workload can succeed
     result.requested       # the requested bytes, if the message contains them
 
-An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` is treated as an out-of-memory error only if little memory is
-free at the time of the call. If the amount is unknown, a failed allocation in a library (`CUDNN_STATUS_ALLOC_FAILED`)
-is treated as an out-of-memory error. Call `classify` inside `except`, before memory is freed. The result refers to no
-exception, frame or tensor.
+An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` is treated as an out-of-memory error only if little memory
+is free at the time of the call. If the amount of free memory is unknown, a failed allocation in a library
+(`CUDNN_STATUS_ALLOC_FAILED`) is treated as an out-of-memory error. Call `classify` inside `except`, before memory is
+freed. The result refers to no exception, frame or tensor.
 
 The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and
 `sys.exit` are never out-of-memory errors. An exception group is an out-of-memory error only if all of its members are.
@@ -27,8 +27,8 @@ from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.units import MiB, format_size
 
 FreeMemory = Callable[[int | None], tuple[int, int] | None]
-"""A function that returns the free and total bytes of a device, or None if unknown. Its argument is the device index,
-or None for the current device."""
+"""A function that returns the free and total bytes of a device, or None if unknown. The argument of the function is
+the device index, or None for the current device."""
 Link = Literal["itself", "cause", "context", "group"]
 
 
@@ -43,7 +43,7 @@ class ErrorClassification(ReportedSizes):
     reason: str
     """One sentence that explains the classification."""
     is_oom: bool = False
-    """True if a device ran out of memory. This is the case for certain errors, and for ambiguous errors with little
+    """True if a device ran out of memory. The value is True for certain errors, and for ambiguous errors with little
     free memory."""
     message: str = ""
     """The line of the message that matched."""
@@ -136,8 +136,8 @@ _INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PROGRAM_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""Exceptions of these types are programming errors, regardless of their message. The exception that caused them may
-still be an out-of-memory error."""
+"""Exceptions of these types are programming errors, regardless of their message. An exception of these types may
+still have an out-of-memory error as its cause."""
 _BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.LIKELY, Certainty.DISGUISED)
 _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is unrelated to memory.")
 

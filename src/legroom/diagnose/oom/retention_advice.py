@@ -247,9 +247,10 @@ def _variables_holding(size: int, holders: Sequence[Holder], frame: Frame) -> li
     """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes. The closest match
     comes first.
 
-    If the function that created the result is still running, only the variables that its line assigns can refer to the
-    result. These variables may also retain an autograd graph. Other results were returned to a caller. If the program
-    still uses one of the variables, deleting the other variables may free nothing, so no name is returned.
+    If the function that created the result is still running, only the variables that its line assigns can refer to
+    the result. These variables may also retain an autograd graph. If the function has returned, a variable of a
+    caller may refer to the result. If the program still uses one of the variables, deleting the other variables may
+    free nothing, so no name is returned.
     """
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
     running = {(each.frame.file, each.frame.function) for each in holders if each.frame is not None}

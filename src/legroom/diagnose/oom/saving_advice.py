@@ -133,7 +133,8 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
-    """Report weights, gradients and optimizer state that together exceed the device. A smaller batch does not help."""
+    """Report weights, gradients and optimizer state that together exceed the device. A smaller batch does not reduce
+    this memory."""
     oom = evidence.oom
     creates_state = not evidence.optimizers or evidence.missing_state > 0
     in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0 and creates_state
@@ -233,8 +234,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     batch size.
 
     After a failure in the backward pass, all activations are known. After a failure in the forward pass, activations
-    are extrapolated from the completed part of the model. If that part is unknown, at most half the batch size is
-    suggested.
+    are extrapolated from the completed part of the model. If the completed part is unknown, at most half the batch
+    size is suggested.
     """
     oom = evidence.oom
     if oom.phase is Phase.OTHER and not evidence.live_bytes(Category.ACTIVATION):

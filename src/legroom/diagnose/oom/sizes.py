@@ -45,7 +45,7 @@ class ReportedSizes:
 
     @property
     def is_fragmented(self) -> bool:
-        """True if enough memory was free for the request. Such a request fails because no single block was large
+        """True if enough memory was free for the request. The request failed because no single block was large
         enough."""
         if self.requested is None or self.allocated is None or self.limit is None:
             return False

@@ -38,7 +38,7 @@ class RunCommand:
 
     @property
     def is_record(self) -> bool:
-        """Whether `legroom.record` recorded a part of a program, so that no command repeats the run."""
+        """True if `legroom.record` recorded a part of a program. No command can repeat such a run."""
         return self.verb == "record"
 
     @property

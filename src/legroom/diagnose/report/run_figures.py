@@ -19,12 +19,12 @@ from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites
 
 MAX_MOMENTS = 160
-"""The maximum number of steps, and of equal intervals of the run. The highest point of each becomes a selectable
-moment."""
+"""The maximum number of steps, and of equal intervals of the run, whose peaks can be selected in the page."""
 MAX_OOMS = 20
-"""The maximum number of out-of-memory errors. A script that catches errors may have thousands."""
+"""The maximum number of out-of-memory errors that the page shows. A script that catches these errors may raise
+thousands of them."""
 MAX_SITES = 300_000
-"""The maximum number of sites in all moments together."""
+"""The maximum total number of allocation sites in all moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class SelectableMoment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """A run as the page shows it."""
+    """The data of the HTML page of a run."""
 
     report: RunReport
     history: History | None
@@ -125,12 +125,12 @@ def _first_reports(events: Sequence[Event]) -> list[DetectedLeak]:
 
 
 def _highest(columns: Columns, positions: Sequence[int]) -> int:
-    """Return the number of the event at the highest point of the columns at `positions`."""
+    """Return the number of the event after which the most memory was allocated, among the columns at `positions`."""
     return columns.indices[max(positions, key=lambda position: sum(columns.sums[position]))]
 
 
 def _highest_points(history: History) -> Iterator[int]:
-    """Yield the highest points of equal intervals of the run."""
+    """Divide the run into equal intervals, and yield the number of the event with the peak of each interval."""
     columns = history.levels[0]
     size = max(1, -(-len(columns) // MAX_MOMENTS))
     for start in range(0, len(columns), size):
@@ -138,7 +138,7 @@ def _highest_points(history: History) -> Iterator[int]:
 
 
 def _step_peaks(history: History, steps: Sequence[Step]) -> Iterator[int]:
-    """Yield the highest points of steps. In a long run, only some steps are included."""
+    """Yield the numbers of the events with the peaks of the steps. In a long run, only some steps are included."""
     columns = history.levels[0]
     every = max(1, -(-len(steps) // MAX_MOMENTS))
     for step in steps[::every]:
@@ -150,7 +150,7 @@ def _step_peaks(history: History, steps: Sequence[Step]) -> Iterator[int]:
 
 
 def _within_budget(live: list[LiveSites], special: dict[int, str]) -> list[LiveSites]:
-    """Drop every second ordinary moment until the moments together have at most `MAX_SITES` sites."""
+    """Drop every second ordinary moment until all moments together have at most `MAX_SITES` allocation sites."""
     while sum(len(each.sites) for each in live) > MAX_SITES and len(live) > len(special):
         live = [each for position, each in enumerate(live) if position % 2 or each.index in special]
     return live

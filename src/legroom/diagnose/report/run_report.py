@@ -85,8 +85,8 @@ class RunReport:
     started: str
     devices: tuple[DeviceSummary, ...]
     device: DeviceSummary | None
-    """The device of `peak` and `history`. If a device ran out of memory, it is that device. Otherwise, it is the
-    fullest device."""
+    """The device of `peak` and `history`. The device is the one that ran out of memory, or otherwise the fullest
+    device."""
     ending: RunEnded
     seconds: float
     steps: int
@@ -107,7 +107,7 @@ class RunReport:
     rank: int | None = None
     """The rank of the process, or None for a single process."""
     damaged: bool = False
-    """Whether the end of the run is unknown because the capture contains invalid data."""
+    """True if the end of the run is unknown because the capture contains invalid data."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON data. The documented keys come first, and additional keys follow."""
@@ -168,8 +168,8 @@ class RunReport:
 
     @property
     def failed_before_any_tensor(self) -> bool:
-        """Whether the script failed before it used memory, for example at an import or in its argument parser. A report
-        would contain nothing but the error, which was printed."""
+        """True if the script failed before it used memory, for example at an import or in its argument parser. In
+        this case, a report would contain only the error, which the script has already printed."""
         failed = self.ending.reason in (ExitReason.RAISED, ExitReason.EXITED) and self.ending.exit_code != 0
         return failed and self.peak is None and not (self.steps or self.leaks or self.oom)
 
@@ -331,8 +331,8 @@ def _leaks(
 
 
 def _with_allocating_line(leak: DetectedLeak, ledger: Ledger, device: DeviceSummary | None) -> DetectedLeak:
-    """Add a line to a leak whose holder is unknown: the line that allocated the most live storages at the peak.
-    Storages of the first step are weights and their state."""
+    """Add a line to a leak for which no variable is known: the line that allocated the most live storages at the
+    peak. Parameters are not counted, because they do not grow."""
     if device is None:
         return leak
     live = ledger.at(ledger.peak(device.index).index, device.index).live

@@ -41,8 +41,8 @@ from legroom.memory.allocator.statistics import Statistics
 
 
 class AllocationFailed(Exception):  # noqa: N818  (raised and caught by name)
-    """The device is full, even after the cache was released. Callers raise `torch.OutOfMemoryError` from this
-    exception."""
+    """Raised if the device is full even after the cache was released. Callers raise `torch.OutOfMemoryError` from
+    this exception."""
 
     def __init__(self, requested: int, segment_bytes: int) -> None:
         super().__init__(
@@ -98,9 +98,9 @@ class Allocator:
         self._is_busy = False
         self._deferred_frees: list[Block] = []
         self._has_risen = False
-        """Whether memory was allocated since the last free, in which case the current value may be a peak."""
+        """True if memory was allocated since the last free, so the current value may be a peak."""
         self._inactive_has_risen = False
-        """Whether free memory in segments that are partly in use may be at a peak."""
+        """True if the number of free bytes in partly used segments may be at a peak."""
         self.change_settings(settings or AllocatorSettings())
         self._max_split_size_at_first = self.settings.max_split_size
         if self.settings.per_process_memory_fraction < 1:

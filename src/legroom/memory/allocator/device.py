@@ -18,7 +18,7 @@ WIDE_GAP_START: Final = FIRST_SEGMENT_ADDRESS - WIDE_GAP
 LIBRARY_BYTES: Final = 64 * MiB
 """The size of the address space that cuBLAS uses for each handle, before its workspace."""
 UNLIMITED_TOTAL: Final = 1 * TiB
-"""The memory assumed for a device of unknown capacity. It determines the length of address ranges."""
+"""The memory assumed for a device of unknown capacity. This number determines the length of address ranges."""
 
 Trace = Callable[[str, int, int, int], None]
 """A function that is called with (action, address, size, stream). PyTorch's history uses the same actions
@@ -109,7 +109,7 @@ class AddressSpace:
         self.highest_unit = WIDE_GAP_START
         """Units can also be added from this address down to `WIDE_GAP_START`."""
         self.first_was_large: bool | None = None
-        """Whether the first segment was larger than a unit, or None before the first segment."""
+        """True if the first segment was larger than a unit, and None before the first segment."""
         self.next_range = FIRST_RANGE_ADDRESS
 
     def kernels_run(self) -> None:

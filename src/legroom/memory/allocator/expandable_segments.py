@@ -77,7 +77,7 @@ class ExpandableSegments:
 
     def _find_room(self, pool: Pool, size: int, stream: int, page: int) -> Block:
         """Return a block that begins a sequence of free and unmapped blocks of at least `size` bytes. Create a new
-        segment if there is no such sequence."""
+        segment if no sequence is long enough."""
         for entry in pool.unmapped.get(stream, ()):
             unmapped: Block = entry[1]
             before = unmapped.previous

@@ -51,7 +51,7 @@ class SegmentSource:
         self.segments: dict[int, Segment] = {}
         """The segments by address."""
         self.has_expandable = False
-        """Whether an expandable segment was ever created."""
+        """True if an expandable segment was ever created."""
         self._expandable = ExpandableSegments(device, statistics, self.segments, self._new_segment)
         self._segments_made = 0
         self.settings = AllocatorSettings()

@@ -158,7 +158,7 @@ class AllocatorSettings:
         return replace(settings, roundup_power2_divisions=tuple(settings.roundup_power2_divisions))
 
     def rounded(self, size: int) -> int:
-        """Return the rounded size of a request: a multiple of 512 bytes, or of a power-of-two division."""
+        """Return the rounded size of a request: a multiple of 512 bytes, or of a fraction of a power of two."""
         if size < MIN_BLOCK_SIZE:
             return MIN_BLOCK_SIZE
         doubling = size.bit_length() - 1

@@ -123,8 +123,8 @@ class Statistics:
         self.peaks = [0] * 9
         """The count, bytes and requested bytes, each for both pools, the large pool and the small pool."""
         self.peaks_active = [0] * 6
-        """The count and bytes, including blocks whose free is not complete. The count and bytes are updated only if
-        there are such blocks.
+        """The count and bytes, including blocks whose free is not complete. The values are updated only if a free is
+        not complete.
         """
         self.peaks_inactive = [0] * 6
         """The count and bytes of free blocks in segments that are partly in use."""

@@ -218,8 +218,8 @@ def _create(path: Path, *, force: bool) -> FileIO:
 
 
 def check_output(path: Path, *, force: bool, option: str = "--force", example: str = "-o ") -> bool:
-    """Return whether the file exists. Raises UsageError or CaptureError if a capture must not overwrite it. The error
-    message names `option`, which allows overwriting, and `example`, which sets a path.
+    """Return True if the file exists. Raises UsageError or CaptureError if a capture must not overwrite the file.
+    The error message names `option`, which allows overwriting, and `example`, which sets a path.
     """
     try:
         mode = path.stat().st_mode

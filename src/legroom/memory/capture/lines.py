@@ -17,11 +17,12 @@ A capture is a series of chunks. A chunk is one gzip member of JSON lines and do
 ["e"]                                                       end mark: the capture is complete
 ```
 
-Times are in whole microseconds. Times and ids are stored as differences. The time of an "a" or "f" line is relative to
-the previous "a" or "f" line. The time of the first such line is relative to the time in the header. The id of an "a"
-line is relative to the previous "a" line. The id of the first "a" line is relative to 0. The id of an "f" or "t" line
-counts back from the last "a" line. The lines of consecutive training steps are therefore similar, so they compress to
-about 4 bytes per event. Sites reduce the size further. Encoding an event takes one lookup and one formatted string.
+Times are in whole microseconds. Times and ids are stored as differences. The time of an "a" or "f" line is relative
+to the previous "a" or "f" line. The time of the first such line is relative to the time in the header. The id of an
+"a" line is relative to the previous "a" line. The id of the first "a" line is relative to 0. The id of an "f" or "t"
+line counts back from the last "a" line. The lines of consecutive training steps are therefore similar, so they
+compress to about 4 bytes per event. Each allocation refers to its site by number, which reduces the size further.
+Encoding an event takes one lookup and one formatted string.
 
 A capture may come from an untrusted source, so every value is checked when it is read.
 """
@@ -210,7 +211,7 @@ def to_json(value: Any) -> str:
 
 
 class InvalidLine(Exception):  # noqa: N818  (internal; the reader catches it)
-    """A line that the encoder cannot have written."""
+    """Raised for a line that the encoder cannot have written."""
 
 
 class LineDecoder:
@@ -223,7 +224,7 @@ class LineDecoder:
         self.live: dict[int, Alloc] = {}
         self.reserved: dict[int, int] = {}
         self.begun = not state_first
-        """Whether `live` and `reserved`, the state at the start of the chunk, are complete."""
+        """True if `live` and `reserved`, the state at the start of the chunk, are complete."""
         self.ended = False
         self._known = known
         self._sites: list[Site] = []

@@ -48,13 +48,13 @@ class Capture:
     events: list[Event]
     """The events in the order in which they occurred."""
     truncated: bool
-    """Whether the end mark is missing, because the run was killed or is still running, or because the file is
+    """True if the end mark is missing, because the run was killed or is still running, or because the file is
     damaged.
     """
     dropped: int
     """The number of events that were removed to limit the size of the file."""
     damaged: bool = False
-    """Whether the file contains invalid data. The events before the invalid data are read."""
+    """True if the file contains invalid data. The events before the invalid data are read."""
 
 
 def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) -> Capture:

@@ -36,7 +36,7 @@ class Chunk:
     """The Step events, compressed."""
     ooms: int = 0
     is_complete: bool = True
-    """Whether the chunk contains events. A chunk without events replaces dropped chunks and contains only their
+    """True if the chunk contains events. A chunk without events replaces dropped chunks and contains only their
     steps.
     """
     every: int = 1

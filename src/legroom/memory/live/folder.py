@@ -2,7 +2,7 @@
 
 A process that is killed leaves its file behind. Each file therefore identifies its process by the process number and
 the time at which the process started. `read_all` returns only the files of processes that still run and deletes the
-others. A new run also deletes them. The folder therefore stays small.
+others. A new run also deletes the files of processes that no longer run. The folder therefore stays small.
 
 The folder is `$XDG_RUNTIME_DIR/legroom`, or `legroom-UID` in the system's folder for temporary files.
 `LEGROOM_LIVE=off` disables the files, and `LEGROOM_LIVE=PATH` sets the folder. Live files are optional, so nothing in
@@ -26,9 +26,10 @@ from legroom.memory.live.status import RunStatus
 from legroom.user_cache import is_disabled, read_json
 
 MAX_BYTES = 256 << 10
-"""A larger file was not written by Legroom."""
+"""Legroom does not read files above this size, because Legroom cannot have written them."""
 FORGET_SECONDS = 3600.0
-"""The age at which a file from another container is deleted. Legroom cannot check whether its process still runs."""
+"""The age at which a file from another container is deleted. Legroom cannot check whether a process in another
+container still runs."""
 RETRY_SECONDS = 10.0
 """The pause after a failed attempt to write."""
 _NAME = "*-*.json"
@@ -128,7 +129,7 @@ class LiveFile:
 
     @property
     def is_written(self) -> bool:
-        """Whether the file exists and belongs to this process, not to its parent."""
+        """True if the file exists and belongs to this process, not to its parent."""
         return self._path is not None and os.getpid() == self._pid
 
     @property
@@ -172,9 +173,9 @@ def _is_running(document: dict[str, Any]) -> bool:
 
 
 def _is_abandoned(path: Path, document: Any) -> bool:
-    """Return whether no process updates a file any more. An incomplete file must also have a minimum age, because a
-    process may still be writing it. The same applies to a file from another container, because the processes of that
-    container cannot be checked.
+    """Return True if no process updates a file anymore. An incomplete file must also have a minimum age, because a
+    process may still be writing it. A file from another container must also have a minimum age, because the
+    processes of that container cannot be checked.
     """
     if isinstance(document, dict) and document.get("machine") == _machine():
         return True

@@ -7,7 +7,7 @@ from itertools import pairwise
 HISTORY = 60
 """The number of measurements in `RunStatus.history`: half a minute at two measurements per second."""
 TREND_READINGS = 8
-"""A trend requires this number of measurements, each of them above (or each of them below) its predecessor."""
+"""Memory has a trend if this many consecutive measurements all increase or all decrease."""
 
 
 class StepHistory:
@@ -33,7 +33,7 @@ class StepHistory:
 def trend(readings: Sequence[tuple[int, int]]) -> int | None:
     """Return the change in bytes per step, from pairs of a step number and a number of bytes.
 
-    The result is 0 if a measurement is not above (or not below) its predecessor, because memory then fluctuates. The
+    The result is 0 if the measurements neither all increase nor all decrease, because memory then fluctuates. The
     result is None if there are too few measurements.
     """
     if len(readings) < 3:

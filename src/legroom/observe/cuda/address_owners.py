@@ -1,9 +1,9 @@
 """Records the addresses of parameters, gradients, optimizer state and inputs.
 
-The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, the addresses of
-tensors whose category is certain are recorded with the current tick (see `markers`). The block that contains such an
-address at this tick has the category of the tensor for its whole lifetime. The records contain addresses and weak
-references to modules and optimizers, but no references to tensors.
+The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, the addresses
+of tensors whose category is certain are recorded with the current tick (see `markers`). The block that contains a
+recorded address at this tick has the category of the tensor for its whole lifetime. The records contain addresses
+and weak references to modules and optimizers, but no references to tensors.
 """
 
 import weakref

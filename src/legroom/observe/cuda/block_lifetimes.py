@@ -19,12 +19,12 @@ this order:
 - An *input* is allocated outside any pass, with exactly the size of a tensor in the last batch of the loader.
 - All other blocks are *temporary*.
 
-Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
-to the line that last called this module. Other blocks of a backward pass belong to the next block with a known location
-in the same pass. A backward operation allocates memory, then sets gradients, then frees saved tensors. Therefore the
-next block is a gradient or a freed activation (the result or input of an operation). If no block with a known location
-follows, the previous block with a known location is used. The reported line may therefore be off by one operation, but
-by no more than the distance between two parameters.
+Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter,
+and to the line that last called this module. Other blocks of a backward pass belong to the next block with a known
+location in the same pass. A backward operation allocates memory, then sets gradients, then frees saved tensors.
+Therefore the next block is a gradient or a freed activation (the result or input of an operation). If no block with
+a known location follows, the previous block with a known location is used. The reported line may therefore be that
+of a nearby operation, at most as far away as the next parameter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,7 +92,7 @@ class BlockLifetime:
         self.module = ""
         self.frame: Frame | None = None
         self.existed_before = False
-        """Whether the block was allocated before the recording started."""
+        """True if the block was allocated before the recording started."""
         self.op = ""
         self.from_engine = False
         self.is_batch_sized = False
@@ -103,7 +103,7 @@ class BlockLifetime:
         self.freed_in: str | None = None
         """The activity when the block was freed, or None while the block is alive."""
         self.freed_by_module = False
-        """Whether a module was running when the block was freed."""
+        """True if a module was running when the block was freed."""
         self.known_category: Category | None = None
         self.known_module = ""
         self.category = Category.TEMPORARY

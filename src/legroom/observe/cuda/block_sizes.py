@@ -55,8 +55,9 @@ class BlocksInUse:
         """Add a block that was in use before the history started, and return its size. Pass `block_size` if the size is
         known.
 
-        Blocks must be added from the highest address down, because a remainder extends to the next block in use. If the
-        next block was free, a remainder cannot be distinguished from that block until its memory is used.
+        Blocks must be added from the highest address down, because a remainder extends to the next block in use. If
+        free memory follows the block, this memory may be a remainder or a free block, which is not known until the
+        memory is used.
         """
         is_known = block_size is not None
         block_size = self.add(address, requested, block_size)

@@ -29,8 +29,8 @@ class FailureObserver:
     """Observes failed allocations from `watch` to `close`."""
 
     MAX_SURVEYS = 16
-    """The maximum number of searches for holders. A script that searches for the largest batch size fails often, and
-    its later failures have the same holders."""
+    """The maximum number of searches for the variables that retain memory. A script that searches for the largest
+    batch size fails often, and the same variables retain memory at its later failures."""
 
     def __init__(
         self, api: CudaApi, owners: AddressOwners, on_error: Callable[[AllocationFailure], None]
@@ -125,7 +125,7 @@ class FailureObserver:
 
 
 def _script_frame() -> FrameType | None:
-    """Return the script's frame on this thread, or on the main thread if this thread has no such frame."""
+    """Return the current frame of the main thread."""
     if threading.current_thread() is threading.main_thread():
         return sys._getframe(1)
     return sys._current_frames().get(threading.main_thread().ident or 0)

@@ -124,11 +124,11 @@ class CudaHistory:
         self._progress = (0, 0.0)
         self._allocated_after_step = 0
         self._in_gap = False
-        """Whether steps were sent to the sink without their entries."""
+        """True if steps were sent to the sink without their entries."""
         self._is_ready = False
         self._is_recording = False
         self._is_off = False
-        """Whether recording has ended because it finished or failed, or because this is a forked child."""
+        """True if recording has ended because it finished or failed, or because this is a forked child."""
 
     # --- the Producer protocol
 

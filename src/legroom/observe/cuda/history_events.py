@@ -81,7 +81,7 @@ class AllocationFailure(NamedTuple):
     module: str
     """The module of the failed backward operation, if it is known from the graph."""
     in_backward: bool
-    """Whether a backward operation failed."""
+    """True if a backward operation failed."""
     op: str
     """The running autograd node or the called function, or "" if unknown."""
     message: str = ""
@@ -144,9 +144,9 @@ class DeviceHistory:
     ) -> list[TimedEvent]:
         """Return the events since the last reading.
 
-        `trace` and `segments` of this device come from a snapshot. `started` is the start of the run in Unix seconds.
-        `records` is sorted by tick. `failure` is the failure of the last `oom` entry. A library hid all earlier
-        failures. `after_gap` means that entries before `trace` are missing.
+        `trace` and `segments` of this device come from a snapshot. `started` is the start of the run in Unix
+        seconds. `records` is sorted by tick. `failure` is the failure of the last `oom` entry. All earlier failures
+        were handled inside a library. `after_gap` means that entries before `trace` are missing.
         """
         reading = _Reading(self, trace, segments, started, records, settings)
         reading.start_from(initial_state(trace, segments), after_gap)
@@ -174,16 +174,17 @@ class _Reading:
         self._stacks = Stacks()
         self._blocks = BlocksInUse(settings)
         self._events: list[tuple[float, Event | BlockLifetime]] = []
-        """The events in order. A block represents its Alloc, which is created when its category is known."""
+        """The events in order. A block stands for its `Alloc` event, which is created when the category of the block
+        is known."""
         self._earlier = list(history.blocks_by_address.values())
         self._passes: list[list[tuple[BlockLifetime, bool]]] = []
         self._time = self._seconds(trace[0]) if trace else 0.0
         self._marker = self._first_marker(trace)
         self._batch: frozenset[int] = frozenset()
         self._in_pass = False
-        """Whether the autograd engine made the last allocation."""
+        """True if the autograd engine made the last allocation."""
         self._graph_open = False
-        """Whether a forward pass with gradients has started and no backward pass has followed."""
+        """True if a forward pass with gradients has started and no backward pass has followed."""
         self._failed_in: Phase | None = None
         """The phase in which memory ran out, or None if memory did not run out."""
         self._survey: HolderSurvey | None = None

@@ -38,7 +38,7 @@ class ModuleMarkers:
         """The number of module calls since the root started."""
         self._known = ModuleNames()
         self._recomputes = False
-        """Whether a checkpoint recomputes its forward pass during the backward pass."""
+        """True if a checkpoint recomputes its forward pass during the backward pass."""
         self._is_attached = False
         self._original: Callable[..., Any] | None = None
         self._replacement: Callable[..., Any] | None = None

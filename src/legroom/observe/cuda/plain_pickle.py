@@ -12,7 +12,7 @@ from typing import Any
 
 
 class UnsafePickle(Exception):  # noqa: N818
-    """A pickle contains an instruction that does not create plain data."""
+    """Raised if a pickle contains an instruction that does not create plain data."""
 
 
 def read_plain_pickle(data: bytes) -> Any:

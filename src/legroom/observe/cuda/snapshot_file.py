@@ -85,7 +85,7 @@ def _read(path: Path) -> Capture:
 
 
 class _NotASnapshot(Exception):  # noqa: N818
-    """The data does not have the form of a snapshot."""
+    """Raised if the data does not have the form of a snapshot."""
 
 
 class _Snapshot:

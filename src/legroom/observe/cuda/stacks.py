@@ -25,9 +25,9 @@ class Stack(NamedTuple):
     user's line called the operation directly, because the history does not contain operations.
     """
     from_engine: bool
-    """Whether this stack belongs to a thread of the autograd engine."""
+    """True if this stack belongs to a thread of the autograd engine."""
     in_backward: bool
-    """Whether the stack contains a call that runs the backward pass."""
+    """True if the stack contains a call that runs the backward pass."""
 
 
 NO_STACK = Stack(None, "", True, False)

@@ -154,8 +154,9 @@ class CudaApi:
     # --- failures
 
     def on_failed_allocation(self, observer: Observer) -> Callable[[], None]:
-        """Call `observer` at each failed allocation, before an exception is raised. Returns a function that stops these
-        calls. Torch cannot remove an observer, so all observers share the one that is attached to torch."""
+        """Call `observer` at each failed allocation, before an exception is raised. Returns a function that stops
+        these calls. Torch cannot remove an observer, so all observers share one observer that is attached to
+        torch."""
         global _is_attached
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None and not _is_attached:
@@ -165,8 +166,8 @@ class CudaApi:
         return lambda: _observers.remove(observer) if observer in _observers else None
 
     def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
-        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python. Such errors reach the
-        script. Returns a function that stops these calls, or None if watching is impossible.
+        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python. An error that is created
+        in Python reaches the script. Returns a function that stops these calls, or None if watching is impossible.
         """
         error = torch.OutOfMemoryError
         original = error.__init__
@@ -200,8 +201,8 @@ def _call_observers(device: int, requested: int, limit: int, free: int) -> None:
 def _without_compiler_import() -> Iterator[None]:
     """Prevent `_snapshot` from importing torch's compiler, which takes seconds.
 
-    `_snapshot` uses the compiler to name the frames of compiled code. If the compiler is not imported, there are no
-    such frames.
+    `_snapshot` uses the compiler to name the frames of compiled code. Without the compiler, there are no frames of
+    compiled code.
     """
     if "torch._inductor" in sys.modules:
         yield

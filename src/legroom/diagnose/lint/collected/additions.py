@@ -1,5 +1,6 @@
-"""Stores that add to a container without naming it as the target: calls to functions that store their arguments, and new
-containers that include the old one. The rules about collections treat each of them as an `append` to the container."""
+"""Finds statements that add to a container indirectly: calls to functions that store their arguments, and new
+containers that include the old one. The rules about collections treat each statement as an `append` to the
+container."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +15,8 @@ from legroom.diagnose.lint.flow.syntax import is_call_of, method_name, path_of, 
 
 
 def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, StoreFact]]:
-    """Find calls to functions in this file that store an argument. Yield each call, with a store as the caller sees it
-    and the store in the function."""
+    """Find calls to functions in this file that store an argument. Yield each call with two stores: the call as a
+    store in the caller, and the store in the function."""
     for call in program.calls:
         local = call.local
         if local is None or not local.stored_parameters or local.name == "__init__":

@@ -199,7 +199,7 @@ def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpressio
 
 
 def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
-    """Return False if the program reads an item other than the model, as in `r["fold"]`, or the number of a fold."""
+    """Return False if the program reads another item, such as `r["fold"]`, or a name that refers to a number."""
     parent = program.parent.get(name)
     if key is None or not isinstance(parent, cst.Subscript) or parent.value is not name:
         return _NUMBERS.search(name.value) is None

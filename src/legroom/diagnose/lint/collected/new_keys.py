@@ -143,7 +143,7 @@ def key_repeats(program: Program, key: cst.CSTNode) -> bool:
 
 
 _FEW_VALUES = re.compile(r"device|dtype|rank|mode$|phase$|split$", re.IGNORECASE)
-"""Names of values that repeat in each step."""
+"""Names of variables that have only a few different values in a run."""
 
 
 def averages_itself(store: StoreFact) -> bool:

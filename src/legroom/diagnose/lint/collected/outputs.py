@@ -46,7 +46,7 @@ _GATHERING = split_words("gather gather_for_metrics all_gather pad_across_proces
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an expression is evaluated."""
+    """The context in which an expression is evaluated."""
 
     function: Function
     loops: tuple[LoopFact, ...]
@@ -107,7 +107,7 @@ def _moves_input(program: Program, loop: cst.CSTNode, batch: set[str]) -> bool:
 
 
 def _receives_gpu_data(program: Program, call: CallFact) -> bool:
-    """Return True if the function that runs a model moves data to the GPU, or if a library prepares its data."""
+    """Return True if the function that runs a model moves data to the GPU, or if Accelerate or Fabric may do so."""
     if program.mentions("Accelerator", "Fabric") and program.mentions("prepare", "setup_dataloaders"):
         return True
     return any(
@@ -256,7 +256,8 @@ def _iterated(node: cst.BaseExpression, path: str, loop: LoopFact) -> list[cst.B
 
 
 def _is_view(program: Program, index: cst.BaseSlice) -> bool:
-    """Return True for an index whose result shares the memory of the tensor. A mask or a tensor of indices copies."""
+    """Return True for an index whose result shares the memory of the tensor. Indexing with a mask or a tensor of
+    indices creates a copy."""
     if isinstance(index, cst.Slice):
         return True
     if not isinstance(index, cst.Index):

@@ -12,7 +12,7 @@ from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 _LIMITING = ("qsize", "full", "Semaphore", "BoundedSemaphore", "Condition", "task_done", "Barrier")
-"""Names in programs that may limit a queue themselves."""
+"""Names that show that a program may limit its queue itself."""
 
 
 def unlimited_queues(program: Program) -> Iterator[Problem]:
@@ -63,7 +63,8 @@ def _creations(program: Program, path: str, function: Function) -> list[cst.Base
 def _arguments(
     program: Program, function: Function, parameter: str
 ) -> Iterator[tuple[Function, cst.BaseExpression]]:
-    """Yield what callers pass for a parameter, including through `Thread(target=function, args=(q,))`."""
+    """Yield the arguments that callers pass for a parameter, including through `Thread(target=function,
+    args=(q,))`."""
     for site in function.call_sites:
         for name, argument in function.receives(site.call):
             if name == parameter:

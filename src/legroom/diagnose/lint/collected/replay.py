@@ -92,8 +92,9 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
 
 
 def _moves_samples(program: Program, name: str) -> bool:
-    """Return True if a function that samples from the replay memory, directly or through a method, moves tensors to the
-    GPU. Images in the replay memory fill the GPU even if their samples are not moved."""
+    """Return True if a function that samples from the replay memory, directly or through a method, moves tensors to
+    the GPU. Always return True for a program with `Conv2d`, because images in a replay memory fill the GPU in any
+    case."""
     if program.mentions("Conv2d"):
         return True
     drawing = {

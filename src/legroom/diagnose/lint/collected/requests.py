@@ -105,8 +105,8 @@ def _key_of(store: StoreFact) -> list[cst.CSTNode]:
 
 
 def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
-    """Return the last components of the names that a key is built from. The search follows one assignment and one
-    argument."""
+    """Return the last components of the names that a key is built from. One assignment and one argument of the
+    function are followed."""
     names = sorted(names_in(key))
     made = [
         each.expression
@@ -130,7 +130,8 @@ def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
 
 
 def _is_unbounded(program: Program, store: StoreFact) -> bool:
-    """Return True if the file creates a plain dict or list, and never removes an entry, limits its length or passes it on."""
+    """Return True if the file creates a plain dict or list, never removes an entry, does not limit its length, and
+    does not pass it to other code."""
     if store.bounded or is_length_limited(program, store):
         return False
     known = program.classes.get(store.function.class_name or "")

@@ -167,7 +167,8 @@ class _Walker(Assignments):
                         self.names[parameter.name.value] = self.model_input  # from other layers
 
     def _bind_outputs_of_step(self) -> None:
-        """Bind the results of a step that Ignite or Lightning passes to a handler. Lightning detaches only the loss."""
+        """Bind the results of a step to the names under which a handler in Ignite or Lightning receives them.
+        Lightning detaches only the loss."""
         function = self.function
         step = self.program.handlers.steps.get(function)
         if step is not None and function.parameters:
@@ -188,7 +189,8 @@ class _Walker(Assignments):
         return UNKNOWN
 
     def _guess_parameter(self, name: str) -> Value:
-        """Return the usual value of a parameter: `agent` is an instance of the class `Agent` in this file."""
+        """Return the value that the name, annotation or use of a parameter suggests: `agent` is an instance of the
+        class `Agent` in this file."""
         guess = self.program.guess(name)
         found = self.program.annotated(self.function, name)
         found = found or self.program.object_used_as(
@@ -367,7 +369,8 @@ class _Walker(Assignments):
         self.no_grad, self.contexts = no_grad, contexts
 
     def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
-        """Return True if gradients are disabled after a switch such as `torch.no_grad()`."""
+        """Return True if gradients are disabled after a call such as `torch.no_grad()` or
+        `torch.set_grad_enabled(False)`."""
         switch = last_name(name)
         if switch in {"no_grad", "inference_mode"}:
             return True

@@ -119,7 +119,7 @@ def dominates(program: Program, first: Fact, later: Fact) -> bool:
 def is_never_differentiated(
     program: Program, function: Function, seen: frozenset[Function] = frozenset()
 ) -> bool:
-    """Return True if this file contains all calls to a function, and no backward pass uses a result. An example
+    """Return True if this file contains all calls to a function, and no backward pass uses the results. An example
     is a function that generates samples."""
     if function in seen or not function.call_sites or function.name in program.passed_names:
         return False

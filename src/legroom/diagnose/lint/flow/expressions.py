@@ -209,7 +209,8 @@ class Expressions:
         return Value(ValueKind.UNKNOWN, function=method.qualified_name)
 
     def _is_library(self, path: str | None) -> bool:
-        """Return True if a path starts with an imported module. `requests.head` is such a path, and therefore not a model."""
+        """Return True if a path starts with an imported module. For example, `requests.head` is a function of a
+        library and not a model."""
         first = root(path or "")
         known = self.names.get(first, UNKNOWN) if first in self.names else guess_from_name(first)
         return first in self.program.imports.full_names and known.kind is ValueKind.UNKNOWN

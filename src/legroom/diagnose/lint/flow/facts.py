@@ -25,7 +25,7 @@ class Function:
     local_names: frozenset[str] = frozenset()
     """Names that the function assigns, except parameters."""
     mutable_defaults: frozenset[str] = frozenset()
-    """Parameters whose default is a list, dict or set. All calls share this object."""
+    """Parameters whose default is a list, dict or set. All calls that omit the argument share the default object."""
     no_grad: bool = False
     """True if a decorator or every caller disables gradients."""
     no_grad_in_callers: bool = False
@@ -70,7 +70,7 @@ class Function:
                 index += 1
 
     def uses_default(self, call: cst.Call, name: str) -> bool:
-        """Return True if a call does not pass a parameter."""
+        """Return True if a call passes no argument for a parameter."""
         return not any(each.star for each in call.args) and all(
             given != name for given, _ in self.receives(call)
         )
@@ -172,7 +172,7 @@ class CallFact(Fact):
     """The qualified name of the function, for example `torch.load`."""
     method: str | None
     receiver: Value
-    """The object of the method, or the called value."""
+    """The object whose method is called, or the value that is called."""
     arguments: tuple[Value, ...]
     result: Value
     local: Function | None = None

@@ -86,10 +86,10 @@ class FactRecorder(Expressions):
         self.contexts: tuple[str, ...] = ()
         self.no_grad = function.no_grad
         self.append_methods: dict[str, cst.Attribute] = {}
-        """Maps a name to the bound method that it refers to, if this method adds to a container. For a list of
-        callbacks, the name is that of the list."""
+        """Maps a name to the bound method that it refers to, if this method adds to a container. A list of callbacks
+        is also mapped to the method that it contains."""
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
-        """Maps a name to the parameter that it refers to, or that contains it."""
+        """Maps a name to the parameter that it refers to, or of which it is an element."""
         self.parameters_in: dict[str, list[str]] = {}
         """Maps the name of a new tuple, list or object to all parameters that it contains."""
         self.depends_on: dict[str, set[str]] = {}
@@ -167,7 +167,7 @@ class FactRecorder(Expressions):
         return [self.parameter_of[name]] if name in self.parameter_of else []
 
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
-        """Return the value with the attributes of the object in its contents. The attributes matter for
+        """Return the value as a container of the attributes that are known for the object. The attributes matter for
         `episodes.append(episode)` after `episode.log_probs.append(...)`."""
         path = dotted(expression)
         if path is None or value.kind is not ValueKind.UNKNOWN or value.has_graph or path in {"self", "cls"}:
@@ -312,8 +312,8 @@ class FactRecorder(Expressions):
     def _record_named_item(
         self, node: cst.Call, target: str, name: int, arguments: tuple[Value, ...]
     ) -> None:
-        """Record a call that stores a value under a name. Argument number `name` is the name, and the next argument is
-        the value."""
+        """Record a call that stores a value under a name. `name` is the index of the argument with the name, and the
+        next argument is the value."""
         self.record_store(
             node,
             target,

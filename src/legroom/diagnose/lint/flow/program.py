@@ -123,7 +123,8 @@ class Program:
         return frozenset(name for name in self.classes if not self.is_module_class(name))
 
     def is_autograd_function(self, name: str | None) -> bool:
-        """Return True if a class in this file is a `torch.autograd.Function`. Its methods run without gradients."""
+        """Return True if a class in this file is a `torch.autograd.Function`. PyTorch runs the methods of this class
+        with gradients disabled."""
         known = self.classes.get(name or "")
         return known is not None and any(
             base.endswith(("autograd.Function", "autograd.function.Function")) for base in known.bases
@@ -185,7 +186,8 @@ class Program:
         return not self._identifiers.isdisjoint(names)
 
     def guess(self, path: str) -> Value:
-        """Return the usual value of a name such as `model`, or of a name that the file uses as a model."""
+        """Return the value that a name such as `model` usually has, or the value of a name that the file uses as a
+        model."""
         guess = guess_from_name(path.rpartition(".")[2])
         return self.guess_called(path) if guess.kind is ValueKind.UNKNOWN else guess
 
@@ -204,8 +206,9 @@ class Program:
         return Value(ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=class_name)
 
     def object_used_as(self, path: str, function: Function, *, is_model: bool) -> Value | None:
-        """Return the object to which a path refers, based on the methods that are called on it. Only one class in the
-        file may have these methods. `is_model` is True if the name of the path indicates a model."""
+        """Return the object to which a path refers, based on the methods that are called on it. Return None unless
+        exactly one class in the file has these methods. `is_model` is True if the name of the path indicates a
+        model."""
         scope = function.class_name if path.startswith("self.") else function.name
         methods = self._called_methods.get((scope or "", path))
         if methods is None or not identifies_class(methods, of_model=is_model):

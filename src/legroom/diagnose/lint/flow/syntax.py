@@ -1,7 +1,6 @@
-"""Queries on a libcst tree, for example for children in order, dotted names and imports.
-
-libcst's visitors rebuild every node, and its scope metadata is slower than all rules together. Rules need only a few
-queries, which this module implements on the plain nodes.
+"""Functions that query a libcst tree, for example for the children of a node, dotted names or imports. libcst's
+visitors rebuild every node, and its scope metadata is slower than all rules together. Rules need only a few queries,
+which this module implements on the plain nodes.
 """
 
 from collections.abc import Iterator
@@ -250,8 +249,8 @@ def bound_paths(target: cst.BaseExpression) -> set[str]:
 
 
 def names_with_graph(node: cst.CSTNode) -> set[str]:
-    """Return the names that an expression reads, except names whose values are only read detached, as a number or for
-    their shape."""
+    """Return the names that an expression reads, except names of which it uses only the shape, a number or the
+    detached value."""
     return set(_paths(node, live=True))
 
 

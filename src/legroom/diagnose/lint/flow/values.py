@@ -140,7 +140,7 @@ def with_item(known: Value, key: str | None, value: Value) -> Value:
 
 
 _MAX_KEYS = 60
-"""The maximum number of items that are tracked by key. The items of a larger dict are treated as one."""
+"""The maximum number of items that are tracked by key. All items of a larger dict share one value."""
 
 
 _MAX_DEPTH = 2
@@ -311,7 +311,7 @@ _VERBS = re.compile(
     r"^(?:add|build|check|compile|convert|copy|create|dispatch|download|eval|evaluate|export|fit|freeze|get|has|init|is|load|log|make"
     r"|move|plot|prepare|print|push|quantize|register|run|save|set|setup|shard|test|train|unwrap|update|upload|validate|wrap)_"
 )
-"""Names of functions, not of objects: `load_model`."""
+"""Matches the names of functions such as `load_model`, which are not models."""
 
 
 _NOT_A_MODEL = re.compile(
@@ -323,7 +323,7 @@ _NOT_A_MODEL = re.compile(
 
 
 def guess_from_name(name: str) -> Value:
-    """Return the usual value of a name such as `model`, for names that the code does not define."""
+    """Return the value that a name such as `model` usually has, for names that the code does not define."""
     if (_VERBS.match(name.lstrip("_")) and not LOADER_NAMES.search(name)) or _NOT_A_MODEL.search(name):
         return UNKNOWN
     if CRITERION_NAMES.search(name):

@@ -14,8 +14,8 @@ _ENVIRONMENT = re.compile(r"^(?:\w*_)?envs?$|environment", re.IGNORECASE)
 
 
 def runs_model_itself(call: CallFact) -> bool:
-    """Return True if a call runs a model on data with gradients enabled. A call to another method of the model is
-    not such a call, but may reach one."""
+    """Return True if a call runs a model on data with gradients enabled. A call to another method of the model
+    returns False, although the method may run the model."""
     return (
         call.receiver.kind is ValueKind.MODEL
         and not call.receiver.frozen
@@ -48,7 +48,8 @@ def running_functions(program: Program) -> frozenset[Function]:
 
 
 def _with_callers(calls: list[CallFact], others: list[CallFact]) -> set[Function]:
-    """Return the functions that contain the calls, and the functions that reach them through other calls."""
+    """Return the functions that contain the calls, and the functions that call these functions directly or
+    indirectly."""
     found = added = {each.function for each in calls}
     while added:
         added = {each.function for each in others if each.local in added} - found
@@ -71,9 +72,9 @@ def reached_functions(program: Program, call: CallFact) -> set[Function]:
 
 
 def call_in_loop(program: Program, function: Function) -> CallFact | None:
-    """Return the call in a loop that reaches a function, directly or through other functions. Return None if a training
-    step reaches it, because the training may use the result. Also return None if a loop steps through an environment,
-    because one action at a time needs little memory."""
+    """Return the call in a loop that reaches a function, directly or through other functions. Return None if a
+    training step reaches the function, because the training may use the result. Also return None if a loop steps
+    through an environment, because one action at a time needs little memory."""
     found: list[CallSite] = []
     pending, seen = [function], set[Function]()
     while pending:

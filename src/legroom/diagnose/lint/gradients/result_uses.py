@@ -1,7 +1,7 @@
 """Determines what a program does with a result that has an autograd graph: whether a backward pass may use the graph.
 
-A result is followed through names, containers, tensor operations, functions in this file and their callers. A use that
-is not known counts as an escape, so that the graph may be needed.
+A result is followed through names, containers, tensor operations, functions in this file and their callers. An
+unknown use counts as `ESCAPES`, because a backward pass may need the graph.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,16 +25,18 @@ from legroom.diagnose.lint.flow.values import (
 
 
 class Use(IntEnum):
-    """What happens to a result. The higher value applies if a program uses a result several times."""
+    """How a program uses a result. The higher value applies if a program uses a result several times."""
 
     UNUSED = 0
     """The result is discarded, or only its shape is read."""
     DETACHED = 1
     """The result is only used without its graph."""
     READ = 2
-    """The result is converted to numbers, printed, compared or saved. No backward pass uses its graph."""
+    """The result is converted to numbers, printed, compared or saved. No backward pass uses the graph of the
+    result."""
     EVALUATED = 3
-    """A loss or an accuracy of the result is read, or the result is saved as an image. No backward pass uses its graph."""
+    """The program reads a loss or an accuracy that is computed from the result, or saves the result as an image. No
+    backward pass uses the graph of the result."""
     ESCAPES = 4
     """Other code receives the result, and may run a backward pass."""
 
@@ -135,8 +137,8 @@ class ResultUses:
                 return self._statement(node, parent, function, seen, depth)
 
     def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
-        """Return the use of an object whose attribute is read. If another expression has its graph, return that
-        expression."""
+        """Return the use of an object whose attribute is read. If a method returns a tensor with the same graph,
+        return the expression with that tensor instead."""
         name = attribute.attr.value
         if name in _SHAPES:
             return Use.UNUSED
@@ -163,7 +165,8 @@ class ResultUses:
     def _argument(
         self, argument: cst.Arg, function: Function, seen: set[cst.CSTNode], depth: int
     ) -> Use | cst.CSTNode:
-        """Return the use of an argument. If the result of the call has its graph, return the call."""
+        """Return the use of an argument. If the call returns a tensor with the graph of the argument, return the
+        call instead."""
         call = self.program.parent.get(argument)
         if not isinstance(call, cst.Call):
             return Use.ESCAPES

@@ -9,7 +9,8 @@ from legroom.diagnose.lint.flow.values import SELF_METHODS, ValueKind
 
 
 def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
-    """Return all names from which optimizers are created. `sources` are the expressions that create them."""
+    """Return all names from which optimizers are created. `sources` contains the expressions that create the
+    optimizers."""
     sources = list(sources)
     for call in program.calls:  # Adam(self.trained_parameters())
         if call.local is not None and any(program.inside(call.node, each) for each in sources):

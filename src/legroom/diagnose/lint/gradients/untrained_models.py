@@ -43,8 +43,8 @@ _WITHOUT_GRAPH = GRAPHLESS_METHODS | GRAPHLESS_ATTRIBUTES | (NUMBER_METHODS - {"
 
 
 def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
-    """Yield the first call to each such model, with the name of the model. The model is created in this file, its
-    parameters require gradients, and its inputs have no graph."""
+    """Yield the first call to each untrained model, with the name of the model. The model is created in this file,
+    its parameters require gradients, and its inputs have no graph."""
     reported: set[str] = set()
     for call, path, argument in _model_calls(program):
         if path in reported or call.no_grad or not call.result.has_graph:
@@ -73,8 +73,8 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
 
 
 def _model_calls(program: Program) -> Iterator[tuple[CallFact, str, cst.Arg | None]]:
-    """Yield the calls that run a model, with the path of the model. The last item is the argument that is the model, as in
-    `log_probabilities(reference, tokens)`."""
+    """Yield the calls that run a model, with the path of the model. The third item is the argument that contains the
+    model, as in `log_probabilities(reference, tokens)`, or None."""
     for call in program.calls:
         path = model_path(program, call)
         if path is not None:
@@ -139,7 +139,7 @@ def _is_returned_detached(program: Program, call: CallFact) -> bool:
 
 def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
     """Yield calls to a model in a function that trains another model, such as a generator in the step of the
-    discriminator. Another function trains the model, and first sets the gradients to zero."""
+    discriminator. A different function trains the called model, and sets its gradients to zero before it does so."""
     reported: set[str] = set()
     for call in program.calls:
         path = model_path(program, call)

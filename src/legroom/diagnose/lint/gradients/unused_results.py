@@ -22,12 +22,12 @@ _TRAINING = (
     "backward", "manual_backward", "autograd", "grad", "optim", "requires_grad", "requires_grad_", "zero_grad",
     "set_grad_enabled", "enable_grad",
 )  # fmt: skip
-"""Names in files that compute gradients."""
+"""A file that contains one of these names may compute gradients."""
 
 
 def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iterator[CallFact]:
-    """Yield the first call to a model in each loop or function that only reads the results of the model. `reported` are
-    the loops and functions with another finding."""
+    """Yield the first call to a model in each loop or function that only reads the results of the model. `reported`
+    contains the loops and functions with another finding."""
     uses: ResultUses | None = None
     evaluated: set[str] | None = None
     for call in program.calls:
@@ -127,7 +127,7 @@ def _is_called_with_fixed_data(program: Program, call: CallFact) -> bool:
 
 
 def _is_in_training_mode(program: Program, call: CallFact) -> bool:
-    """Return True if a function switches its model to training mode before the call, and not back."""
+    """Return True if a function switches its model to training mode before the call, and does not switch it back."""
     modes = [
         each.method == "train" and not (each.node.args and is_false(each.node.args[0]))
         for each in program.calls

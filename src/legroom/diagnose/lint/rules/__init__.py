@@ -1,5 +1,5 @@
-"""The lint rules, one module each. The docstring of a module is the page of its code (`CODE`). Its function `check`
-finds the problems."""
+"""The lint rules, one module each. The docstring of a module is the page of its code (`CODE`). The function `check`
+of a module finds the problems."""
 
 from importlib import import_module
 from pkgutil import walk_packages

@@ -2,9 +2,9 @@
 
 The rules follow ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. In the forward pass, torch
 allocates a contiguous copy of the input if needed (`input.contiguous` in `_convolution`), the result, then the
-workspace. In the backward pass, torch keeps this copy until the end if it computes the weight gradient. PyTorch
-allocates the input gradient and its workspace, the weight gradient and its workspace, then the bias gradient, which is
-a sum (see `reductions`). PyTorch has its own kernels for contiguous depthwise convolutions.
+workspace. In the backward pass, torch keeps the copy of the input until the end if it computes the weight gradient.
+PyTorch allocates the input gradient and its workspace, the weight gradient and its workspace, then the bias
+gradient, which is a sum (see `reductions`). PyTorch has its own kernels for contiguous depthwise convolutions.
 """
 
 from math import prod
@@ -166,8 +166,8 @@ MAX_DEFORMABLE_IMAGES = 32
 
 
 def _deformable_columns(call: OpCall) -> ScratchAlloc:
-    """Return the scratch memory of torchvision's deformable convolution. It contains the pixels that are multiplied by
-    each weight (the columns), for up to 32 images at once.
+    """Return the scratch memory of torchvision's deformable convolution. The scratch memory contains the pixels that
+    are multiplied by each weight (the columns), for up to 32 images at once.
 
     The rule follows torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates the columns twice:
     for the gradient of the input, and for the gradient of the weights.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from legroom.observe.cuda_rules.convolution.cudnn_location import CUBLAS_LT, library_paths
 
 OLDEST_VERSION = 90_800
-"""The first version that can be queried about a GPU that is not present (9.8)."""
+"""The first cuDNN version that can be queried about a GPU that is not present (9.8)."""
 
 
 class ConvOperation(IntEnum):

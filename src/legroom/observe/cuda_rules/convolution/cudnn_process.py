@@ -60,8 +60,8 @@ class CudnnProcess:
     """The connection of the traced script to the process that loads cuDNN."""
 
     def __init__(self, paths: Sequence[str], command: Sequence[str] | None = None) -> None:
-        """`command` is the command to run instead of `cudnn_worker`. The number of the socket is appended as the last
-        argument of the command.
+        """`command` is the command to run instead of `cudnn_worker`. The file descriptor of the socket is appended
+        as the last argument of the command.
         """
         self._command = list(command or _worker_command(paths))
         self._version: int | None = None
@@ -198,7 +198,7 @@ def cudnn_process() -> CudnnProcess | None:
 
 
 def installed_cudnn() -> str | None:
-    """Return the version of the cuDNN library that is installed, whether it is queried or not."""
+    """Return the version of the installed cuDNN library, even if Legroom does not query it."""
     process = cudnn_process()
     return (process.version if process else None) or packaged_version()
 

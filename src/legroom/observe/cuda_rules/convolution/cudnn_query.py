@@ -235,9 +235,9 @@ class Cudnn:
 
 @lru_cache(maxsize=1)
 def logs_skipped_kernels(functions: Any) -> bool:
-    """Return whether this library logs the kernels that it skips without a GPU. On a machine with a GPU, it is enough
-    if the library offers these kernels. The check uses a convolution for which the library prefers such a kernel. If
-    the library does not log these kernels, its results are unreliable for convolutions that such kernels might compute.
+    """Return True if this library logs the kernels that it skips without a GPU, or selects one of them because there
+    is a GPU. The check uses a convolution for which the library prefers a kernel of this kind. Otherwise, the
+    results of the library are unreliable for convolutions that these kernels might compute.
     """
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
@@ -281,7 +281,7 @@ def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:
 
 
 _TENSOR_CORE, _ROUNDS_INPUTS, _NOT_DETERMINISTIC = 0, 1, 4
-"""Numerical notes of an engine."""
+"""cuDNN's numbers for the numerical notes of an engine."""
 
 
 def _operation(descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation) -> int:

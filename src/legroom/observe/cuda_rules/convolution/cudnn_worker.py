@@ -1,5 +1,5 @@
-"""The process that loads the cuDNN library and answers queries about convolutions (see `cudnn_process`). It does not
-import torch."""
+"""The process that loads the cuDNN library and answers queries about convolutions (see `cudnn_process`). The process
+does not import torch."""
 
 import pickle
 import signal

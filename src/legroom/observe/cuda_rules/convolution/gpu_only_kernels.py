@@ -191,8 +191,8 @@ def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | N
 
 
 def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """Return the workspace size in bytes of a kernel without group support. Several groups run at once, and FFT kernels
-    copy their groups.
+    """Return the workspace size in bytes of a kernel without group support. The kernel computes several groups at
+    the same time, each with its own workspace, and FFT kernels also copy their groups.
     """
     c = one_group(problem.c)
     single = problem._replace(

@@ -81,9 +81,9 @@ LAYOUTS = {
 }
 """Maps each layout to its rules for input, output and weights, first for contiguous and then for channels-last tensors.
 
-`A`: copied with channels padded to 16 bytes, except images of one pixel (weights of pointwise convolutions only if they
-are padded). `O`: copied only if padded. `P`: copied and padded in any case. `F`: copied without padding. `U`: like `F`,
-except for a single pixel or channel, for which both layouts are equal. `G`: like `F`, except for a single image, whose
-groups are contiguous. `.`: not copied. Layout `L` also converts to float32. A lower-case layout describes one group of
-a kernel without group support. Without groups, such a kernel has the upper-case layout.
+`A`: copied with channels padded to 16 bytes, except images of one pixel (weights of pointwise convolutions only if
+they are padded). `O`: copied only if padded. `P`: copied and padded in any case. `F`: copied without padding. `U`:
+like `F`, except for a single pixel or channel, for which both layouts are equal. `G`: like `F`, except for a single
+image, whose groups are contiguous. `.`: not copied. Layout `L` also converts to float32. A lower-case layout
+describes one group of a kernel without group support. Without groups, the kernel has the upper-case layout.
 """

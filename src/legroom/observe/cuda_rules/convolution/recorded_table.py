@@ -68,7 +68,7 @@ class WorkspaceKind(NamedTuple):
     padding: int
     """Channels are padded to a multiple of this number."""
     copies: bool
-    """Whether there is a float32 copy of the weights per image."""
+    """True if there is a float32 copy of the weights per image."""
 
 
 WORKSPACE_KINDS = (

@@ -11,7 +11,8 @@ from legroom.diagnose.lint.flow.values import LOSS_FUNCTIONS, OPTIMIZER_NAMES, s
 _MODEL_METHODS = split_words(
     "eval train parameters named_parameters named_modules state_dict load_state_dict requires_grad_"
 )
-"""Methods of a model. Optimizers also have some of them, but a program does not call an optimizer."""
+"""Methods of a model. Optimizers also have a method `state_dict`, for example, but a program does not call an
+optimizer."""
 _OUTPUT_METHODS = split_words("argmax softmax log_softmax logits")
 """Methods and attributes of the output of a classifier."""
 _OUTPUT_FUNCTIONS = split_words("normalize softmax log_softmax")

@@ -13,8 +13,8 @@ from legroom.diagnose.lint.flow.values import (
 
 
 def differentiated_names(function: Function) -> frozenset[str]:
-    """Return the dotted paths of all tensors on which `backward` is called, or which it receives as an argument. The
-    operands of such a tensor are included, as in `loss = reconstruction + divergence`."""
+    """Return the dotted paths of all tensors on which `backward` is called, or that are passed to `backward`. The
+    operands of these tensors are included, as in `loss = reconstruction + divergence`."""
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
         if not isinstance(node, cst.Call):
@@ -52,8 +52,8 @@ def _summands(node: cst.CSTNode | None) -> set[str]:
 
 
 def _operand(node: cst.CSTNode) -> set[str]:
-    """Return `error` for `error.pow(2).mean()` and `torch.mean(error ** 2)`, and `output` for `F.mse_loss(output, y)`. A
-    result of one tensor has a graph only if that tensor has one."""
+    """Return `error` for `error.pow(2).mean()` and `torch.mean(error ** 2)`, and `output` for `F.mse_loss(output,
+    y)`. A result that is computed from one tensor has a graph only if that tensor has a graph."""
     if isinstance(node, cst.Call):
         method, owner = method_name(node), receiver(node)
         first = node.args[0].value if node.args else None

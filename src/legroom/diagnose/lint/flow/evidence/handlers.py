@@ -44,7 +44,8 @@ class Handlers:
     running: Mapping[cst.Call, str]
     """The calls `handler(...)` in a loop over a registry, with the last component of the registry's name."""
     dispatchers: Mapping[Function, tuple[str, cst.Call]]
-    """The functions that contain such a loop."""
+    """The functions that contain a loop over a registry, each with the name of the registry and the call in the
+    loop."""
     steps: Mapping[Function, Function]
     """The handlers that Ignite runs in every iteration, with the step function of their engine."""
 

@@ -11,8 +11,8 @@ from legroom.diagnose.lint.flow.syntax import bound_paths, dotted, is_call_of, m
 
 
 def looped_over(program: Program, node: cst.CSTNode, name: str, function: Function) -> set[str]:
-    """Return the paths to which a loop variable refers, such as `self.values` for `buffer`. The loop encloses the
-    node."""
+    """Return the paths to which a loop variable refers, such as `self.values` for `buffer`. Only loops that enclose
+    the node are searched."""
     return {
         path
         for source in _sources(program, node, name)

@@ -26,8 +26,8 @@ def called_methods(
     nodes: list[cst.CSTNode], parent: dict[cst.CSTNode, cst.CSTNode], defined: set[str]
 ) -> dict[tuple[str, str], set[str]]:
     """Return the methods that a file calls on each object, by the scope and the path of the object. The scope of
-    `self.agent` is the class, and the scope of any other path is the function. `defined` are the methods of the classes
-    in the file."""
+    `self.agent` is the class, and the scope of any other path is the function. `defined` contains the methods of the
+    classes in the file."""
     found: dict[tuple[str, str], set[str]] = {}
     for node in nodes:
         if type(node) is not cst.Call or type(node.func) is not cst.Attribute:

@@ -1,1 +1,1 @@
-"""How long a stored value lives: limits, releases and lifetimes of containers."""
+"""Determines how long a stored value lives: limits, releases and lifetimes of containers."""

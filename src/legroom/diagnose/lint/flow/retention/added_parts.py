@@ -35,7 +35,7 @@ def _includes(parts: list[cst.BaseExpression], target: str) -> bool:
 
 
 def _without(parts: list[cst.BaseExpression], target: str) -> list[cst.BaseExpression]:
-    """Return the elements of the other containers."""
+    """Return the elements of the literal containers in `parts`, except the container `target`."""
     return [
         element.value
         for each in parts

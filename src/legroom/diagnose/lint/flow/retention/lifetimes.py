@@ -35,8 +35,9 @@ from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
 def outlives_its_step(
     program: Program, store: StoreFact, *, every_step: bool = False
 ) -> LoopFact | Function | None:
-    """Return the loop that adds to the stored values, or the function that adds to them in every step. Return None if
-    the values are released. With `every_step`, other functions must release them in every step."""
+    """Return the loop that adds to the stored values, or the function that adds to them in every step. Return None
+    if the values are released. With `every_step`, a release by another function counts only if it runs in every
+    step."""
     unlimited = is_unlimited(program, store)
     if (store.bounded or is_length_limited(program, store)) and not unlimited:
         return None
@@ -60,8 +61,9 @@ def outlives_its_step(
 
 
 def outlives_call(program: Program, call: CallFact, store: StoreFact, *, every_step: bool = False) -> bool:
-    """Return True if a value that a call passes to a storing function is still stored in the next step. `store` is the
-    statement in the function that stores the value. With `every_step`, other functions must release it in every step."""
+    """Return True if a value that a call passes to a storing function is still stored in the next step. `store` is
+    the statement in the function that stores the value. With `every_step`, a release by another function counts only
+    if it runs in every step."""
     if (
         is_released_elsewhere(program, store, every_step=every_step)
         or (is_length_limited(program, store) and not is_unlimited(program, store))
@@ -163,8 +165,8 @@ def _survives_in_callers(program: Program, store: StoreFact) -> bool:
 def _argument_survives(
     program: Program, function: Function, parameter: str, seen: frozenset[Function]
 ) -> bool:
-    """Return True if the argument of a function is the same object in each step. Callers of a model in other files
-    pass new lists of features."""
+    """Return True if the argument of a function is the same object in each step. For a `forward` method without
+    calls in this file, return False, because its callers usually pass new lists."""
     if not function.call_sites:
         return not is_forward(program, function)
     if _keeps_default(program, function, parameter):
@@ -292,7 +294,8 @@ _INSPECTING = {"print", "float", "int", "str", "round", "format", "repr"}
 
 
 def is_local(store: StoreFact) -> bool:
-    """Return True if the stored value is released when the function returns. A rebound name or parameter is local."""
+    """Return True if the stored value is released when the function returns. A name or parameter that the function
+    assigns again is local."""
     is_item = isinstance(store.node, cst.AugAssign) and isinstance(store.node.target, cst.Subscript)
     adds_to_dict = is_item and store.previous.mapping  # totals["loss"] += loss
     if store.how in {"assign", "augment"} and "." not in store.target and not adds_to_dict:

@@ -27,8 +27,8 @@ def is_unlimited(program: Program, store: StoreFact) -> bool:
 
 
 def is_replayed(program: Program, target: str) -> bool:
-    """Return True if the program draws random entries of a container, as from a replay buffer. Such a container keeps its
-    entries for many steps, even if it has a limit."""
+    """Return True if the program draws random entries of a container, as from a replay buffer. A replay buffer keeps
+    its entries for many steps, even if it has a limit."""
     return last_name(target) in program.drawn_names
 
 

@@ -118,7 +118,8 @@ def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
 
 
 def is_length_limited(program: Program, store: StoreFact) -> bool:
-    """Return True if a condition on the container's length, or on a counter, limits the store."""
+    """Return True if a condition on the container's length, or on a counter, limits how often the value is
+    stored."""
     inner: cst.CSTNode = store.node
     for each in program.ancestors(store.node):
         if isinstance(each, (cst.If, cst.While)) and inner is not each.orelse and _limits(each.test, store):
@@ -164,8 +165,9 @@ _COUNTER = re.compile(
 
 
 def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: bool = False) -> bool:
-    """Return True if a value that a function stores is released by other code. A sum or a state that is only set to zero in
-    each epoch keeps the graphs of the epoch alive. With `every_step`, this also applies to a list."""
+    """Return True if a value that a function stores is released by other code. A sum or a state that is only set to
+    zero in each epoch keeps the graphs of the epoch alive. With `every_step`, a list that is only cleared in each
+    epoch is not released either."""
     return is_released(
         program,
         store.target,

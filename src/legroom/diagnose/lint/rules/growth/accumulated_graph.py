@@ -215,7 +215,8 @@ def _is_passed_by_caller(program: Program, store: StoreFact) -> bool:
 
 
 def _is_passed_directly(function: Function, name: str) -> bool:
-    """Return True if callers pass the value itself. The result of a comprehension is easier to fix where it is stored."""
+    """Return True if a caller passes a value with a graph that is not a comprehension. The result of a comprehension
+    is easier to detach in the statement that stores it."""
     new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
     return any(
         not isinstance(argument.value, new) and site.values.get(name, UNKNOWN).has_graph
@@ -357,8 +358,8 @@ def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
 
 
 def _is_for_any_value(store: StoreFact) -> bool:
-    """Return True if a function stores whatever its callers pass: any number of arguments, the fields of a record, or the
-    values of a meter. Such a function is correct, and the mistake is in the call."""
+    """Return True if a function is meant to store any value: it accepts any number of arguments, the fields of a
+    record, or the values of a meter. The function is then correct, and the mistake is in the call."""
     function = store.function
     names = [name for name, each in function.stored_parameters.items() if each.node is store.node]
     stored = function.stored_parameters.keys() & set(function.parameters)
@@ -519,8 +520,9 @@ def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
 
 
 def _is_reported_at_store(store: StoreFact) -> bool:
-    """Return True if the store itself is reported. The caller of a callback does not know what the callback stores, and a
-    method such as `update_center`, which only its own object calls, updates its own state."""
+    """Return True if the finding is reported at the statement that stores the value, and not at the call. The caller
+    of a callback does not know what the callback stores, and a method such as `update_center`, which only its own
+    object calls, updates its own state."""
     function = store.function
     is_called = function.name == "__call__"  # self.average(loss)
     callers = {dotted(site.call.func if is_called else receiver(site.call)) for site in function.call_sites}

@@ -101,8 +101,8 @@ def _is_retry(program: Program, call: CallFact, attempt: cst.Try) -> bool:
 
 
 def _calls_again(call: CallFact, tried: set[str | None]) -> bool:
-    """Return True if a function such as `split_and_retry` calls what the `try` block called, or the function that contains
-    the block."""
+    """Return True if a function such as `split_and_retry` calls the function that the `try` block called, or the
+    function that contains the block."""
     if call.local is None:
         return False
     called = {dotted(each.func) for each in walk(call.local.body) if isinstance(each, cst.Call)}

@@ -106,8 +106,8 @@ def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
 
 
 def _continues(program: Program, store: StoreFact) -> bool:
-    """Return True if the function computes with tensors after it stored the exception. The reference ends with the
-    function."""
+    """Return True if the function computes with tensors after it stored the exception. The exception is released
+    when the function returns."""
     if isinstance(store.function.node, cst.Module):
         return True
     return any(

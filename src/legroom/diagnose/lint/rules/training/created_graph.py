@@ -230,7 +230,8 @@ def _may_have_graph(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _may_differentiate(program: Program, call: CallFact, names: set[str]) -> bool:
-    """Return True if a call runs a backward pass through one of the names, or is an unknown function that may."""
+    """Return True if a call runs a backward pass through one of the names, or if the called function is unknown and
+    may do so."""
     read = names_with_graph(call.node)
     if not names & read or call.no_grad:
         return False

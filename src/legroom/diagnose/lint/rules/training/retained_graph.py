@@ -107,8 +107,8 @@ def _is_repeated(program: Program, call: CallFact) -> bool:
 
 
 def _is_separate(program: Program, first: CallFact) -> bool:
-    """Return True if no later backward pass of the iteration uses a value from which the first loss is computed. Values
-    that other code computed may be used by both."""
+    """Return True if no later backward pass of the iteration uses a value from which the first loss is computed.
+    Both passes may use a value that other code computed."""
     loop = first.loops[-1] if first.loops else None
     others = [
         each
@@ -246,7 +246,7 @@ def _used_with_graph(program: Program, call: CallFact, loop: LoopFact | None) ->
 
 
 def _accumulates(program: Program, call: CallFact) -> bool:
-    """Return True if the loss is a sum over all steps. Without the argument, the second step would fail."""
+    """Return True if the loss is a sum over all steps. Without `retain_graph=True`, the second step would fail."""
     read = names_in(call.node)
     return any(
         store.uses_old_value and store.target in read and any(loop in store.loops for loop in call.loops)
@@ -255,7 +255,8 @@ def _accumulates(program: Program, call: CallFact) -> bool:
 
 
 def _has_unfixable_state(program: Program) -> bool:
-    """Return True if a state without an automatic fix is carried between steps. Without the argument, the second step would fail."""
+    """Return True if a state is carried between steps and has no automatic fix. Without `retain_graph=True`, the
+    second step would fail."""
     return any(not problem.edits for problem in carried_state.check(program))
 
 

@@ -79,7 +79,8 @@ def _loading_functions(program: Program) -> set[Function]:
 def _called_functions(
     program: Program, node: cst.BaseExpression, scope: Function, depth: int = 0
 ) -> set[Function]:
-    """Return the functions that a `collate_fn` runs: a function, `partial(function, ...)`, or a name for either."""
+    """Return the functions that a `collate_fn` runs: a function, `partial(function, ...)`, or a name that refers to
+    one of these."""
     path = dotted(node) or ""
     found = program.function_named(path, scope)
     if found is not None:

@@ -474,7 +474,7 @@ def _keeps_results(program: Program, call: CallFact, loop: LoopFact | None) -> b
 
 
 def _prints(program: Program, call: CallFact) -> bool:
-    """Return True if a result is an argument of a function that is not known."""
+    """Return True if a result is an argument of an unknown function."""
     argument = program.parent[call.node]
     outer = program.parent.get(argument)
     name = program.imports.qualified(outer.func) if isinstance(outer, cst.Call) else None

@@ -103,8 +103,8 @@ def _is_on_gpu(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _is_computed(program: Program, node: cst.BaseExpression) -> bool:
-    """Return True for the result of a model or of a function in this file. `torch.tensor(...)` may be in host
-    memory."""
+    """Return True for the result of a model or of a function in this file. The result of `torch.tensor(...)` does
+    not count, because it may be in host memory."""
     call = next((each for each in program.calls if each.node is node), None)
     if call is None:
         return False
