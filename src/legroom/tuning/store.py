@@ -180,7 +180,8 @@ class StudyStore:
             self._storage.set_trial_state_values(identity, state, values)
 
     def _rest(self, record: TrialRecord) -> dict[str, Any]:
-        """Return a record without its reports. `steps` is the number of valid reports, or None if all are valid."""
+        """Return a record without its reports. The entry `steps` contains the number of valid reports, or None if all
+        reports are valid."""
         stored = record.as_dict()
         reports = len(stored.pop("reports"))
         stored["steps"] = None if reports == self._reports.get(record.number, 0) else reports

@@ -101,8 +101,8 @@ class Study:
 
     @property
     def best_trials(self) -> list[TrialRecord]:
-        """The Pareto front: the trials that no other trial surpasses in all metrics. With one metric, the front contains
-        the trials with the best value."""
+        """The Pareto front. A trial is on the front if no other trial is at least as good in all metrics and better in
+        one. With one metric, the front contains the trials with the best value."""
         signs = [1.0 if mode == "min" else -1.0 for _, mode in self.objectives]
         scores: dict[int, tuple[float, ...]] = {}
         for trial in self.ranked:

@@ -10,8 +10,8 @@ from legroom.tuning.job import TuneJob
 from legroom.tuning.trial.records import TrialRecord, TrialState
 
 SAME_NAME = 0.85
-"""If two names are more similar than this, one of them is misspelled (`los` and `loss`, but not `loss_g` and
-`loss_d`)."""
+"""If the similarity of two names is above this value, one of them is treated as a misspelling (`los` and `loss`, but
+not `loss_g` and `loss_d`)."""
 ALIKE_FAILURES = 3
 """The number of trials that fail for the same reason before the study ends, if no trial has reported the metric."""
 _NUMBER = re.compile(r"\d+")
@@ -42,7 +42,8 @@ def missing_metric_reason(job: TuneJob, record: TrialRecord) -> str:
 
 
 def raise_if_all_fail_alike(job: TuneJob, records: Sequence[TrialRecord], output: Path) -> None:
-    """Raise an error if the first trials fail for the same reason. `output` is the output of the last of them."""
+    """Raise an error if the first trials fail for the same reason. `output` is the file with the output of the last
+    failed trial."""
     failed = [record for record in records if record.state is TrialState.FAILED]
     is_alike = len({_NUMBER.sub("0", record.reason) for record in failed}) == 1
     if len(failed) >= ALIKE_FAILURES and is_alike and not _has_metric(job, records):

@@ -28,7 +28,7 @@ from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, Tria
 from legroom.tuning.trial.trial import remove
 
 MAX_REJECTED = 20
-"""The maximum number of configurations that can never fit, per requested trial. If there are more such configurations,
+"""The maximum number of configurations that can never fit, per requested trial. If more configurations are rejected,
 the study ends, because almost no configuration in the space fits."""
 
 
@@ -463,8 +463,8 @@ class StudyRunner:
         record.memory = replace(known, ooms=max(known.ooms, ooms))
 
     def _value(self, record: TrialRecord) -> float | None:
-        """Return the value of a trial: its best report, or with several metrics, the latest report with all of them. The
-        result is the value of the first metric."""
+        """Return the best reported value of a trial. If the study has several metrics, return the first metric of the
+        latest report that contains all metrics."""
         if not self.job.more_objectives:
             return record.value(self.job.metric, self.job.mode)
         values = record.objective_values(self.job.objectives)

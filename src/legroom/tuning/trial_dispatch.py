@@ -29,8 +29,8 @@ from legroom.tuning.trial.trial import THE_METRIC, ReportMessage
 PREPARED_PER_SLOT = 4
 """If the search does not learn from results, this many trials are prepared for each trial that can run at the same time."""
 MANY_MICRO_BATCHES = 8
-"""A trial with more than this many times the usual number of micro-batches is slow. If the searcher chooses the
-order, slow trials start last."""
+"""A trial is treated as slow if its number of micro-batches is more than this many times the median. If the searcher
+chooses the order, slow trials start last."""
 STUCK_SECONDS = 5.0
 """The time in seconds before a trial that finds no free memory is estimated again. The memory of a trial that just ended
 may not be free yet."""
@@ -173,9 +173,9 @@ class TrialDispatcher:
     # ------------------------------------------------------------ choosing the next trial
 
     def _target_count(self) -> int:
-        """Return the number of trials that should be ready to start. If the search learns from results, the number is one,
-        plus one whenever no ready trial fits a free GPU. If the searcher chooses the start order, the number includes
-        all proposals."""
+        """Return the number of trials that should be ready to start. If the search learns from results, one trial is
+        ready, and one more is prepared whenever no ready trial fits on a free GPU. If the searcher chooses the start
+        order, all of its random proposals are prepared at once."""
         if self._runner.startup_count is not None:
             return len(self._ready) + self._runner.startup_count
         if not self._runner.learns:
@@ -183,8 +183,8 @@ class TrialDispatcher:
         return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
 
     def _max_pending(self) -> int:
-        """Return the number of proposals that may wait for their estimates. If the searcher chooses the start order, all
-        random proposals may wait at first, and later one at a time."""
+        """Return the number of proposals that may wait for their estimates. If the searcher chooses the start order,
+        all random proposals may wait at the same time. Later proposals are made one at a time."""
         among = self._runner.startup_count
         if among is None:
             return self._ahead - 1
@@ -192,7 +192,7 @@ class TrialDispatcher:
 
     def _waiting(self) -> dict[int, Admission]:
         """Return the trials that may start if there is enough memory. If the searcher chooses the start order, trials
-        with many micro-batches start when no other trials are left."""
+        with many micro-batches start only after all other trials."""
         quick = self._not_heavily_split()
         if self._runner.startup_count is not None and (quick or not self._runner.is_over):
             return quick
@@ -215,9 +215,9 @@ class TrialDispatcher:
 
     @property
     def _is_crowded(self) -> bool:
-        """True if another trial would share a CPU core with an estimate for which other trials wait. Sharing the core
-        would delay all these trials. Estimates of micro-batches have a lower priority than trials, so this check
-        ignores such estimates."""
+        """True if a new trial would use the CPU core of an estimate for which other trials wait. The new trial would
+        slow down the estimate and therefore delay the waiting trials. Estimates of micro-batches are not considered,
+        because they have a lower priority than trials."""
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
         uses_all_cores = (self.running + 1) * self._job.ranks >= processors()
         return self.running > 0 and uses_all_cores and is_traced_here and self._runner.has_unseen_configs
@@ -240,9 +240,9 @@ class TrialDispatcher:
         self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
-        """Return the minimum size of a GPU for a trial that ran out of memory. After the first failure, the size is 0,
-        so the trial gets any GPU to itself. After a second failure, the result is the size of a larger GPU. The result
-        is None if there is no larger GPU."""
+        """Return the minimum size of a GPU for a trial that ran out of memory. After the first failure, the result is
+        0, so that the trial runs alone on a GPU of any size. After a second failure, the result is the size of a larger
+        GPU. The result is None if there is no larger GPU."""
         if not trial.is_alone and number not in self._alone:
             return 0
         sizes = trial.candidate_sizes
@@ -298,8 +298,9 @@ class TrialDispatcher:
 
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
-    """Return the number of trials to prepare. The dispatcher chooses among these trials. The number is small if the
-    searcher learns from results or if time is limited. Without GPUs, no choice is needed."""
+    """Return the number of trials to prepare. The dispatcher chooses the next trial to start among the prepared trials.
+    The number is small if the searcher learns from results or if time is limited. Only a few trials are prepared
+    without GPUs, because any trial can then start next."""
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 

@@ -39,7 +39,8 @@ class HostLink(Protocol):
         """Make the compute stream wait for a copy."""
 
     def abandon(self, copy: torch.Tensor) -> None:
-        """Handle the case that a device copy is freed before `wait` was called."""
+        """Keep the memory of a device copy valid until the copy is complete, if the copy is freed before `wait` was
+        called."""
 
 
 def host_link(device: torch.device) -> HostLink:

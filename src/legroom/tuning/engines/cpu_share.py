@@ -31,7 +31,8 @@ class CpuShare:
         self.file, self._ranks, self._written = file, ranks, 0
 
     def divide(self, trials: int, *, is_tracing: bool) -> None:
-        """Divide the cores by the number of running trials. `is_tracing` is True if a configuration is being traced."""
+        """Divide the CPU cores by the number of running processes, and write the number of threads to the file.
+        `is_tracing` is True if a configuration is being traced."""
         share = max(1, (processors() - int(is_tracing)) // (max(1, trials) * self._ranks))
         if share == self._written:
             return

@@ -33,8 +33,8 @@ class TuneEngine(Protocol):
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM end a study in the same way as Ctrl-C, and then the program. This function works only in the main
-    thread."""
+    """Make SIGTERM stop the study in the same way as Ctrl-C. The program then exits. This function works only in the
+    main thread."""
 
     def interrupt(*_: object) -> None:
         raise SystemExit(128 + signal.SIGTERM)

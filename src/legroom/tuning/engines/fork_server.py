@@ -1,7 +1,8 @@
 """Starts the processes of a study (trials and the tracing process).
 
 Where processes can fork, a server process forks them. The server has already imported the modules that these processes
-need, so a fork takes a fraction of a second. On other systems, each process is a new one that imports its modules.
+need, so a fork takes a fraction of a second. On other systems, each process starts from scratch and imports its
+modules.
 
 Each process that runs a search has one server. The server starts first, so it imports modules while the study is
 prepared. The server is reused for further studies. The local engine and Ray's workers use the server. The server
@@ -130,7 +131,8 @@ class StudyProcess:
 
     @classmethod
     def start(cls, server: str | None, task: Any) -> Self:
-        """Start a process that runs the task. A server returns after its imports, when the process exists."""
+        """Start a process that runs the task. If there is a server, this call waits until the server has imported its
+        modules and forked the process."""
         if server is None:
             return cls._spawn(task)
         try:

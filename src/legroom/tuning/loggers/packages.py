@@ -19,11 +19,11 @@ cores."""
 
 
 class FailSafeLog:
-    """A log whose errors affect nothing else. After the first error, which is reported, nothing is written."""
+    """A log that does not raise errors. The first error is reported, and nothing is written to the log afterwards."""
 
     name: str
     subject: str
-    """The activity that continues without the log, for example `The study`."""
+    """The activity that continues if the log fails, for example `The study`."""
 
     def __init__(self) -> None:
         self._is_broken = False

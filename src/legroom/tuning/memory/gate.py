@@ -7,9 +7,9 @@ interpolation. Full batches have priority over micro-batches, because configurat
 
 Two configurations share an estimate if they differ only in parameters that do not affect memory, such as a learning
 rate. These parameters are determined by tracing. If both ends of a float range request exactly the same memory as the
-first configuration, the range is ignored in the comparison. Earlier tests would have no benefit, so this test waits
-until two configurations differ only in such ranges. Integers and choices are always compared, unless the user lists
-the parameters that affect memory.
+first configuration, the range is ignored in the comparison. A range is tested only when two configurations differ in
+nothing but untested ranges, because the result is not needed earlier. Integers and choices are always compared, unless
+the user lists the parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
@@ -41,7 +41,7 @@ MAX_TRACES = 4
 NEAR = 0.75
 """The search stops at a micro-batch of at least this fraction of the smallest micro-batch that does not fit."""
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
-"""The priorities of traces. Full batches come first, then micro-batches, then the endpoints of ranges."""
+"""The priorities of traces. Full batches are traced first, then micro-batches, then the endpoints of ranges."""
 OOM_MARGIN = 1.05
 """The factor by which the measured memory of a failed trial is multiplied. A trial that ran out of memory needed more
 than it used."""
@@ -101,8 +101,8 @@ class MemoryGate:
         """The float ranges that were not yet tested for their influence on memory."""
         self._known: list[_TracedConfig] = []
         self._correction = 0
-        """The number of bytes by which estimates have been too low. The amount is absolute, because memory that is
-        not traced (an evaluation) does not grow with the estimate."""
+        """The number of bytes by which estimates have been too low. The correction is added as a fixed number of bytes,
+        because untraced memory, such as the memory of an evaluation, does not grow with the estimate."""
         self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._unseen: set[Future[Admission]] = set()

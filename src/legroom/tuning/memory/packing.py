@@ -1,9 +1,9 @@
-"""Assigns trials to GPUs. Several trials share a GPU if their safe bounds fit together.
+"""Assigns trials to GPUs. Several trials share a GPU if the sum of the upper bounds on their memory fits on the GPU.
 
-Every trial has its own process with a CUDA context, so each bound includes a context. The first trial in the planned
-start order that fits now is started. Until runtimes are known, the largest trial starts first. A trial starts on the
-GPU where it leaves the least memory free. If other trials have overtaken a trial too often, that trial gets the next
-free GPU. If the batch fits a free GPU without being split, the trial is placed on that GPU.
+Every trial has its own process with a CUDA context, so each bound includes a context. The next trial is the first trial
+in the planned start order that fits into the free memory. Until runtimes are known, the largest trial starts first. A
+trial starts on the GPU where it leaves the least memory free. If other trials have overtaken a trial too often, that
+trial gets the next free GPU. If the batch fits a free GPU without being split, the trial is placed on that GPU.
 """
 
 from collections import Counter
@@ -16,8 +16,8 @@ from legroom.tuning.memory.runtime_model import RuntimeSamples
 from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order
 
 MAX_OVERTAKEN = 12
-"""The number of times per slot that other trials may start before a waiting trial. Keeping a GPU empty for the waiting
-trial earlier would cost more time than the wait (see bench.tuning.packing)."""
+"""The number of times per slot that other trials may start before a waiting trial. A lower limit would keep GPUs empty
+for waiting trials earlier, which costs more time than it saves (see bench.tuning.packing)."""
 
 MARGIN = 50
 """A trial gets 1/50 of a real GPU in addition to its bound, if this memory is free."""
@@ -177,7 +177,8 @@ class Packer:
     def _find_gpus(self, admission: Admission, exclusive: int | None) -> list[tuple[TrialGpu, Fit]] | None:
         """Return one GPU per rank, all with the same micro-batch, or None if there is not enough free memory.
 
-        With `exclusive`, the trial gets GPUs to itself, of at least this size.
+        If `exclusive` is set, the trial shares its GPUs with no other trial, and each GPU has at least `exclusive`
+        bytes.
         """
         options: list[_GpuOption] = []
         for gpu in self.gpus:
@@ -222,6 +223,6 @@ class Packer:
 
 
 def _margin(gpu: TrialGpu) -> int:
-    """Return the number of bytes that are reserved in addition to the bound. A kernel on a real GPU may allocate
-    memory that no rule models."""
+    """Return the number of bytes that are reserved in addition to the bound. A kernel on a real GPU may allocate memory
+    that the estimate does not include."""
     return 0 if gpu.virtual else gpu.memory // MARGIN

@@ -123,7 +123,7 @@ class RuntimeModel:
 
     def _features(self, config: Config, size: int) -> list[float]:
         """Return the features of a configuration: a constant, log2 of the memory, the position in each range (centered
-        at 0), and one entry for each option in a choice. The entries of inactive parameters are zeros."""
+        at 0), and one entry for each option in a choice. If a parameter is inactive, its entries are zeros."""
         features = [1.0, math.log2(size) if size else 0.0]
         for parameter in self._space.parameters:
             domain, is_set = parameter.domain, parameter.name in config
@@ -188,7 +188,7 @@ def _remaining(
     rng: random.Random,
 ) -> list[float]:
     """Return samples of the time that a running trial still needs. Samples below the elapsed time are dropped. If no
-    sample is left, the runtime still needed is predicted to equal the elapsed time."""
+    sample is left, the remaining time is assumed to be equal to the elapsed time."""
     known = [observation.pace] if observation.reports else paces.samples(observation.features)
     more = [length - elapsed for length in _products(known, reports.samples(observation.features), rng) if length > elapsed]  # fmt: skip
     return rng.choices(more or [elapsed], k=SAMPLES)

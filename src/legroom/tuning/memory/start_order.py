@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
-"""Weights of the runtime relative to the size of a trial. A large trial fits only while much memory is free, and a
-long trial must not start last."""
+"""Trials are sorted by size plus weighted runtime, once with each of these weights. A large trial starts early because
+it needs much free memory, and a long trial starts early so that it does not end last."""
 MAX_SIMULATIONS = 16 * 32 * 32
 """The limit for the product of the number of samples and the square of the number of trials. This limit corresponds
 to about 10 ms of simulation."""

@@ -20,8 +20,8 @@ OUTPUT = "output.txt"
 SUGGESTED = "suggested:"
 """The prefix of replies with a parameter that the function suggested."""
 TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
-"""The maximum time in seconds for a trace, and for a trace with low priority. After this time, the trial runs without
-an estimate."""
+"""The maximum time in seconds for an urgent trace, and for a trace in the background. After this time, the trial runs
+without an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,7 @@ class TraceResult:
     reserved: int
     safe: int
     fits: tuple[bool, ...]
-    """One flag for each GPU. A flag is True if a replay of the allocator with the capacity of that GPU succeeds in
-    all cases."""
+    """For each GPU, True if the memory requests and a margin for uncertain allocations fit on this GPU."""
     batch_size: int | None
     """The size of the largest batch that was passed to a guard."""
     min_micro_batch: int

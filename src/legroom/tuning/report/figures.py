@@ -21,7 +21,7 @@ Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "ope
 """The final state of a trial in the charts. A trial has finished, has finished in micro-batches, was stopped early,
 was rejected because it cannot fit, failed with an error, ran out of memory, or is not finished."""
 MAX_TICKS = 64
-"""The maximum number of values of a range with steps that are passed to the charts as tick labels."""
+"""A range with more steps than this has no list of values, so the charts choose its tick labels."""
 MAX_CURVE_POINTS = 200
 """The maximum number of points of a learning curve. More points would not be visible on a screen."""
 

@@ -6,9 +6,9 @@ trials. The variation between the groups is divided by the total variation, whic
 used because a single diverged trial would otherwise outweigh all other trials. The epsilon-squared correction removes
 the differences that chance alone causes between small groups. Interactions between parameters are not included.
 
-`optuna.importance` is not used. For 400 trials of pure noise, its fANOVA takes 10 s and attributes 80% to one
-parameter. A single diverged trial changes the order of the parameters in `optuna.importance`. Conditional parameters
-are omitted.
+`optuna.importance` is not used. For 400 trials of pure noise, Optuna's fANOVA takes 10 s and attributes 80% of the
+variation to one parameter. A single diverged trial changes the order of the parameters in `optuna.importance`.
+Conditional parameters are omitted.
 """
 
 from collections.abc import Mapping, Sequence

@@ -44,8 +44,8 @@ class Scheduler(Protocol):
     """
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
-        """Handle the report of trial `number` and return the decision. `value` is the metric at `step`, which is not
-        negated for `mode="max"`."""
+        """Handle the report of trial `number` and return the decision. `value` is the metric at `step`, as reported by
+        the trial. It is not negated for `mode="max"`."""
 
     def ended(self, number: int) -> None:
         """Record that trial `number` will send no further reports."""

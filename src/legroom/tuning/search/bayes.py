@@ -158,7 +158,8 @@ class BayesSearcher:
         return numpy.array(rows).reshape(len(points), len(self._ranges))
 
     def _fitted(self) -> BayesianOptimization:
-        """Return an optimizer in which all results are registered. Penalties depend on all known results."""
+        """Create a new optimizer and register all results. The optimizer cannot be reused, because a new result changes
+        the penalties of earlier results."""
         optimizer = BayesianOptimization(
             f=None, pbounds=self._bounds, random_state=self._rng, verbose=0, allow_duplicate_points=True
         )

@@ -41,8 +41,8 @@ FIT_LENGTH, FIT_NOISE = 0.7, 0.05
 """The length scale and noise of the model that predicts whether a point fits. The noise lets the model represent a
 sharp boundary."""
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
-"""If a point fits with less than this probability, the probability is multiplied by this factor, because the
-improvement of such points is overestimated."""
+"""If the predicted probability that a point fits is below MIN_PROBABILITY, it is multiplied by UNLIKELY_FACTOR, because
+the expected improvement of these points is overestimated."""
 RUNTIME_EXPONENT = 0.5
 """The exponent of the runtime in the score."""
 MIN_TRIALS, RIDGE = 4, 0.1
@@ -123,7 +123,8 @@ def _seconds(candidates: Points, observed: Observations) -> Numbers:
 
 
 class _GaussianProcesses:
-    """Gaussian processes (Matérn 5/2), one per sample of the length scales, computed together. The first axis is the sample."""
+    """Gaussian processes (Matérn 5/2) that are computed together, one per sample of the length scales. The first axis
+    of each array is the index of the sample."""
 
     def __init__(self, points: Points, values: Numbers, length_scales: Numbers, noises: Numbers) -> None:
         self._points, self._values, self._length_scales, self._noises = points, values, length_scales, noises

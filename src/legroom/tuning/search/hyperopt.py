@@ -120,7 +120,7 @@ def _sampled(domain: AnyDomain, value: Any) -> Any:
 
 
 def _has_multiples(domain: FloatRange) -> bool:
-    """Return True if the steps are multiples of `step`, which HyperOpt supports directly."""
+    """Return True if all values of the range are multiples of `step`. HyperOpt supports only these stepped ranges."""
     return domain.step is not None and math.isclose(
         domain.low / domain.step, round(domain.low / domain.step), abs_tol=1e-9
     )

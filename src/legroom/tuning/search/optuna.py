@@ -130,6 +130,6 @@ def _suggested(trial: optuna.Trial, name: str, domain: AnyDomain) -> Any:
 
 
 def _internal_value(domain: AnyDomain, value: Any) -> Any:
-    """Return the value by which the sampler represents a parameter value. For a power of two, the result is the
+    """Convert a parameter value to the value that Optuna's sampler uses. For a power of two, the result is the
     exponent."""
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

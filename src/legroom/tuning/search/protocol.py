@@ -36,8 +36,8 @@ class Searcher(Protocol):
     """
 
     startup_trials: int | None
-    """The number of first proposals that do not depend on results, or None if no proposal depends on results. Such
-    proposals can be requested early."""
+    """The number of proposals at the start that do not depend on results, or None if no proposal ever depends on
+    results. These proposals can be requested before any trial has ended."""
 
     def propose(self, number: int) -> Config | None:
         """Return the configuration of trial `number`, or None if there are no further configurations."""

@@ -3,7 +3,7 @@
 With the same seed and the same results, all searchers propose the same configurations as Ray Tune's searchers
 (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`). Proposals differ once a configuration can
 never fit: Ray's searchers receive an error, while Legroom's searchers receive the amount by which the configuration
-exceeds the memory. Proposals start in the same order, unless the searcher is an `OrderingSearcher`.
+exceeds the memory. Trials start in the order in which they are proposed, unless the searcher is an `OrderingSearcher`.
 """
 
 import sys

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FloatRange:
-    """A range from `low` to `high`, both included. With `log`, values are uniform in the logarithm. With
-    `step`, values are multiples of `step` from `low`. `points` is the number of grid points."""
+    """A range from `low` to `high`, both included. With `log`, values are uniform in the logarithm. With `step`, the
+    values are `low`, `low + step`, `low + 2 * step`, and so on. `points` is the number of grid points."""
 
     low: float
     high: float
@@ -159,7 +159,8 @@ class Sampled:
     """Values that a function returns, as in Ray Tune's `sample_from`. Only random search supports such values."""
 
     function: Callable[..., Any] | None = field(default=None, compare=False)
-    """The function, which may take the configuration so far. None in a study that was loaded from disk."""
+    """A function that returns a value. It may take the parameters chosen so far as its argument. If the study was
+    loaded from disk, the function is None."""
 
     is_range = False
 

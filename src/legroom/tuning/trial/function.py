@@ -117,8 +117,8 @@ class TrainFunction:
 
     @property
     def imports(self) -> list[str]:
-        """The modules outside the file's folder that the file imports, and names in them that may be modules. These
-        modules can be imported before the file is imported."""
+        """The names of the modules that the file imports from outside its own folder. In `from ray import tune`, `tune`
+        may also be a module, so `ray.tune` is included. These modules can be imported before the file is imported."""
         try:
             tree = ast.parse(Path(self.file).read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -199,7 +199,7 @@ def _positional_count(function: ast.FunctionDef) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainParameters:
-    """The names of the parameters that a training function receives, or None for those that it does not have."""
+    """The names of a training function's parameters. A name is None if the function has no such parameter."""
 
     config: str | None = None
     trial: str | None = None

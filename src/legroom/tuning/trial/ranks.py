@@ -38,8 +38,8 @@ class RankGroup:
     def reported(
         self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
     ) -> Answers:
-        """Handle a report of a rank. Return the actions of the ranks that are answered. `decide` is called once per
-        step, with rank 0's report."""
+        """Handle a report of a rank. Return the action of each rank that does not have to wait longer. `decide` is
+        called once per step, with rank 0's report."""
         ranks = [rank]
         if rank == 0:
             self._decided[message.step] = decide(message)
@@ -52,7 +52,8 @@ class RankGroup:
         return dict.fromkeys(ranks, self._decided[message.step])
 
     def ended(self, rank: int, end: TrialExit) -> Answers:
-        """Handle the exit of a rank. Return the actions of the ranks that were waiting for that rank."""
+        """Handle the exit of a rank. If rank 0 has exited, return the actions of the ranks that were waiting for its
+        decision."""
         self.ends[rank] = end
         if _went_wrong(end) and self._deadline is None:
             self._deadline = time.monotonic() + GRACE

@@ -47,7 +47,7 @@ def ray_session(trial: "Trial", *, needed: bool) -> Iterator[None]:
 
 
 def report_of_session() -> Callable[[dict[str, Any]], None]:
-    """Return the function that reports to the current Ray session, even while `ray_session` is active."""
+    """Return the function that reports to Ray's own session, even if `ray_session` has replaced `ray.tune.report`."""
     from ray import tune
 
     report: Callable[[dict[str, Any]], None] = getattr(
@@ -61,7 +61,7 @@ class _Session:
     replaced session, because on a cluster, Ray Tune uses them in another thread of the worker."""
 
     world_rank = None
-    """None, because Ray uses this value to distinguish a Ray Tune trial from a Ray Train worker."""
+    """The rank must be None, because Ray uses it to distinguish a Ray Tune trial from a Ray Train worker."""
 
     def __init__(self, trial: "Trial", original: Any = None) -> None:
         self._trial, self._original = trial, original

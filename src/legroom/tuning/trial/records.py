@@ -32,8 +32,8 @@ class TrialState(StrEnum):
     FINISHED = "finished"
     """The function returned."""
     STOPPED = "stopped"
-    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. The reports of the
-    trial are used."""
+    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. Its reports still count
+    as results."""
     FAILED = "failed"
     """The function raised an exception, or its process died."""
     OUT_OF_MEMORY = "out-of-memory"
@@ -67,7 +67,7 @@ class TrialMemory:
 
     predicted: int | None = None
     safe: int | None = None
-    """The upper bound. This memory was reserved for the trial."""
+    """The upper bound. This number of bytes was reserved for the trial."""
     actual: int | None = None
     """The measured peak."""
     batch_size: int | None = None
@@ -105,7 +105,7 @@ class TrialRecord:
     ended: float | None = None
     """The time in seconds since the start of the study."""
     attempts: int = 0
-    """The number of starts. This number is 1 unless the trial was interrupted, paused or ran out of memory."""
+    """The number of starts. A trial starts more than once if it was interrupted, was paused or ran out of memory."""
     checkpoint: str | None = None
     """The path of the checkpoint of the best report."""
     last_checkpoint: str | None = None

@@ -42,7 +42,8 @@ FULL_DISK_BYTES = 1 * MiB
 
 
 THE_METRIC = ""
-"""The name of a value that the function reports or returns without a name. The value belongs to the study's metric."""
+"""The name of a value that the function reports or returns without a name. This value is stored as the study's
+metric."""
 
 
 class DiskFull(LegroomError):  # noqa: N818
@@ -88,7 +89,8 @@ class Trial:
     """The device for the model: `cuda` or `cpu`."""
     rank: int = 0
     ranks: int = 1
-    """The number of processes in this trial. If there are several, the process group is initialized."""
+    """The number of processes in this trial. If a trial has several processes, their process group is already
+    initialized."""
     checkpoint: str | None = None
     """The checkpoint from which the trial continues, or None for a new trial. The checkpoint is a path that was
     passed to `report`, or a file that `report` wrote."""

@@ -1,7 +1,7 @@
 """Runs a trial inside a Ray worker. The function runs as in the local engine, but its reports are sent through Ray Tune.
 
-Every trial has its own process, so its memory is always freed. This process is either the worker, which exits with the
-trial, or a process that is forked while Ray reuses its worker.
+Every trial has its own process, so its memory is always freed. This process is either a Ray worker, which exits at the
+end of the trial, or a process forked by a Ray worker, which is then reused.
 """
 
 import os

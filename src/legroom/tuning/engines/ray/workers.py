@@ -52,9 +52,9 @@ def _plain_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_groups() -> Iterator[None]:
-    """Replace Ray Tune's placement groups with a fixed count. Ray Tune reserves one placement group per trial and waits
-    for the group with a task. This task occupies an idle worker, so a new worker is started for the trial. The
-    dispatcher has already reserved the resources, so a fixed count is enough.
+    """Make Ray Tune count resources instead of reserving a placement group for each trial. Ray Tune reserves one
+    placement group per trial and waits for the group with a task. This task occupies an idle worker, so a new worker is
+    started for the trial. The dispatcher has already reserved the resources, so Ray Tune only needs to count them.
 
     If Ray's internals differ, up to two additional workers are started for each trial that runs in parallel.
     """
