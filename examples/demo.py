@@ -1,4 +1,4 @@
-"""`make demo`: a training run that does not fit its GPU, Legroom's report, and the same run with the suggested fix.
+"""`make demo`: a training run that does not fit on its GPU, Legroom's report, and the same run with the suggested fix.
 
 The demo needs no GPU: it runs a CUDA script on a virtual GPU. The second command is the one that the report of the
 first run suggests.
@@ -15,7 +15,7 @@ TOO_LARGE = "run --gpu 384MiB examples/digits_cnn.py --batch-size 256"
 
 
 def main() -> int:
-    print("Training a small CNN on handwritten digits with a batch size that does not fit the GPU.")
+    print("Training a small CNN on handwritten digits with a batch size that does not fit on the GPU.")
     first = legroom(TOO_LARGE, capture="demo.legroom")
     if first != 1:
         return fail(f"the first run should run out of memory and exit with 1, but it exited with {first}")

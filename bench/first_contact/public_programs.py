@@ -262,7 +262,7 @@ def check_estimate(done: Outcome, too_small: float, reference: dict[str, Any]) -
     return (
         "right"
         if document["peak_allocated_bytes"] > too_small
-        else "wrong: would fit the GPU that is too small"
+        else "wrong: would fit on the GPU that is too small"
     )
 
 

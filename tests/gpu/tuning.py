@@ -33,7 +33,7 @@ from legroom.tuning.trial.records import TrialRecord, TrialState
 
 SPACE = {"width": [1024, 4096, 8192, 131072], "batch_size": [4096, 65536, 3 << 19]}
 LARGE = {"width": 4096, "batch_size": 3 << 19}
-"""A configuration that needs about 97 GiB unsplit. It fits the GPU, but not together with the other program."""
+"""A configuration that needs about 97 GiB unsplit. It fits on the GPU, but not together with the other program."""
 HELD = 60
 """The memory of the other program in GiB."""
 HOLDER = f"""

@@ -1,4 +1,4 @@
-"""Sum the losses of all steps as detached tensors and validate without gradients. `legroom.watch` would report a leak.
+"""Sum the losses of all steps as detached tensors, and validate without gradients. `legroom.watch` checks the loop for leaks.
 
 legroom run --gpu 96MiB examples/recipes/accumulated_losses/improved.py
 """

@@ -1,4 +1,4 @@
-"""Sum the losses of all steps as tensors, as the note warns. The sums keep the autograd graph of every step alive.
+"""Sum the losses of all steps as tensors. The sums keep the autograd graph of every step alive.
 
 legroom run --gpu 96MiB examples/recipes/accumulated_losses/original.py
 """

@@ -1,5 +1,5 @@
-"""Tune a network with Ray's `tune.run` and ASHA, with the API of Ray 1 as in the note. Current versions of Ray reject this
-script; `legroom tune` runs it unchanged.
+"""Tune a network with ASHA and `tune.run` of Ray 1. Current versions of Ray reject this script, but `legroom tune` runs
+it unchanged.
 
 legroom tune --gpu cpu --engine local examples/recipes/asha_scheduler/original.py
 """

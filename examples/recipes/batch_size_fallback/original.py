@@ -1,5 +1,5 @@
-"""Repeat a step that ran out of memory with single samples, as in the notes. This is a different training: 64 optimizer steps
-instead of one.
+"""If a step runs out of memory, repeat it with batches of one sample. This fallback takes 64 optimizer steps instead of one,
+so the trained weights differ.
 
 legroom run --gpu 96MiB examples/recipes/batch_size_fallback/original.py
 """

@@ -1,5 +1,5 @@
-"""Search with the Gaussian process of `legroom tune`, which models logarithmic ranges and integers, and also the memory of
-configurations that do not fit.
+"""Search with the Gaussian process of `legroom tune`, which supports logarithmic ranges and integers. A second Gaussian process
+learns which configurations fit.
 
 legroom tune --gpu cpu --engine local examples/recipes/bayesian_search/improved.py:train examples/recipes/bayesian_search/space.toml
 """

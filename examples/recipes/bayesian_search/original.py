@@ -1,5 +1,5 @@
-"""Search with `BayesOptSearch` of Ray, with the import of the note. It knows only ranges of floats on a linear scale, so nearly
-all learning rates that it tries are large, and the layer size must be rounded.
+"""Search with Ray's `BayesOptSearch`. This searcher supports only ranges of floats on a linear scale, so most of the learning
+rates that it tries are large, and the training function must round the layer size.
 
 legroom tune --gpu cpu --engine local examples/recipes/bayesian_search/original.py
 """

@@ -1,5 +1,5 @@
-"""Keep the state_dict of the best epoch in a variable. The state_dict refers to the weights of the model, so it changes with
-them.
+"""Keep the state_dict of the best epoch in a variable. A state_dict references the weights of the model, so later steps
+change it.
 
 legroom run --gpu 64MiB examples/recipes/best_model/original.py
 """

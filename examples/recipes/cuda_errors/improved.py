@@ -1,4 +1,4 @@
-"""Let `legroom.explain` classify the errors. It shows which of them are memory errors, and what to check.
+"""Classify errors with `legroom.explain`, which shows whether an error is about memory, and what to check.
 
 legroom run --gpu 64MiB examples/recipes/cuda_errors/improved.py
 """

@@ -1,5 +1,5 @@
-"""Handle every CUDA error like an out-of-memory error, as in the notes. The labels are 1 to 10 instead of 0 to 9, so smaller
-batches do not help.
+"""Handle every CUDA error like an out-of-memory error. Here, the labels are 1 to 10 instead of 0 to 9, so smaller batches do
+not help.
 
 legroom run --gpu 64MiB examples/recipes/cuda_errors/original.py
 """

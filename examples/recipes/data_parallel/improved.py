@@ -1,5 +1,5 @@
 """Train with one process per GPU (DDP) through `legroom.parallel`. There is no coordinator: each GPU computes the outputs and
-the loss of its own samples, so both GPUs use the same memory.
+the loss of its own samples, so both GPUs use the same amount of memory.
 
 legroom launch --gpu 64MiB --nproc 2 examples/recipes/data_parallel/improved.py
 """

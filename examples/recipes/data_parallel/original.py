@@ -1,5 +1,5 @@
-"""Train with `nn.DataParallel`, as in the notes. GPU 0 also has the gradients, the optimizer state and the outputs of the
-whole batch, so it runs out of memory while GPU 1 has memory left.
+"""Train with `nn.DataParallel`. Only GPU 0 stores the gradients, the optimizer state and the outputs of the whole batch, so
+GPU 0 runs out of memory while most of the memory on GPU 1 is free.
 
 legroom run --gpu 64MiB,64MiB examples/recipes/data_parallel/original.py
 """

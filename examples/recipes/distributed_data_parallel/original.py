@@ -1,5 +1,5 @@
-"""Train with `mp.spawn` and DistributedDataParallel, as in the notes. The sampler repeats a sample, and without `set_epoch` every
-epoch has the same order.
+"""Train with `mp.spawn` and DistributedDataParallel. The sampler uses one sample twice. The program does not call `set_epoch`,
+so the samples have the same order in every epoch.
 
 legroom run --gpu 64MiB,64MiB examples/recipes/distributed_data_parallel/original.py
 """

@@ -1,5 +1,5 @@
-"""Free the list with `legroom.free`, which also names the variables that still retain memory. The training loop keeps the
-cache.
+"""Free the list with `legroom.free`, which also names the variables that still retain memory. The training loop does not
+empty the cache.
 
 legroom run --gpu 128MiB examples/recipes/empty_cache/improved.py
 """

@@ -1,4 +1,4 @@
-"""Allocate a list of tensors, delete it and empty the cache, as in the notes, and empty the cache in every training step.
+"""Allocate a list of tensors, delete it, and empty the cache. Also empty the cache in every training step.
 
 legroom run --gpu 128MiB examples/recipes/empty_cache/original.py
 """
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def gpu_usage(text):
-    """Print the figures of PyTorch. The notes call `GPUtil.showUtilization()`, which does not see a virtual GPU."""
+    """Print the memory that PyTorch reports. `GPUtil.showUtilization()` cannot see a virtual GPU."""
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     print(f"{text}: {allocated / 2**20:.0f} MiB allocated, {reserved / 2**20:.0f} MiB reserved")
 

@@ -1,4 +1,4 @@
-"""Evaluate with `legroom.evaluate`: without gradients, in evaluation mode, and with a batch that is split if it does not
+"""Evaluate with `legroom.evaluate`, which disables gradients, selects evaluation mode, and splits a batch that does not
 fit.
 
 legroom run --gpu 96MiB examples/recipes/evaluation_no_grad/improved.py

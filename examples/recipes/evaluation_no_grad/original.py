@@ -1,5 +1,5 @@
-"""Evaluate with gradients enabled, with the old APIs of the notes. The summed loss keeps the activations of every batch
-alive, so a model that was trained on this GPU runs out of memory in the evaluation.
+"""Evaluate with gradients enabled and with outdated APIs. The summed loss keeps the activations of every batch alive, so the
+evaluation runs out of memory on a GPU on which the training fits.
 
 legroom run --gpu 96MiB examples/recipes/evaluation_no_grad/original.py
 """

@@ -1,5 +1,5 @@
-"""Try the same grid with `legroom tune`. A combination that does not fit runs in micro-batches, with the same gradients as the
-whole batch.
+"""Try the same grid with `legroom tune`. A combination that does not fit runs in micro-batches, with the same gradients as for
+the whole batch.
 
 legroom tune --gpu 48MiB --engine local examples/recipes/grid_search/improved.py:train examples/recipes/grid_search/space.toml
 """

@@ -1,5 +1,5 @@
-"""Try all combinations of a grid with Ray's `tune.run`, as in the notes. The combinations with the large batch do not fit on the
-GPU, so half of the grid has no result.
+"""Try all combinations of a grid with Ray's `tune.run`. The combinations with the large batch do not fit on the GPU, so half of
+the grid has no result.
 
 legroom tune --gpu 48MiB --engine local examples/recipes/grid_search/original.py
 """

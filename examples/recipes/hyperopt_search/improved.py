@@ -1,4 +1,4 @@
-"""Search with HyperOpt through `legroom tune`. The space has a condition, so only trials with SGD have a momentum.
+"""Search with HyperOpt through `legroom tune`. The momentum is a conditional parameter, so only trials with SGD have it.
 
 legroom tune --gpu cpu --engine local examples/recipes/hyperopt_search/improved.py:train examples/recipes/hyperopt_search/space.toml
 """

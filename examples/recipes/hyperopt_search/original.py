@@ -1,5 +1,5 @@
-"""Search with `HyperOptSearch` of Ray, with the import of the note. The momentum is also sampled for trials with Adam, which do
-not use it.
+"""Search with Ray's `HyperOptSearch`. The searcher also samples a momentum for trials with Adam, which has no momentum
+parameter.
 
 legroom tune --gpu cpu --engine local examples/recipes/hyperopt_search/original.py
 """

@@ -1,5 +1,5 @@
-"""Log only the loss. `legroom run --log` adds the allocated and reserved memory of each step and its peaks, and attaches the
-report.
+"""Log only the loss. `legroom run --log` adds the allocated and reserved memory of each step and their peaks, and attaches
+the report.
 
 legroom run --gpu 64MiB --log tensorboard:runs/improved examples/recipes/logging/improved.py
 """

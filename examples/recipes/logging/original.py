@@ -1,5 +1,5 @@
-"""Log the loss and the memory with tensorboardX and wandb, as in the notes. The memory after a step is low, so the log does not
-show the peak inside the step.
+"""Log the loss and the allocated memory after each step with tensorboardX and wandb. The log does not show the peak within the
+step, which is much higher.
 
 legroom run --gpu 64MiB examples/recipes/logging/original.py
 """

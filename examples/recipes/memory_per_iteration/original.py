@@ -1,5 +1,5 @@
-"""Show the GPU's utilization after every step with GPUtil, as in the notes. GPUtil shows one percentage for the whole GPU,
-and nothing for a virtual GPU.
+"""Show the GPU utilization after every step with GPUtil. GPUtil shows one percentage for the whole GPU, and shows nothing for a
+virtual GPU.
 
 legroom run --gpu 96MiB examples/recipes/memory_per_iteration/original.py
 """

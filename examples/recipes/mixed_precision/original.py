@@ -1,5 +1,5 @@
-"""Train and validate in float32 and with `torch.cuda.amp`, as in the note. The note runs the backward pass and the optimizer
-inside autocast.
+"""Train and validate in float32, and with `torch.cuda.amp`. The backward pass and the optimizer step run inside autocast, which
+the PyTorch documentation does not recommend.
 
 legroom run --gpu 32MiB examples/recipes/mixed_precision/original.py
 """

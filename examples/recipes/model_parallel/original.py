@@ -1,5 +1,5 @@
-"""Put the first layers of a ResNet on GPU 0 and the others on GPU 1, as in the note. The first layers have the largest
-activations, so GPU 0 runs out of memory while GPU 1 has memory left.
+"""Put the first layers of a ResNet on GPU 0 and the other layers on GPU 1. The first layers have the largest activations, so
+GPU 0 runs out of memory while GPU 1 has free memory.
 
 legroom run --gpu 60MiB,60MiB examples/recipes/model_parallel/original.py
 """

@@ -1,5 +1,5 @@
 """Train the same ResNet as a pipeline of two processes. The 1F1B schedule starts the backward pass of a micro-batch early, so
-a GPU keeps the activations of at most two micro-batches.
+each GPU keeps the activations of at most two micro-batches.
 
 legroom launch --gpu 40MiB --nproc 2 examples/recipes/pipeline_parallel/improved.py
 """

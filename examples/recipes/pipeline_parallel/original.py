@@ -1,5 +1,5 @@
-"""Split each batch, so that GPU 0 computes the next split while GPU 1 computes the previous one, as in the pipelines of the
-notes. All splits keep their activations until the backward pass, so splitting saves no memory.
+"""Split each batch, so that GPU 0 processes one split while GPU 1 processes the previous one. All splits keep their activations
+until the backward pass, so splitting saves no memory.
 
 legroom run --gpu 40MiB,40MiB examples/recipes/pipeline_parallel/original.py
 """

@@ -1,5 +1,5 @@
-"""Sample the same hyperparameters with `legroom tune`. The space is a file, samples have a seed, and learning rates are sampled
-on a logarithmic scale.
+"""Sample the same hyperparameters with `legroom tune`. The search space is a file, the search has a seed, and learning rates are
+sampled on a logarithmic scale.
 
 legroom tune --gpu cpu --engine local examples/recipes/random_search/improved.py:train examples/recipes/random_search/space.toml
 """

@@ -1,5 +1,5 @@
-"""Sample hyperparameters at random with Ray's `tune.run`, as in the notes. `sample_from` has no seed, so every search is
-different, and `uniform` rarely tries a small learning rate.
+"""Sample hyperparameters at random with Ray's `tune.run`. `sample_from` has no seed, so every search tries different layer
+sizes. `uniform` rarely samples a small learning rate.
 
 legroom tune --gpu cpu --engine local examples/recipes/random_search/original.py
 """

@@ -1,5 +1,5 @@
-"""Save a model in both ways of the note: its state_dict, and the whole model. PyTorch 2.6 and newer refuse to load the
-whole model.
+"""Save the state_dict of a model, and save the whole model object. By default, PyTorch 2.6 and newer refuse to load a whole
+model object.
 
 legroom run --gpu 64MiB examples/recipes/save_and_load/original.py
 """

@@ -1,5 +1,5 @@
-"""Train on two machines with the same command on both. `legroom launch` assigns the ranks and reports machines that are missing
-after `--wait` seconds.
+"""Train on two machines with the same command on both. `legroom launch` assigns the ranks and, after `--wait` seconds, reports
+missing machines.
 
 legroom launch --nodes 2 --rendezvous localhost:29411 --wait 3 --gpu 64MiB examples/recipes/several_machines/improved.py
 """

@@ -1,5 +1,5 @@
-"""Train on two machines with `init_method`, as in the notes. Each machine needs its own rank, and a machine that waits for
-another one waits for up to 30 minutes without a message.
+"""Train on two machines with `init_method`. Each machine needs a command with its own rank. If the other machine is missing, the
+program waits for up to 30 minutes without printing a message.
 
 legroom run --gpu 64MiB examples/recipes/several_machines/original.py --rank 0 --world-size 1
 """

@@ -1,4 +1,4 @@
-"""Print the shapes of all layers with `legroom.summary`, which names the layer that does not match and suggests the edit.
+"""Print the shapes of all layers with `legroom.summary`, which names the layer that does not match and suggests a fix.
 
 legroom run --gpu 32MiB examples/recipes/size_mismatch/improved.py
 """

@@ -1,4 +1,4 @@
-"""Train a CNN whose linear layer has the wrong number of inputs, and read the size from the error, as in the notes.
+"""Train a CNN whose linear layer has the wrong number of inputs, and read the right number from the error message.
 
 legroom run --gpu 32MiB examples/recipes/size_mismatch/original.py
 """

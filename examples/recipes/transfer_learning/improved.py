@@ -1,5 +1,5 @@
-"""Replace the last layer of a pretrained network and freeze the rest with `legroom.transfer`, which predicts the saving and
-keeps frozen batch normalization in evaluation mode.
+"""Replace the last layer of a pretrained network and freeze the rest with `legroom.transfer`, which predicts how much
+memory this saves and keeps frozen batch normalization in evaluation mode.
 
 legroom run --gpu 32MiB examples/recipes/transfer_learning/improved.py
 """

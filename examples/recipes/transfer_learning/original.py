@@ -1,5 +1,5 @@
-"""Add a linear layer behind a pretrained network and freeze the rest, as in the note. The frozen batch normalization still
-adapts to the new data.
+"""Add a linear layer after a pretrained network and freeze all other parameters. The running statistics of the frozen batch
+normalization still adapt to the new data.
 
 legroom run --gpu 32MiB examples/recipes/transfer_learning/original.py
 """

@@ -1,5 +1,5 @@
-"""Sum results in a loop, as in the note. `intermediate` of the last iteration stays alive after the loop, so the next
-operation runs out of memory.
+"""Sum results in a loop. The variable `intermediate` stays alive after the last iteration, so the next operation runs out of
+memory.
 
 legroom run --gpu 128MiB examples/recipes/variables_after_a_loop/original.py
 """

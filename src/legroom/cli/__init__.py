@@ -139,7 +139,7 @@ app.command(
 app.command(
     "estimate",
     cls=ScriptCommand,
-    short_help="Predict whether a script fits a GPU.",
+    short_help="Predict whether a script fits on a GPU.",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(estimate)

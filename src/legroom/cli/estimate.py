@@ -1,4 +1,4 @@
-"""`legroom estimate`: predicts whether a script fits a GPU, and its largest batch size."""
+"""`legroom estimate`: predicts whether a script fits on a GPU, and the largest batch size that fits."""
 
 import json
 import sys
@@ -61,7 +61,7 @@ def estimate(
     verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Predict whether SCRIPT fits a GPU, its peak memory and its largest batch size.
+    """Predict whether SCRIPT fits on a GPU, its peak memory and the largest batch size.
 
     The script runs unmodified on fake tensors until it completes two optimizer steps. No GPU is needed. If the script
     does not fit, memory-saving options are suggested.

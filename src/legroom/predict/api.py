@@ -33,7 +33,7 @@ def estimate(
     steps: int = 2,
     search: bool = True,
 ) -> Estimate:
-    """Predict whether a training step fits a GPU. No GPU is needed.
+    """Predict whether a training step fits on a GPU. No GPU is needed.
 
     `estimate(model, batch, gpu="24GiB")` builds a standard training step. `optimizer` is a function that creates the
     optimizer from the parameters. The default optimizer is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces your

@@ -1,4 +1,4 @@
-"""Decides whether a trace fits a GPU of a given size, and computes the peaks of the trace on that GPU.
+"""Decides whether a trace fits on a GPU of a given size, and computes the peaks of the trace on that GPU.
 
 The peak reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore the
 decision requires a replay with that capacity. The peak of an unlimited replay is not enough.

@@ -36,12 +36,12 @@ def _best(device: torch.device) -> tuple[str, str]:
         case "xpu":
             return (
                 "bf16",
-                "Intel GPUs support bfloat16, which has the range of float32 and needs no loss scaling",
+                "Intel GPUs support bfloat16, which has about the same range as float32 and needs no loss scaling",
             )
         case "cpu" if _cpu_has_bfloat16():
             return (
                 "bf16",
-                "this CPU supports bfloat16, which has the range of float32 and needs no loss scaling",
+                "this CPU supports bfloat16, which has about the same range as float32 and needs no loss scaling",
             )
         case "cpu":
             return "fp32", "this CPU has no half-precision instructions"
@@ -51,13 +51,13 @@ def _best(device: torch.device) -> tuple[str, str]:
 def _best_for_cuda(device: torch.device) -> tuple[str, str]:
     name = torch.cuda.get_device_name(device)
     if torch.version.hip is not None:
-        return "bf16", f"{name} supports bfloat16, which has the range of float32 and needs no loss scaling"
+        return "bf16", f"{name} supports bfloat16, which has about the same range as float32 and needs no loss scaling"
     major, minor = torch.cuda.get_device_capability(device)
     capability = f"{name} (compute capability {major}.{minor})"
     if major >= 8:
         return (
             "bf16",
-            f"{capability} supports bfloat16, which has the range of float32 and needs no loss scaling",
+            f"{capability} supports bfloat16, which has about the same range as float32 and needs no loss scaling",
         )
     if major == 7 or (major, minor) in ((6, 0), (5, 3)):
         return (

@@ -66,7 +66,7 @@ def test_auto_selects_bfloat16_on_a_gpu_that_supports_it(gpu):
     assert (chosen.name, chosen.dtype, chosen.device_type) == ("bf16", torch.bfloat16, "cuda")
     assert chosen.scaler is None
     assert chosen.reason == (
-        "Legroom virtual GPU 0 (compute capability 8.0) supports bfloat16, which has the range of float32 and needs no loss scaling"
+        "Legroom virtual GPU 0 (compute capability 8.0) supports bfloat16, which has about the same range as float32 and needs no loss scaling"
     )
 
 

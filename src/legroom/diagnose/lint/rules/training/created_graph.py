@@ -1,4 +1,4 @@
-"""LG109: A graph of the gradients is created without need
+"""LG109: create_graph=True keeps the graph of the gradients alive
 
 ## What it detects
 The rule reports `create_graph=True` in the following cases:
