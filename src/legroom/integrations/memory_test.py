@@ -189,7 +189,7 @@ class MemoryTest:
             yield "Retained by:"
             yield from holders
         else:
-            yield "Legroom found no variable that retains it. `legroom run` on the same code may find the variable."
+            yield "Legroom found no variable that retains this memory. `legroom run` on the same code may find the variable."
 
     def _holders(self) -> list[str]:
         """Return the variables that retain tensors of the test, largest first."""

@@ -70,7 +70,7 @@ def find_batch(trainer: Any) -> FittedBatch:
     """
     args, model = trainer.args, trainer.model
     if args.auto_find_batch_size:
-        raise UsageError("Remove `auto_find_batch_size=True`. It would change the batch size again.")
+        raise UsageError("Remove `auto_find_batch_size=True`, which would change the batch size again.")
     if args.n_gpu > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise UsageError(
             "find_batch supports one GPU per process, without DeepSpeed and FSDP. Use `legroom estimate`."

@@ -2,7 +2,7 @@
 estimate does not need torch."""
 
 BENCHMARK = (
-    "`cudnn.benchmark` is enabled. In the first step, cuDNN tests kernels that use up to all free memory, "
+    "`cudnn.benchmark` is enabled. In the first step, cuDNN tests kernels, which can use all free memory, "
     "so the peak may reach the capacity of the GPU. Kernels that do not fit are skipped, so they do not "
     "affect whether the run fits."
 )

@@ -83,9 +83,7 @@ class _RecordingAfterImport:
         if os.getpid() != self.process:
             return
         if threading.current_thread() is not threading.main_thread():
-            self.reason = (
-                "The memory was not recorded, because a thread imported torch. Import torch in the script."
-            )
+            self.reason = "The memory was not recorded, because torch was imported in a thread. Import torch in the main thread."
             return
         try:
             self.recording = self._start()

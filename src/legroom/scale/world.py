@@ -204,10 +204,10 @@ def _connection_error(message: str, address: str, world: World, timeout: float) 
             "launch`, which selects a free port."
         )
     joined = _JOINED.search(message)
-    connected = f"{joined[1]} of {world.size} ranks" if joined else "not all ranks"
+    connected = f"{joined[1]} of {world.size} ranks" if joined else "some ranks"
     if joined or "imed out" in message or "timeout" in message.lower() or "onnection" in message:
         return UsageError(
-            f"Rank {world.rank} of {world.size} waited {timeout:g} s at {address}, and {connected} connected. Start all ranks with this "
+            f"Rank {world.rank} of {world.size} waited {timeout:g} s, but only {connected} connected to {address}. Start all ranks with this "
             "address, and check that every machine can reach the port. LEGROOM_TIMEOUT sets the waiting time in seconds."
         )
     return UsageError(f"The ranks could not connect at {address}: {message.splitlines()[0]}")

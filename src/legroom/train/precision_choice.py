@@ -51,7 +51,10 @@ def _best(device: torch.device) -> tuple[str, str]:
 def _best_for_cuda(device: torch.device) -> tuple[str, str]:
     name = torch.cuda.get_device_name(device)
     if torch.version.hip is not None:
-        return "bf16", f"{name} supports bfloat16, which has about the same range as float32 and needs no loss scaling"
+        return (
+            "bf16",
+            f"{name} supports bfloat16, which has about the same range as float32 and needs no loss scaling",
+        )
     major, minor = torch.cuda.get_device_capability(device)
     capability = f"{name} (compute capability {major}.{minor})"
     if major >= 8:

@@ -89,7 +89,9 @@ def test_a_damaged_capture_is_not_called_a_killed_run(capture, tmp_path, capfd):
     data = file.read_bytes()
     file.write_bytes(data[:-20] + bytes(20))
     assert main(["report", "a.legroom"]) == 0
-    assert capfd.readouterr().out.startswith("The capture is damaged and can be read only up to a point")
+    assert capfd.readouterr().out.startswith(
+        "The capture is damaged, so the report covers only the part before the damage"
+    )
 
 
 def test_a_comparison_names_a_run_that_did_not_finish(capture, capfd):

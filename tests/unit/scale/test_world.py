@@ -78,7 +78,9 @@ def test_waiting_for_a_missing_rank_is_reported_and_times_out(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     set_address(monkeypatch, port, "1")
-    with pytest.raises(UsageError, match="Rank 0 of 2 waited 1 s at 127.0.0.1:.* and 1 of 2 ranks connected"):
+    with pytest.raises(
+        UsageError, match="Rank 0 of 2 waited 1 s, but only 1 of 2 ranks connected to 127.0.0.1:"
+    ):
         setup_rank(World(0, 2, 0, 2, launched=True))
     assert "Rank 0 of 2 is still waiting for other ranks at 127.0.0.1:" in caplog.text
 

@@ -113,10 +113,16 @@ class LiveFile:
         try:
             if not self.write(make_status()) and not self._was_reported:
                 self._was_reported = True
-                log.debug("The live state is not written, because its folder is not writable.")
+                log.debug(
+                    "`legroom monitor` cannot show this run, because the folder for its state is not writable."
+                )
         except Exception as error:
             self._is_off = True
-            log.debug("The live state is not updated (%s: %s).", type(error).__name__, error)
+            log.debug(
+                "`legroom monitor` cannot show this run, because its state could not be written (%s: %s).",
+                type(error).__name__,
+                error,
+            )
 
     def remove(self) -> None:
         """Delete the file, unless another object of this process writes it."""

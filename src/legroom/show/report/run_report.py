@@ -213,7 +213,7 @@ def _format_exit(report: RunReport) -> str:
         case ExitReason.RAISED:
             return f"Failed with {clean(ending.error).partition(':')[0]}"
     if report.damaged:
-        return "The capture is damaged and can be read only up to a point"
+        return "The capture is damaged, so the report covers only the part before the damage"
     return "The process was killed or is still running" if report.truncated else "Ended"
 
 

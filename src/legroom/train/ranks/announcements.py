@@ -59,7 +59,7 @@ class Announcements:
                 return None
             if time.monotonic() > deadline:
                 raise RankMissing(
-                    f"No rank reached collective {index} of the step within {self._timeout:.0f} s, and no "
+                    f"No rank issued collective {index} of the step within {self._timeout:.0f} s, and no "
                     "rank finished the step. "
                     "A rank hangs or has died. Check the output of the other ranks."
                 )

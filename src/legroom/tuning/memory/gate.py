@@ -346,7 +346,7 @@ class MemoryGate:
         return Admission(
             verdict=AdmissionVerdict.UNKNOWN,
             fits=fits,
-            reason=f"Memory could not be estimated ({reason}). Such trials run alone on a GPU.",
+            reason=f"Memory could not be estimated ({reason}). The trial runs alone on a GPU.",
         )
 
 

@@ -144,7 +144,7 @@ class Trial:
         if name not in self.config:
             from numpy.random import default_rng
 
-            print(f"`{name}` was not suggested when the study started, so it is sampled at random.")
+            print(f"`{name}` was not suggested before the study started, so its value is sampled at random.")
             self.config[name] = domain.draw(default_rng((self.number, *name.encode())))
         return self.config[name]
 

@@ -142,7 +142,7 @@ def test_a_function_that_needs_data_runs_alone_with_the_reason(gate: MemoryGate)
     assert admission.verdict is AdmissionVerdict.UNKNOWN
     assert admission.fits[0].safe == 8 * MiB
     assert "the data are wrong" in admission.reason
-    assert "Such trials run alone on a GPU" in admission.reason
+    assert "The trial runs alone on a GPU" in admission.reason
 
 
 class FakeTracer:

@@ -45,7 +45,7 @@ def replayed_on_gpu(program: Program) -> Iterator[Problem]:
             )
             yield Problem(
                 node=part if in_function else made,
-                message=f"`{target}` keeps this tensor on the GPU for many steps, so the whole replay memory is on the GPU",
+                message=f"`{target}` keeps this tensor on the GPU for many steps, so the whole replay buffer is on the GPU",
                 help="Create and store the tensor in host memory",
             )
             break

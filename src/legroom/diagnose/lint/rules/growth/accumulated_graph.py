@@ -9,29 +9,28 @@ keeps the memory alive, the report also shows that variable.
 graph. The rule applies if nothing in the loop clears the container. The rule also covers calls to objects that store
 their arguments.
 
-The rule also covers containers that collect tensors without a graph:
+The rule also flags code that keeps the following values alive, even if they have no graph:
 
-- gradients or copies of the model in every step, and trained models that are not used again
-- the outputs of all batches or the states of all sampling steps on the GPU, even if other functions in the
-  file compute them
+- gradients or copies of the model that are stored in every step, and trained models that the program does not use again
+- the outputs of all batches, or the states of all sampling steps, if they are collected on the GPU. Other functions in
+  the file may compute them.
 - the logits of a language model or a segmentation model that a Transformers `Trainer` collects on the GPU for
   `compute_metrics`
 - torchmetrics metrics that store every prediction and are never reset
-- states that a replay memory keeps on the GPU, if the program moves each sample to the GPU again, or if the
-  states are images
-- one model per object, such as a federated client, if each round uses only some of the objects
-- caches with random keys
-- model results for every request, session or text, in a cache that never removes old entries
-- stored closures that read a loss or output later, such as `jobs.append(lambda: log(loss))`
+- states that a replay buffer stores on the GPU, if they are images, or if the program moves each sample to the GPU
+  again
+- the models of objects such as federated clients, if each round uses only some of the objects
+- the entries of a cache with random keys, which the program cannot find again
+- the results that a cache stores for every request, session or text, if the cache never removes old entries
+- a loss or output that a stored closure reads later, such as in `jobs.append(lambda: log(loss))`
 
 The container may be local, global, or in an object whose methods store their arguments. The finding is
 reported at the statement that stores the value. If a method stores whatever value it receives, such as
 `AverageMeter.update()`, the finding is reported at the line that calls the method.
 
-The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, containers that are
-cleared in each epoch, or summing several losses for one backward pass. The rule flags a sum of losses that is
-set to zero only once per epoch. It also flags gradients of every optimizer step that an object stores until
-the end of the epoch.
+The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, containers that are cleared in each
+epoch, or summing several losses for one backward pass. The rule flags a sum of losses that is set to zero only once per
+epoch. It also flags an object that stores the gradients of every optimizer step until the end of the epoch.
 
 ## Why this is a problem
 A loss tensor uses only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with

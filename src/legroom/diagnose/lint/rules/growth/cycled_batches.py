@@ -3,12 +3,12 @@
 ## What it detects
 The rule reports the following cases:
 
-- `itertools.cycle` over a data loader, or over a generator that yields tensors. The rule does not flag
+- The code calls `itertools.cycle` on a data loader, or on a generator that yields tensors. The rule does not flag
   `cycle` over a list or a tuple, because the list or tuple keeps the items alive anyway.
-- A container that stores all batches from a data loader on the GPU. The batches may be stored by another
-  function or object in the file, or by a training loop. The rule does not flag labels, which are small.
-- A `queue.Queue` without `maxsize` to which a loop over a data loader adds batches on the GPU. If the loader is faster
-  than the training step, the queue collects all batches of the epoch.
+- A container stores all batches from a data loader on the GPU. The batches may be stored by another function or object
+  in the file, or by a training loop. The rule does not flag containers of labels, which are small.
+- A loop over a data loader adds batches on the GPU to a `queue.Queue` without `maxsize`. If the loader is faster than
+  the training step, the queue collects all batches of the epoch.
 
 ## Why this is a problem
 A list of all batches on the GPU uses as much GPU memory as the whole dataset before the first step starts.

@@ -4,10 +4,11 @@
 The rule reports `create_graph=True` in the following cases:
 
 - A call to `backward` has this argument.
-- A call to `torch.autograd.grad` has this argument, but nothing computes a second derivative.
-  The gradients reach no other backward pass, are not returned, and are not passed to other code.
-- A function returns such gradients, but only evaluation code calls the function.
-- A call passes `True` to a function, which uses it as `create_graph`, but the program only reads the result.
+- A call to `torch.autograd.grad` has this argument, but nothing computes a second derivative: no other backward pass
+  uses the gradients, and the function neither returns them nor passes them to other code.
+- A function returns gradients that were computed with `create_graph=True`, but only evaluation code calls the function.
+- A call passes `True` for a parameter that the function uses as `create_graph`, but the program never differentiates
+  the result.
 
 ## Why this is a problem
 With `create_graph=True`, gradients have their own graph, so all activations of the step and the intermediate results of

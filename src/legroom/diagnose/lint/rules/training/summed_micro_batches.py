@@ -5,7 +5,7 @@ single backward pass. The backward pass runs after a fixed number of batches, or
 backward pass may be in another function in the file.
 
 The rule does not flag losses that share a graph: several losses of one batch, the time steps of a recurrent model, and
-losses computed from features outside the loop.
+losses of features that were computed before the loop.
 
 ## Why this is a problem
 Gradient accumulation saves memory because only one micro-batch has a graph at a time. If the losses are summed first,

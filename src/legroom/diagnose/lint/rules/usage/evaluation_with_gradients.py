@@ -10,17 +10,16 @@ its activations.
 - The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
 - The call is in any other loop without a backward pass, such as a loop that generates samples, and no later backward
   pass uses the results.
-- The program only prints, compares or saves the results, or converts them to numbers. The rule follows the
-  results through names, containers and functions in the file. In a training loop, the rule flags such a call
-  only if the model runs on data that does not change, such as a validation set.
+- The program only prints, compares or saves the results, or converts them to numbers. The rule follows the results
+  through names, containers and functions in the file. In a training loop, the rule flags the call only if the model
+  runs on data that does not change, such as a validation set.
 - The call computes embeddings or predictions in a function, and the file only evaluates the model.
 - The call is in a training step, or in a function that only training steps call, but no optimizer in the file
   trains the model. An example is the teacher in a distillation. The call may also pass the model to a
   function that runs it. The rule flags the call only if the model's parameters require gradients and its
   inputs have no graph.
-- The call is in the training step of another model, such as a call to the generator in the discriminator's
-  step. Another function, or a later part of the loop, trains the called model and sets its gradients to zero
-  first.
+- The call is in the training step of another model, such as a call to the generator in the discriminator's step.
+  Another function or a later part of the loop trains the generator, and sets its gradients to zero first.
 
 The rule follows calls through functions, methods and modules in the file. For example, `model.sample()` may
 call `self.next_token()`, which runs the model. The rule does not flag functions that are called only under
