@@ -1,8 +1,9 @@
 """LG119: The losses of several micro-batches are summed before one backward pass
 
-## What it detects The rule checks for losses of different batches that are summed, or collected in a list, for a
-single backward pass. The backward pass runs after a fixed number of batches, or after a loop over micro-batches. The
-backward pass may be in another function in the file.
+## What it detects
+The rule checks for losses of different batches that are summed, or collected in a list, for a single backward
+pass. The backward pass runs after a fixed number of batches, or after a loop over micro-batches. The backward
+pass may be in another function in the file.
 
 The rule does not flag losses that share a graph: several losses of one batch, the time steps of a recurrent model, and
 losses of features that were computed before the loop.
