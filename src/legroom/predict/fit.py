@@ -74,7 +74,7 @@ def safe_reserved(trace: Trace, peaks: ReplayPeaks, margin: int | None = None) -
 
 
 def verdict(trace: Trace, peaks: ReplayPeaks) -> FitVerdict:
-    """Return two flags: True if a trace with these `peaks` fits its GPU, and True if it also fits with the safety margin."""
+    """Return whether a trace fits its GPU. The result is `uncertain` if the trace fits only without the safety margin."""
     capacity = available_bytes(trace)
     if replay(trace, capacity).failed_at is not None:
         return "does-not-fit"

@@ -30,8 +30,8 @@ class LossWeighting:
                 self._host_group = dist.new_group(backend="gloo")
 
     def set_counted(self, is_counted: bool) -> None:
-        """Set whether the samples of the current batch count. If not, their weight is 0. A rank without samples uses
-        one sample that does not count."""
+        """Set whether the samples of the current batch count. Samples that do not count have weight 0. A rank without
+        samples uses one sample that does not count."""
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:

@@ -30,7 +30,7 @@ DEFAULT_TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks according to the environment variables."""
+    """The rank of this process and the number of ranks, as set in the environment variables."""
 
     rank: int = 0
     size: int = 1

@@ -141,7 +141,7 @@ def position_costs(
     micro: Any,
     device_model: DeviceModel,
 ) -> PositionCosts:
-    """Return the costs of every position, from one traced step of the whole model."""
+    """Trace one step of the whole model, and return the memory cost of each operation in the graph."""
     graph = partitioner.graph
     whole_model = StageProgram(
         tuple(partitioner.leaves),

@@ -114,7 +114,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchAttempt:
-    """One start of all ranks on this node."""
+    """One attempt to run the script, for which all ranks on this node are started together."""
 
     number: int
     """The index of the attempt, starting at 0."""
@@ -142,7 +142,8 @@ class LaunchAttempt:
 
 
 OnStart = Callable[[int, Mapping[int, int]], None]
-"""A function that is called before the ranks start, with the attempt and a map from local ranks to ranks."""
+"""A function that is called before the ranks start, with the index of the attempt and a map from local ranks to global
+ranks."""
 OnEnd = Callable[[LaunchAttempt], None]
 """A function that is called after all ranks of an attempt have exited."""
 

@@ -134,8 +134,8 @@ def plan_launch(
     watch: bool = True,
     engine: LaunchEngineName = "torchrun",
 ) -> LaunchPlan:
-    """Return a plan with all defaults. Invalid combinations are rejected. `gpus` are virtual GPUs. `real_gpus` is the
-    number of real GPUs."""
+    """Create a plan. Options that are not set get their default values, and invalid combinations are rejected. `gpus`
+    are virtual GPUs. `real_gpus` is the number of real GPUs."""
     script.check()
     minimum, maximum = _parse_nodes(nodes)
     if engine == "ray" and rendezvous is not None:

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """The task of every worker."""
+    """The program that every worker starts, with its arguments and environment variables."""
 
     arguments: tuple[str, ...]
     """The arguments of the Python interpreter."""

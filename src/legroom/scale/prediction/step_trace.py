@@ -60,7 +60,7 @@ class StepPrediction:
     """The peaks of one device if weights, gradients and optimizer state are sharded. There is one peak for each
     requested number of ranks."""
     reads_values: bool
-    """True if the step read values of tensors. If so, the memory may be different for other data."""
+    """True if the step read values of tensors. The memory of the step may then depend on the data."""
 
 
 def device_model_of(device: torch.device) -> DeviceModel:

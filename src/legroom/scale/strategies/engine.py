@@ -121,9 +121,9 @@ def ddp_engine(
 ) -> WrappedModelEngine:
     """Return the DDP engine. Gradients are views of DDP's buckets, so there is only one copy of the gradients.
 
-    `has_unused` means that a step leaves some parameters without a gradient. DDP must know this, because it would
-    otherwise wait for these gradients indefinitely. `may_change` means that these parameters may differ between steps,
-    so DDP must search for them in each step. A trace of one step determines both options.
+    `has_unused` means that a step leaves some parameters without a gradient. DDP must know about these parameters,
+    because it would otherwise wait for their gradients indefinitely. `may_change` means that these parameters may
+    differ between steps, so DDP must search for them in each step. A trace of one step determines both options.
     """
     model.to(devices.device)
     if find_unused_parameters is not None:

@@ -81,7 +81,8 @@ class _RunOnLaterDevice(TorchFunctionMode):
 
 
 def placement_of_stages(model: nn.Module, programs: Sequence[StageProgram]) -> dict[str, int]:
-    """Place every tensor with the first stage that needs it. Unused tensors are placed on the first device."""
+    """Place every tensor on the device of the first stage that needs it. Unused tensors are placed on the first
+    device."""
     placement: dict[str, int] = {}
     by_tensor: dict[int, int] = {}
     named = dict(named_tensors(model))

@@ -78,7 +78,8 @@ def _translate_one(text: str) -> str | None:
 
 @cache
 def _templates() -> list[tuple[re.Pattern[str], dict[str, str | None], str]]:
-    """Return the catalogue as patterns. Templates with more fixed text come first."""
+    """Return the catalogue as regular expressions with their Korean templates. Templates with more fixed text come
+    first."""
     from legroom.show.common.korean import CATALOGUE
 
     def own_length(template: str) -> int:

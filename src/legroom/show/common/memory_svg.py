@@ -80,7 +80,7 @@ def timeline_svg(samples: Sequence[Sample], capacity: int, *, label: str) -> str
 
 
 def bar_svg(snapshot: MemorySnapshot, *, label: str) -> str:
-    """Return a bar with the shares of a device's memory. The shares add up to its total."""
+    """Return a bar with the shares of a device's memory. The shares add up to the device's total memory."""
     parts: list[str] = []
     scale, offset = (WIDTH - 2) / max(snapshot.capacity, 1), 0
     for share in snapshot.shares:

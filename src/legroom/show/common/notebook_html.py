@@ -74,7 +74,7 @@ def table(rows: Iterable[Sequence[str]], *, align: str, head: Sequence[str] = ()
 
 
 def legend(snapshot: MemorySnapshot) -> str:
-    """Return the shares of a device's memory as a table. The shares add up to its total."""
+    """Return the shares of a device's memory as a table. The shares add up to the device's total memory."""
 
     def percent(size: int) -> str:
         share = 100 * size / snapshot.capacity

@@ -39,8 +39,8 @@ class Cropped:
 
 
 class FirstThatFits:
-    """The first of several versions of a text that has at most `lines` lines. If all are longer, the last version is
-    cropped."""
+    """The first of several versions of a text that has at most `lines` lines. If all versions are longer, the last
+    version is cropped."""
 
     def __init__(self, versions: Iterable[RenderableType], lines: int) -> None:
         self._versions = versions

@@ -198,7 +198,8 @@ def _rows(
 
 
 def _devices_in_use(run: RunStatus) -> Iterable[DeviceStatus]:
-    """Return the devices on which a run has reserved memory. If there are none, return its first device."""
+    """Return the devices on which a run has reserved memory. If the run has reserved no memory, return its first
+    device."""
     return [device for device in run.devices if device.reserved] or run.devices[:1]
 
 

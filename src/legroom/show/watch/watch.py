@@ -241,11 +241,11 @@ class _Line:
         self._readings: list[tuple[int, int]] = []
         self._painted = False
         self.finding: Callable[[], str] = str
-        """Returns the latest leak in one line, or ""."""
+        """A function that returns the latest leak in one line, or "" if there is no leak."""
         self._next_live = self._started + LIVE_SECONDS
         self._history = StepHistory()
         self._last_logged = 0
-        """The number of items in the last plain line."""
+        """The number of finished items in the latest line that was printed to a log."""
 
     def advance(self) -> None:
         """Treat the previous item, if any, as done. Call this method when the next item is requested."""

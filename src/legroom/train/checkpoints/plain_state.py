@@ -141,8 +141,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Return True if the tensor, or this rank's shard of it, is not empty. Only then does its memory have an
-    address."""
+    """Return True if the tensor, or this rank's shard of it, is not empty. An empty tensor has no memory address."""
     return bool(getattr(tensor, "_local_tensor", tensor).numel())
 
 

@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.001  # other ranks compute in the meantime
 
 
 class Announcements:
-    """The announcements of all passes, stored by pass. Every rank writes announcements, and failed ranks read them."""
+    """The announcements of all ranks, grouped by pass. Every rank writes announcements, and failed ranks read them."""
 
     def __init__(self, store: Any, ranks: int, timeout: float) -> None:
         self._store = store

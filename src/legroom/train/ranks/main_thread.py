@@ -20,8 +20,8 @@ _LOADS_OR_SAVES = (os.path.join(_TORCH, "serialization.py"), os.path.join(_TORCH
 
 
 class MainThreadActivity:
-    """Measures how long the main thread has made no progress. This also covers waits inside DDP, FSDP2 or CUDA, during
-    which no Legroom code runs.
+    """Measures how long the main thread has made no progress. The measurement also works while the main thread waits
+    inside DDP, FSDP2 or CUDA, where no Legroom code runs.
 
     The main thread has made progress if its line in the user's code has changed or if it has allocated GPU memory. On
     the CPU, a process that computes also makes progress. On a GPU, a process that waits may use a whole core.

@@ -74,7 +74,8 @@ class PendingCollectives:
         return len(self._issued)
 
     def complete_with_zeros(self) -> int:
-        """Issue the remaining collectives of the pass with zeros. The memory of the failed pass must be free."""
+        """Issue the remaining collectives of the pass with zeros. Call this method after the memory of the failed pass
+        has been freed."""
         if self._announces:
             self._announcements.failed(self._pass_key)
             while (call := self._announcements.read(self._pass_key, len(self._issued))) is not None:

@@ -150,8 +150,8 @@ def _drop_leftovers(root: Any) -> None:
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    """Return FSDP2's parameter groups. Before torch 2.13, there is at most one group. Newer versions may have several
-    groups."""
+    """Return FSDP2's parameter groups. Before torch 2.13, a module has at most one parameter group. In newer versions,
+    a module may have several groups."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)

@@ -47,7 +47,7 @@ _EXIT_SECONDS = 2.0
 """The time in seconds within which the other ranks learn about an exit after the connections were closed."""
 _ADVICE = "All ranks must make the same calls."
 State = Literal["waits", "stalls", "idles", "runs", "gone"]
-"""The state of a rank. It `waits` inside Legroom, `stalls` inside torch, `idles` in other code, `runs` (makes
+"""The state of a rank. A rank `waits` inside Legroom, `stalls` inside torch, `idles` in other code, `runs` (makes
 progress), or is `gone`."""
 _observer: "_Observer | None" = None
 _lock = threading.Lock()
@@ -272,7 +272,7 @@ class _Observer:
         return "stalls" if self.activity.may_wait_for_ranks() else "idles"
 
     def _report(self, wait: _Wait) -> None:
-        """Log where all ranks are, unless another rank logs this."""
+        """Log the location of every rank, unless another rank logs the locations."""
         is_gone = bool(self.gone())
         if not wait.call and (
             self._state() != "stalls" or not (is_gone or wait.seconds >= _STALL_FACTOR * REPORT_SECONDS)

@@ -67,7 +67,7 @@ Growth = Callable[[int], int]
 
 
 class Extrapolation:
-    """Extrapolates from two trials. The first trial has the smaller batch size."""
+    """Extrapolates from two trials. The trial `small` has a smaller batch size than the trial `large`."""
 
     def __init__(self, small: LoggedTrial, large: LoggedTrial, settings: AllocatorSettings) -> None:
         self._large = large

@@ -8,8 +8,8 @@ the same sizes.
 These rules always hold:
 
 - After a failure, the next size is smaller, down to 1. If size 1 fails too, the next size is 0.
-- After the second and every further failure of a step, the next size is at most half the size that failed. For a batch
-  of n samples, size 1 is therefore reached after at most log2(n) + 3 attempts.
+- After the second and every further failure of a step, the next size is at most half the size that failed. A batch of n
+  samples therefore needs at most log2(n) + 3 attempts, including the attempt with size 1.
 - If enough memory was free, but fragmented, the same size is tried again once, with an empty cache.
 - A size that failed is tried again after a number of successful steps, because other processes may have freed memory.
   This number quadruples with every failed attempt, so that the size does not oscillate.
@@ -43,8 +43,8 @@ MARGIN = 0.97
 """The maximum fraction of the available memory that a predicted size may need. The rest is for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
 """The assumed progress of a forward pass that failed at an unknown position. The value is low, because another failure
-costs more time than a few steps with smaller micro-batches. While they run, peaks are measured, which show whether a
-larger size fits."""
+costs more time than a few steps with smaller micro-batches. During steps with smaller micro-batches, peaks are
+measured, which show whether a larger size fits."""
 MAX_HISTORY = 200
 """The maximum number of stored choices and sizes, because a run may have millions of steps."""
 

@@ -16,8 +16,9 @@ from legroom.tuning.memory.runtime_model import RuntimeSamples
 from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order
 
 MAX_OVERTAKEN = 12
-"""The number of times per slot that other trials may start before a waiting trial. A lower limit would keep GPUs empty
-for waiting trials earlier, which costs more time than it saves (see bench.tuning.packing)."""
+"""The maximum number of other trials that may start before a waiting trial, for each trial that can run in parallel. A
+lower limit would keep GPUs empty for waiting trials earlier, which costs more time than it saves (see
+bench.tuning.packing)."""
 
 MARGIN = 50
 """A trial gets 1/50 of a real GPU in addition to its bound, if this memory is free."""

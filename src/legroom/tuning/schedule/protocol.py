@@ -45,7 +45,7 @@ class Scheduler(Protocol):
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
         """Handle the report of trial `number` and return the decision. `value` is the metric at `step`, as reported by
-        the trial. It is not negated for `mode="max"`."""
+        the trial. The value is not negated for `mode="max"`."""
 
     def ended(self, number: int) -> None:
         """Record that trial `number` will send no further reports."""

@@ -159,8 +159,8 @@ class Sampled:
     """Values that a function returns, as in Ray Tune's `sample_from`. Only random search supports such values."""
 
     function: Callable[..., Any] | None = field(default=None, compare=False)
-    """A function that returns a value. It may take the parameters chosen so far as its argument. If the study was
-    loaded from disk, the function is None."""
+    """A function that returns a value. The function may take the values of the preceding parameters as its argument. If
+    the study was loaded from disk, the function is None."""
 
     is_range = False
 

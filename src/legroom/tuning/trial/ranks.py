@@ -38,7 +38,7 @@ class RankGroup:
     def reported(
         self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
     ) -> Answers:
-        """Handle a report of a rank. Return the action of each rank that does not have to wait longer. `decide` is
+        """Handle a report of a rank. Return an action for each rank that can continue or must stop now. `decide` is
         called once per step, with rank 0's report."""
         ranks = [rank]
         if rank == 0:

@@ -32,8 +32,8 @@ class TrialState(StrEnum):
     FINISHED = "finished"
     """The function returned."""
     STOPPED = "stopped"
-    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. Its reports still count
-    as results."""
+    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. The reports of a
+    stopped trial still count as results."""
     FAILED = "failed"
     """The function raised an exception, or its process died."""
     OUT_OF_MEMORY = "out-of-memory"

@@ -96,8 +96,8 @@ class Transaction:
         self._versions = self._gradient_versions()
 
     def can_rollback_to_savepoint(self) -> bool:
-        """Return True if a savepoint can be restored. The gradients and the state of NumPy's generator must not have
-        changed since then. Only some of the gradients are checked.
+        """Return True if there is a savepoint that can be restored. The gradients and NumPy's generator must not have
+        changed since the savepoint. Only some of the gradients are checked.
 
         Savepoints do not include NumPy's generator.
         """
