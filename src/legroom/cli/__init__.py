@@ -56,8 +56,9 @@ _CommandLineError = cast("type[Exception]", typer.BadParameter.__mro__[2])
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Without `argv`, the function acts as the main program. In that case, `legroom run` prints its report at interpreter
-    exit, after the script's threads and exit handlers. With `argv`, everything is printed before the function returns.
+    Without `argv`, the function acts as the main program. Without `argv`, `legroom run` prints its report at
+    interpreter exit, after the script's threads and exit handlers. With `argv`, everything is printed before the
+    function returns.
     """
     at_exit: Callable[[Callable[[], None]], object] | None = atexit.register if argv is None else None
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -81,8 +81,8 @@ def run(
 ) -> int:
     """Run SCRIPT like python does, and record its memory use.
 
-    The report shows the peak, with the lines and variables that used the memory. After an out-of-memory error it also
-    shows what to change.
+    The report shows the peak, with the lines and variables that used the memory. After an out-of-memory error, the
+    report also shows what to change.
 
     The exit code is that of the script.
     """

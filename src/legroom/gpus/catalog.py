@@ -1,8 +1,8 @@
 """GPU specifications: the values that `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
 
-A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing is subtracted from a size. A name (`t4`) refers
-to that card, with its total memory minus the CUDA context. `find_gpu` converts a size or a name to a `GpuSpec`, which
-the rest of Legroom does not change.
+A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing is subtracted from a size. For a name (`t4`),
+this memory is the total memory of that GPU minus the CUDA context. `find_gpu` converts a size or a name to a
+`GpuSpec`, which the rest of Legroom does not change.
 """
 
 import difflib
@@ -59,8 +59,8 @@ class GpuSpec:
 
     @property
     def shared_memory_per_block(self) -> int:
-        """The maximum shared memory of one block in bytes, for a kernel that opts in to more than the default. CUDA
-        reserves 1 KiB per block since Ampere.
+        """The maximum shared memory of one block in bytes, for a kernel that opts in to more than the default. Since
+        Ampere, CUDA reserves 1 KiB of shared memory per block.
         """
         if self.capability < (7, 0):
             return 48 * KiB

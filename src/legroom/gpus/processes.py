@@ -49,7 +49,7 @@ class HostSample:
     memory_used: Count
     """The memory in use, without cached files."""
     memory_limited: bool
-    """True if the memory is that of a control group (a container, a batch system)."""
+    """True if the values refer to a control group (a container, a batch system) and not to the whole machine."""
     swap_total: Count
     swap_used: Count
 

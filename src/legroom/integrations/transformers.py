@@ -22,7 +22,7 @@ check_library("transformers")
 TrainerCallback: Any = import_module("transformers").TrainerCallback
 
 MAX_SAMPLES = 1000
-"""The number of samples in which the longest sample is searched."""
+"""The search uses the longest of this many samples."""
 
 
 class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  # untyped

@@ -54,7 +54,7 @@ class History:
     begin: float
     end: float
     levels: list[Columns]
-    """The same memory at several resolutions, finest first."""
+    """The memory at several resolutions, finest first."""
     phases: list[tuple[float, Phase]]
     """The times at which the phase changed."""
     gaps: list[tuple[float, float]]

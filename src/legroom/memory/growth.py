@@ -17,13 +17,14 @@ class Growth(NamedTuple):
     """A source line whose allocated memory grew in each of the last steps."""
 
     file: str | None
-    """The file, or None if no line of the user's code is known. In that case, `line` and `function` are None too."""
+    """The file, or None if no line of the user's code is known. If `file` is None, `line` and `function` are None
+    too."""
     line: int | None
     function: str | None
     category: Category
     bytes_per_step: int
     steps: int
-    """The number of consecutive step ends at which the memory grew."""
+    """The number of consecutive steps in which the memory grew."""
     bytes: int
     """The number of bytes at the end of the last step."""
 
@@ -55,7 +56,7 @@ class GrowthTracker:
                 self._streaks[line] = _Streak(1, step, size, step, size)
 
     def growing(self, min_steps: int) -> list[Growth]:
-        """Return the lines whose memory grew at the end of at least the last `min_steps` steps, fastest first."""
+        """Return the lines whose memory grew in at least the last `min_steps` steps, fastest first."""
         growths = []
         for (frame, category), streak in self._streaks.items():
             if streak.steps >= max(min_steps, 2):

@@ -223,7 +223,7 @@ class Ledger:
             return builder.samples()
 
     def growth(self, device: int = 0, *, min_steps: int = 5) -> list[Growth]:
-        """Return the lines whose memory grew at the end of at least the last `min_steps` steps, fastest first."""
+        """Return the lines whose memory grew in at least the last `min_steps` steps, fastest first."""
         with self._up_to_date():
             return self._totals.get(device, _DeviceTotals()).growth.growing(min_steps)
 

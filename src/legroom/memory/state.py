@@ -31,7 +31,8 @@ class Holding:
     """The live memory of one category that one line allocated."""
 
     file: str | None
-    """The file, or None if no line of the user's code is known. In that case, `line` and `function` are None too."""
+    """The file, or None if no line of the user's code is known. If `file` is None, `line` and `function` are None
+    too."""
     line: int | None
     function: str | None
     bytes: int

@@ -86,8 +86,8 @@ _HIDDEN = tuple(
 
 
 def _without_legroom(trace: TracebackType | None) -> TracebackType | None:
-    """Return a copy of a traceback without the frames of Legroom, torch and IPython's magics. The first frame stays,
-    because IPython omits it itself."""
+    """Return a copy of a traceback without the frames of Legroom, torch and IPython's magics. The first frame is
+    kept, because IPython itself omits the first frame."""
     entries = []
     while trace is not None:
         entries.append(trace)

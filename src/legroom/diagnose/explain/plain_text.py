@@ -28,7 +28,7 @@ def strip_log_formatting(text: str) -> str:
 
 
 def lines_before(text: str, position: int) -> int:
-    """Return the number of line breaks of the original file that precede a position in a stripped text."""
+    """Return the number of line breaks in the original file before a position in the stripped text."""
     return text.count("\n", 0, position) - text.count(INNER, 0, position)
 
 

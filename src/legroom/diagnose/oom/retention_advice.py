@@ -187,8 +187,8 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
-    """Return the number of batches that were moved to the device since the last backward operation, and the line that moves
-    them. Tensors that arrive one after the other belong to one batch."""
+    """Return the number of batches that were moved to the device since the last backward operation, and the line
+    that moves them. Tensors that are moved to the device one after the other belong to one batch."""
     arrivals: Counter[Frame | None] = Counter()
     arriving = False
     for allocation in evidence.allocations():

@@ -83,7 +83,7 @@ def _is_leak(line: Growth, allocated_in: Mapping[_Line, set[int]]) -> bool:
 
 
 def _allocation_steps(ledger: Ledger, device: int) -> dict[_Line, set[int]]:
-    """Return, for each line, the steps whose allocations were still alive at the end of the last step."""
+    """Return, for each line of code, the steps whose allocations were still alive at the end of the last step."""
     allocated_in: dict[_Line, set[int]] = {}
     state = ledger.at_last_step(device)
     for each in state.live if state is not None else ():

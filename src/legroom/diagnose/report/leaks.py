@@ -28,9 +28,9 @@ def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
 def leaks_from(
     detected: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int
 ) -> list[Leak]:
-    """Return the detected leaks with advice. A leak without a name is returned only if no leak has a name. Otherwise,
-    it is probably the same as a leak with a name. `measured` is the growth according to the ledger. `steps` is the
-    number of steps in the run."""
+    """Return the detected leaks with advice. A leak without a name is returned only if no leak has a name. If
+    another leak has a name, the leak without a name is probably the same leak. `measured` is the growth according to
+    the ledger. `steps` is the number of steps in the run."""
     named = [each for each in detected if each.name]
     leaks = [_leak(each, steps, device) for each in named or detected]
     if len(leaks) == 1 and measured:

@@ -168,8 +168,8 @@ class RunReport:
 
     @property
     def failed_before_any_tensor(self) -> bool:
-        """True if the script failed before it used memory, for example at an import or in its argument parser. In
-        this case, a report would contain only the error, which the script has already printed."""
+        """True if the script failed before it used memory, for example at an import or in its argument parser. A
+        report would contain only the error, which the script has already printed."""
         failed = self.ending.reason in (ExitReason.RAISED, ExitReason.EXITED) and self.ending.exit_code != 0
         return failed and self.peak is None and not (self.steps or self.leaks or self.oom)
 
@@ -373,8 +373,7 @@ def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> in
     """Return the number of the out-of-memory event that ended the run, or of the last out-of-memory event if none ended
     the run. If `device` is given, only its events count.
 
-    The replicas of `DataParallel` may all run out of memory. In that case, only the error of the first replica is
-    raised.
+    The replicas of `DataParallel` may all run out of memory. PyTorch raises only the error of the first replica.
     """
     text = f"{ending.error}\n{ending.traceback}"
     numbers = [number for number, oom in enumerate(ooms) if device in (None, oom.device)]

@@ -1,9 +1,9 @@
 """The state of the caching allocator: blocks, segments and the two pools.
 
-A segment is memory that was reserved on the device at once. A segment is divided into a linked list of blocks. A pool
-contains its free blocks in one list per stream. Each list is sorted by (size, age of the segment, address), so the best
-fit is found by bisection. A list of free blocks has between ten and a few thousand entries. At this size, lists are
-faster than trees.
+A segment is memory that was reserved on the device with one request. A segment is divided into a linked list of
+blocks. A pool contains its free blocks in one list per stream. Each list is sorted by (size, age of the segment,
+address), so the best fit is found by bisection. A list of free blocks has between ten and a few thousand entries. At
+this size, lists are faster than trees.
 """
 
 from bisect import bisect_left, insort
@@ -35,7 +35,7 @@ FreeEntry = tuple[Any, ...]
 
 
 class Segment:
-    """Memory reserved at once, or an address range into which memory is mapped page by page."""
+    """Memory that was reserved with one request, or an address range into which memory is mapped page by page."""
 
     __slots__ = ("address", "age", "expandable", "head", "page", "size")
 

@@ -23,8 +23,8 @@ Blocks that the engine's threads allocate have no Python stack. A gradient belon
 and to the line that last called this module. Other blocks of a backward pass belong to the next block with a known
 location in the same pass. A backward operation allocates memory, then sets gradients, then frees saved tensors.
 Therefore the next block is a gradient or a freed activation (the result or input of an operation). If no block with
-a known location follows, the previous block with a known location is used. The reported line may therefore be that
-of a nearby operation, at most as far away as the next parameter.
+a known location follows, the previous block with a known location is used. The reported line may therefore belong to
+a neighboring operation, but not to one beyond the next operation with parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

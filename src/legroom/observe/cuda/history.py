@@ -154,7 +154,7 @@ class CudaHistory:
         self._read_last()
 
     def current_state(self) -> list[Event]:
-        """Return events that result in the state of all devices after the events sent so far."""
+        """Return events that recreate the state of all devices after the events sent so far."""
         return [event for history in self._histories.values() for event in history.current_state()]
 
     @property

@@ -118,7 +118,7 @@ class DeviceHistory:
         """The number of backward passes."""
 
     def current_state(self) -> list[Event]:
-        """Return events that result in the state after the events sent so far."""
+        """Return events that recreate the state after the events sent so far."""
         reserved = [SegmentChange(0.0, self.device, self.reserved)] if self.reserved else []
         return [*reserved, *map(self.alloc_event, self.blocks_by_address.values())]
 

@@ -13,7 +13,7 @@ Entry = Mapping[str, Any]
 """An entry of the history, as torch returns it: action, addr, size, stream, time_us, frames, user_metadata."""
 
 SEGMENT_ACTIONS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-"""The sign of each action: 1 for actions that reserve device memory, -1 for actions that release it."""
+"""Maps each action to 1 if it reserves device memory, and to -1 if it releases device memory."""
 
 
 class InitialBlock(NamedTuple):
@@ -21,8 +21,8 @@ class InitialBlock(NamedTuple):
 
     requested: int
     block_size: int | None
-    """The size of the block, or None if the block was freed since. In that case, `block_sizes` computes the size from
-    the addresses.
+    """The size of the block, or None if the block was freed since. For a freed block, `block_sizes` computes the
+    size from the addresses.
     """
     stream: int
     frames: Sequence[Mapping[str, Any]]

@@ -4,8 +4,8 @@ The allocator adds a user-defined string to every entry of its history, and each
 module sets a short string such as `L1234f56`, called a *stamp*. C++ can copy such a short string without an
 allocation. The stamp contains the activity, the running module and a *tick*. A tick is a counter. The tick increases
 at every event that must be found again in the history: a root module starts, an optimizer steps, a step ends. The
-position of these events among the entries is therefore exact. Before torch 2.9, entries cannot be marked. In that
-case, the tick increases at every change of activity or module, and the first entry after the change is found by
+position of these events among the entries is therefore exact. Before torch 2.9, entries cannot be marked. With these
+versions, the tick increases at every change of activity or module, and the first entry after the change is found by
 time. Two changes within about a microsecond may be confused.
 
 Entries from the autograd engine's threads can be identified, because these threads set no stamp.

@@ -125,8 +125,8 @@ def _loops_of(
 
 
 def _adds_copies(program: Program, loop: LoopFact, models: set[str]) -> bool:
-    """Return True if a loop trains one model, and each iteration copies that model. A loop over folds or tasks, which
-    trains a few models, keeps a copy of each."""
+    """Return True if a loop trains one model, and each iteration copies that model. A loop over folds or tasks
+    trains a few models, and may keep a copy of each model."""
     if is_innermost_step_loop(program, loop):
         return True
     if not isinstance(loop.node, cst.For) or not loop.trains or not program.uses_gpu:
@@ -166,8 +166,8 @@ _WHOLE_MODEL = {"named_parameters", "parameters", "state_dict"}
 def _copied_models(
     program: Program, expression: cst.BaseExpression, store: StoreFact, depth: int = 0
 ) -> set[str]:
-    """Return the models of which an expression contains a copy on the same device, such as `model` for
-    `{"state": copy.deepcopy(model.state_dict())}`."""
+    """Return the models that an expression copies on the same device, such as `model` for `{"state":
+    copy.deepcopy(model.state_dict())}`."""
     nodes = list(walk(expression))
     if any(_moves_to_host(node) for node in nodes):
         return set()

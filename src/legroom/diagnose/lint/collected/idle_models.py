@@ -31,7 +31,7 @@ def idle_models(program: Program) -> Iterator[Problem]:
 
 
 def _drawn_objects(program: Program) -> Iterator[tuple[str, str]]:
-    """Yield the lists of new objects from which the program draws, each with the class of the objects."""
+    """Yield the lists from which the program draws objects, each with the class of the objects."""
     for store in program.stores:
         if last_name(store.target) not in program.drawn_names:
             continue

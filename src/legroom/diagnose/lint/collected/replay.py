@@ -1,4 +1,5 @@
-"""Finds tensors on the GPU in a replay memory whose samples the program moves to the GPU again, for LG101."""
+"""Finds replay memories that store tensors on the GPU, although the program moves each sample to the GPU again, for
+LG101."""
 
 from collections.abc import Iterator
 

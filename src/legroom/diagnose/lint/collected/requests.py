@@ -37,7 +37,7 @@ _REQUESTS = re.compile(
     r"|^(?:session|user|request|client|chat|conversation|job|image|doc|document|customer|thread|item|video|clip)_?id$|^uid$",
     re.IGNORECASE,
 )
-"""Names of keys that are new with each request or text."""
+"""Names of keys that differ for each request or text."""
 _STARTING = re.compile(r"^(?:__init__|\w*(?:start|startup|setup|init|load|lifespan)\w*)$")
 """Functions that create the state of a service."""
 _CREATED = r"\b{name}\b[^=\n]*=\s*(?:\{{\}}|\[\]|dict\(\)|(?:\w+\.)?(?:OrderedDict|defaultdict|field)\()"

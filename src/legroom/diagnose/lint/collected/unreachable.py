@@ -39,7 +39,7 @@ def _has_random_key(store: StoreFact) -> bool:
 
 
 def _contains_cache(program: Program, store: StoreFact) -> bool:
-    """Return True if a value is a cache, or an object in this file with a cache."""
+    """Return True if a value is a cache, or an object of a class in this file that contains a cache."""
     known = program.classes.get(store.value.class_name or "")
     nodes = [*walk(store.expression), *(walk(known.node) if known is not None else ())]
     return any(_CACHE.search(last_name(path)) for node in nodes if (path := dotted(node)) is not None) or any(

@@ -47,8 +47,8 @@ def is_used_in_backward(program: Program, target: str) -> bool:
 
 
 def derived_names(program: Program, target: str) -> set[str]:
-    """Return the last components of a path and of all values in the file that are computed from it. Values whose names
-    end in the same component count as the same value."""
+    """Return the last component of a path, and of the names of all values in the file that are computed from it.
+    Values whose names end in the same component count as the same value."""
     names = {last_name(target)}
     for _ in range(4):
         before = len(names)
@@ -107,8 +107,8 @@ def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
 
 
 def dominates(program: Program, first: Fact, later: Fact) -> bool:
-    """Return True if the program always runs `first` before it reaches `later`. In that case, all branches around
-    `first` also contain `later`."""
+    """Return True if the program always runs `first` before it reaches `later`. The result is True only if all
+    branches around `first` also contain `later`."""
     return all(
         program.inside(later.node, each)
         for each in program.ancestors(first.node)

@@ -334,8 +334,8 @@ def new_instance(program: Program, class_name: str, arguments: tuple[Value, ...]
 
 
 def _contents_of(program: Program, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
-    """Return the contents of a new object. The contents of a dataclass are all arguments. The contents of any other
-    class are its attributes."""
+    """Return the contents of a new object. A new dataclass object contains the arguments of the call. An object of
+    any other class contains its attributes."""
     if program.method(class_name, "__init__") is None:
         return arguments or None
     if not any(each.has_graph for each in arguments):

@@ -45,7 +45,8 @@ class Function:
     stored_parameters: dict[str, "StoreFact"] = field(default_factory=dict)
     """Parameters that the function stores in an object that outlives the call."""
     names_in_backward: frozenset[str] | None = None
-    """The paths on which the function calls `backward`, or which `backward` receives. None before the first pass."""
+    """The paths of the tensors on which the function calls `backward`, or that it passes to `backward`. None before
+    the first pass."""
     environment: dict[str, Value] = field(default_factory=dict)
     """The values of the local names at the end of the function."""
 

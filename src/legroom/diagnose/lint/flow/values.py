@@ -193,12 +193,12 @@ def _unkeyed(known: Value) -> tuple[Value, ...]:
 
 
 def _join_all(values: Sequence[Value]) -> Value | None:
-    """Return a value that may be any of several values, or None if there are no values."""
+    """Return one abstract value that represents several possible values, or None if there are no values."""
     return reduce(join_values, values) if values else None
 
 
 def join_values(first: Value, second: Value) -> Value:
-    """Return a value that may be either of two values."""
+    """Return one abstract value that represents two possible values."""
     if first == second:
         return first
     if first.kind is second.kind is ValueKind.CONTAINER:

@@ -30,8 +30,8 @@ def runs_model_itself(call: CallFact) -> bool:
 
 @lru_cache(maxsize=1)
 def running_functions(program: Program) -> frozenset[Function]:
-    """Return the functions that run a model with gradients enabled and do not train. The `forward` of a module is the model
-    itself."""
+    """Return the functions that run a model with gradients enabled and do not train. The `forward` of a module is
+    not included, because it is the model itself."""
     running = [call for call in program.calls if runs_model_itself(call)]
     enabled = [
         call

@@ -132,14 +132,15 @@ def _run_parameters(program: Program) -> set[tuple[Function | None, str]]:
 
 
 def _is_returned_detached(program: Program, call: CallFact) -> bool:
-    """Return True if a function returns the output of a model, and its callers detach it at once."""
+    """Return True if a function returns the output of a model, and its callers detach it immediately."""
     returned = any(program.inside(call.node, each) for each in call.function.returned_nodes)
     return returned and any(_ends_without_graph(program, site.call) for site in call.function.call_sites)
 
 
 def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
     """Yield calls to a model in a function that trains another model, such as a generator in the step of the
-    discriminator. A different function trains the called model, and sets its gradients to zero before it does so."""
+    discriminator. A different function trains the called model, and first sets the gradients of this model to
+    zero."""
     reported: set[str] = set()
     for call in program.calls:
         path = model_path(program, call)
@@ -382,7 +383,8 @@ def _is_known(call: CallFact) -> bool:
 
 
 def is_detached(program: Program, call: CallFact) -> bool:
-    """Return True if the program detaches the result at once, so that the graph is freed before the backward pass."""
+    """Return True if the program detaches the result immediately, so that the graph is freed before the backward
+    pass."""
     if _ends_without_graph(program, call.node):
         return True
     targets = {

@@ -60,8 +60,8 @@ def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iter
 
 
 def _runs_with_gradients(program: Program, call: CallFact) -> bool:
-    """Return True if a call runs a model on data with gradients enabled. A method of a module counts only if this file
-    contains its callers."""
+    """Return True if a call runs a model on data with gradients enabled. A method of a module is considered only if
+    this file contains its callers."""
     function = call.function
     if not runs_model_itself(call):
         return False

@@ -31,7 +31,7 @@ class Handler:
 
     function: Function
     registry: str
-    """The last component of the name of the container to which the decorator adds the function, or the path of an
+    """The name of the container to which the decorator adds the function (its last component), or the path of an
     Ignite engine."""
     event: str | None
 
@@ -146,7 +146,7 @@ def _registry_of(functions: Iterable[Function]) -> str | None:
 
 
 def _registry(register: Function) -> str | None:
-    """Return the last component of the name of the container to which a function, or its inner function, adds its
+    """Return the name of the container (its last component) to which a function, or its inner function, adds its
     argument."""
     given = {each.name.value for each in walk(register.node) if isinstance(each, cst.Param)}
     for node in walk(register.body):
@@ -161,8 +161,8 @@ def _registry(register: Function) -> str | None:
 
 
 def _iterated(node: cst.BaseExpression) -> str:
-    """Return the last component of the name of the container over which a loop iterates, as in `self.hooks.get(event,
-    [])`."""
+    """Return the name of the container over which a loop iterates (its last component), such as `hooks` for
+    `self.hooks.get(event, [])`."""
     if isinstance(node, cst.Call) and method_name(node) is None and node.args:  # list(hooks)
         node = node.args[0].value
     if isinstance(node, cst.Call) and method_name(node) in {"get", "values", "copy"}:

@@ -520,8 +520,8 @@ def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
 
 def _is_reported_at_store(store: StoreFact) -> bool:
     """Return True if the finding is reported at the statement that stores the value, and not at the call. The caller
-    of a callback does not know what the callback stores, and a method such as `update_center`, which only its own
-    object calls, updates its own state."""
+    of a callback does not know what the callback stores. A method such as `update_center`, which only its own object
+    calls, updates the state of that object."""
     function = store.function
     is_called = function.name == "__call__"  # self.average(loss)
     callers = {dotted(site.call.func if is_called else receiver(site.call)) for site in function.call_sites}

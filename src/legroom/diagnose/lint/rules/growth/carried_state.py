@@ -147,7 +147,7 @@ def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> boo
 
 
 def _state_argument(store: StoreFact) -> cst.BaseExpression | None:
-    """Return the argument of a call that passes the state."""
+    """Return the argument with which a call passes the state."""
     for call in walk(store.expression):
         if not isinstance(call, cst.Call) or dotted(call.func) in NUMBER_FUNCTIONS:
             continue

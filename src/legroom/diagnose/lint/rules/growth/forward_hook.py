@@ -143,8 +143,8 @@ def _iterates_modules(node: cst.BaseExpression) -> bool:
 
 
 def _is_registered_per_call(program: Program, call: CallFact) -> bool:
-    """Return True if a function registers a hook on a module that outlives the call and runs the model, and a loop calls
-    the function with the same module in each iteration."""
+    """Return True if a function runs the model and registers a hook on a module that outlives the call, and a loop
+    calls the function with the same module in each iteration."""
     function = call.function
     if isinstance(function.node, cst.Module) or function.name == "__init__" or call.loops:
         return False
@@ -241,8 +241,8 @@ def _is_removed(program: Program, call: CallFact) -> bool:
 
 
 def _adds(program: Program, store: StoreFact) -> bool:
-    """Return True if each call adds to the container, by appending a value or by storing it under a key that counts
-    up."""
+    """Return True if each call adds to the container, by appending a value or by storing it under an increasing
+    index."""
     if store.how != "item":
         return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_old_value)
     key = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None

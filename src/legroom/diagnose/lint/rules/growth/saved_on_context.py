@@ -132,7 +132,7 @@ def _is_setting(program: Program, function: Function, path: str | None) -> bool:
 
 
 def _tensor_inputs(program: Program, function: Function) -> set[str]:
-    """Return the names of the first input of an autograd function, which is a tensor, and of its output."""
+    """Return the names of the output of an autograd function, and of its first input, which is a tensor."""
     if function.name == "forward":
         return set(function.parameters[1:2])
     inputs, output = function.parameters[1:2], function.parameters[2:3]  # setup_context(ctx, inputs, output)
@@ -145,7 +145,7 @@ def _tensor_inputs(program: Program, function: Function) -> set[str]:
 
 
 def _uses_as_tensor(program: Program, node: cst.CSTNode, name: str) -> bool:
-    """Return True if a node uses a name as only a tensor can be used."""
+    """Return True if a node uses a name in a way that is valid only for a tensor."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
         return name in {dotted(node.left), dotted(node.right)}
     if not isinstance(node, cst.Call):

@@ -6,9 +6,9 @@ then converted with `half()`, `bfloat16()` or `to(dtype)`. The rule does not rep
 are often small.
 
 ## Why this is a problem
-The full-precision weights need twice the memory of the half-precision weights. They are all on the GPU before
-the conversion starts. A model with 7 billion parameters temporarily needs 28 GB on the GPU, although it needs
-only 14 GB later.
+The full-precision weights need twice the memory of the half-precision weights. All full-precision weights are on the
+GPU before the conversion starts. A model with 7 billion parameters temporarily needs 28 GB on the GPU, although it
+needs only 14 GB later.
 
 ## Example
 ```python

@@ -66,7 +66,7 @@ def _tensors(program: Program, dataset: cst.BaseExpression) -> list[cst.BaseExpr
 
 
 def _is_on_gpu(program: Program, tensor: cst.BaseExpression) -> bool:
-    """Return True if the last assignment of a tensor, or the argument itself, moves it to the GPU."""
+    """Return True if the argument, or the last assignment to its name, moves the tensor to the GPU."""
     path = path_of(tensor)
     made = program.assigned(path)
     moved = made[-1] if made else tensor

@@ -48,7 +48,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_one(program: Program, node: cst.BaseExpression) -> bool:
-    """Return True for `1`, and for a name that the file only assigns 1."""
+    """Return True for `1`, and for a name to which the file assigns only 1."""
     if isinstance(node, cst.Integer):
         return node.value == "1"
     path = dotted(node)
