@@ -244,7 +244,7 @@ class Recording:
                 "`--gpu` after the script is passed to the script. For a virtual GPU, put `--gpu` before the script."
             )
         if self._spill is not None:
-            sentences.append("Saved activations move to host memory.")
+            sentences.append("Saved activations are moved to host memory.")
         if self._blocking and kind == "cuda":
             sentences.append("Indices are checked before each operation.")
         if self._log is not None:

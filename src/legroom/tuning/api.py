@@ -167,7 +167,7 @@ def _objectives(metric: Any, mode: Any) -> Objectives:
     modes = [mode] * len(metric) if isinstance(mode, str) else list(mode)
     if len(modes) != len(metric) or len(set(metric)) != len(metric):
         raise UsageError(
-            f"{len(metric)} metrics need different names and {len(metric)} modes, not {len(modes)}."
+            f"Pass {len(metric)} different names of metrics, and one mode for all of them or {len(metric)} modes."
         )
     if any(each not in ("min", "max") for each in modes):
         raise UsageError(f"Unknown mode in {modes}. Choose min or max for each metric.")

@@ -49,7 +49,7 @@ def test_spilling_makes_a_script_fit_with_the_same_result(run):
     assert out == expected
     assert "Spilled 3" in err
     assert "MiB of saved activations to host memory (at most" in err
-    assert "Saved activations move to host memory. Recording to" in err
+    assert "Saved activations are moved to host memory. Recording to" in err
 
 
 def test_threads_of_the_script_spill(run):

@@ -34,7 +34,7 @@ class CannotSplitModel(LegroomError):  # noqa: N818
         self.reason = f"in {location}, {reason}"
         super().__init__(
             f"The model cannot be split: {self.reason}. Use strategy='split' (several GPUs, one process) or 'fsdp' (one process per "
-            "GPU), which do not record the model."
+            "GPU), which do not record the forward pass."
         )
 
     def __reduce__(self) -> tuple[type["CannotSplitModel"], tuple[str, str]]:

@@ -50,7 +50,7 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     reject_class(function)
     if not callable(function):
         raise UsageError(
-            f"The trainable {function!r} is a name. Pass a function that calls `tune.report`: `legroom.tune(function, space)`."
+            f"The trainable {function!r} is a name, not a function. Pass a function that calls `tune.report`: `legroom.tune(function, space)`."
         )
     if not isinstance(written, dict) or not written:
         raise UsageError(
