@@ -12,7 +12,7 @@ from legroom.errors import UsageError
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return the path that a string or a `pathlib.Path` describes."""
+    """Return the path as a `pathlib.Path`, if it is a string or a `pathlib.Path`."""
     if isinstance(value, str | os.PathLike) and value != "":
         path = os.fspath(value)
         if isinstance(path, str):

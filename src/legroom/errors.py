@@ -85,7 +85,7 @@ class Unsupported(LegroomError, NotImplementedError):  # noqa: N818
 # --- installing optional dependencies
 
 SOURCES = Path(__file__).resolve().parents[2]
-"""The root of the checkout, if this file is in one."""
+"""The root of the Git checkout that contains this file, if there is one."""
 
 
 def install_command(extra: str) -> str:

@@ -97,7 +97,7 @@ class Command(typer.core.TyperCommand):
         return super().parse_args(ctx, self.expand(ctx, args))
 
     def expand(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return the arguments with short forms replaced."""
+        """Return the arguments with short forms such as `--json` replaced by the full options."""
         return list(map(_full_form, args))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

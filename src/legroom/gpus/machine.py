@@ -229,8 +229,8 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
 
 
 def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
-    """Return the lowest memory limit that applies to this process, the number of bytes in use under this limit, and the
-    part of it that caches files (cgroup v1 or v2).
+    """Return the lowest memory limit that applies to this process, the number of bytes in use under this limit, and
+    how many of these bytes cache files (cgroup v1 or v2).
     """
     lowest: tuple[Count, Count, Count] = (NA, NA, NA)
     with contextlib.suppress(OSError, ValueError):

@@ -1,5 +1,5 @@
-"""Access to NVML, the management library of the NVIDIA driver. A value that is not available is `NA` and never an
-exception."""
+"""Access to NVML, the management library of the NVIDIA driver. A value that is not available is returned as `NA`,
+without an exception."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ Number = float | NotAvailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSample:
-    """A process at one moment."""
+    """The state of a process at one moment."""
 
     pid: int
     user: Text = NA

@@ -34,7 +34,7 @@ class ProcessOnGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """A GPU at one moment."""
+    """The state of a GPU at one moment."""
 
     index: int
     name: str

@@ -112,7 +112,7 @@ def other_processes(device: int) -> str:
 
 
 def _gpu_of(device: int, found: Sequence[Gpu]) -> Gpu | None:
-    """Return the driver's GPU with this CUDA index, matched by UUID."""
+    """Return the GPU that the driver reports for this CUDA index, matched by UUID."""
     import torch
 
     if len(found) == 1:

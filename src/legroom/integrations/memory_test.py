@@ -2,7 +2,8 @@
 
 The test runs on this machine's GPU if that GPU is large enough. Otherwise, it runs on a virtual GPU of the given
 size. In both cases, the allocator fails when the limit is reached. Code that recovers from out-of-memory errors
-(`legroom.Guard`) therefore passes if it fits. Memory that is allocated before the test does not count.
+(`legroom.Guard`) therefore passes if it can run within the limit. Memory that is allocated before the test does not
+count.
 """
 
 import gc

@@ -3,9 +3,9 @@
     @pytest.mark.gpu_memory("6 GiB")      # the test fails if its code needs more
     @pytest.mark.no_leaks                 # the test fails if its GPU memory is still allocated after the test
 
-pytest imports this module at every start, even in projects that do not use it. Therefore it imports neither torch nor
-other Legroom modules until a test runs that uses a mark or a fixture of this plugin. `-p no:legroom` disables the
-plugin.
+pytest imports this module at every start, even in projects that do not use it. This module therefore imports neither
+torch nor other Legroom modules until a test runs that uses a mark or a fixture of this plugin. `-p no:legroom`
+disables the plugin.
 """
 
 from collections.abc import Generator
@@ -71,7 +71,7 @@ def virtual_gpu(request: pytest.FixtureRequest) -> "VirtualGPU":
 
 @pytest.fixture
 def recording() -> "BlockRecording":
-    """A recording that is not started. Use the recording as `with recording:`, and read its results after the
+    """A recording that is not started yet. Use the recording as `with recording:`, and read its results after the
     block."""
     from legroom.run.record import BlockRecording
 

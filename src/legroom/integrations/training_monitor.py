@@ -100,7 +100,7 @@ class TrainingMonitor:
     # --- precision
 
     def check_gradients(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-        """Check the gradients before an optimizer step, or the loss scale if a GradScaler handles them."""
+        """Check the gradients before an optimizer step, or the loss scale if a GradScaler scales the loss."""
         if not self._precision:
             return
         self._optimizer_steps += 1

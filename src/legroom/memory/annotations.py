@@ -30,7 +30,8 @@ class GapEnded(Annotation):
 
 @dataclass(frozen=True)
 class ForwardProgress(Annotation):
-    """The progress of the forward pass when memory ran out. This event follows its `Oom`."""
+    """The progress of the forward pass when memory ran out. This event follows the `Oom` event to which it
+    belongs."""
 
     fraction: float
     """The finished fraction of the forward pass, from 0 to 1."""
@@ -38,7 +39,7 @@ class ForwardProgress(Annotation):
 
 @dataclass(frozen=True)
 class ProgramState(Annotation):
-    """The activity of the program when memory ran out. This event follows its `Oom`."""
+    """The activity of the program when memory ran out. This event follows the `Oom` event to which it belongs."""
 
     gradients_enabled: bool
     """Whether autograd recorded operations."""
@@ -52,7 +53,7 @@ class ProgramState(Annotation):
 
 @dataclass(frozen=True)
 class LiveOptimizer(Annotation):
-    """An optimizer that existed when memory ran out. This event follows its `Oom`."""
+    """An optimizer that existed when memory ran out. This event follows the `Oom` event to which it belongs."""
 
     name: str
     """The class, for example `AdamW`."""
@@ -65,13 +66,13 @@ class LiveOptimizer(Annotation):
     state_bytes: int
     """The size of the complete state, which may not be allocated yet."""
     temporary_bytes: int
-    """The approximate size of the temporary tensors of a step; 0 if the optimizer updates one parameter at a
-    time."""
+    """The approximate size of the temporary tensors of a step; 0 unless `update` is `foreach`."""
 
 
 @dataclass(frozen=True)
 class FoundSetting(Annotation):
-    """A setting of the script that may determine its batch size. These events follow their `Oom`, most likely first."""
+    """A setting of the script that may determine its batch size. These events follow the `Oom` event to which they
+    belong, most likely setting first."""
 
     name: str
     value: int
@@ -86,7 +87,7 @@ class FoundSetting(Annotation):
 
 @dataclass(frozen=True)
 class HolderCoverage(Annotation):
-    """The total memory that the `Holder` events of an `Oom` account for."""
+    """The total memory that the variables in the `Holder` events of an `Oom` retain."""
 
     bytes: int
     """The number of bytes. Each storage is included once."""

@@ -13,7 +13,7 @@ grows with each iteration."""
 LeakHolder = Literal[
     "container", "variable", "carried", "cache", "exception", "closure", "generator", "cycle", "unknown"
 ]
-"""The kind of holder that retains the memory. `variable` is a variable that is computed from its own previous value.
+"""The kind of object that retains the memory. `variable` is a variable that is computed from its own previous value.
 `carried` is a recurrent state.
 """
 

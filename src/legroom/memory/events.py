@@ -170,7 +170,8 @@ class Holder(NamedTuple):
     items)`.
     """
     bytes: int
-    """The number of device bytes that can be reached through the variable. Two holders may reach the same bytes."""
+    """The number of device bytes that can be reached through the variable. Two variables may reach the same
+    bytes."""
     storages: int
     """The number of storages that can be reached through the variable."""
     frame: Frame | None

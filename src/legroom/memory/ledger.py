@@ -1,4 +1,4 @@
-"""Combines events into the peak, the live storages at any point, and the lines that grow.
+"""Combines events into the peak, the live storages at any point, and the lines whose memory grows.
 
 A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, and
 the list is processed in batches. `apply` may be called at any moment and in any thread, even during a query, because a

@@ -174,7 +174,7 @@ def _location(holder: Holder) -> str:
 
 
 def _variable(holder: Holder) -> str:
-    """Return the variable of a notebook that retains memory, or "" for another holder."""
+    """Return the name of the notebook variable that retains memory, or "" if another object retains it."""
     name = holder.path.partition(" ")[0].partition(".")[0].partition("[")[0]
     is_global = holder.frame is None or holder.frame.function.startswith("<")
     return name if name.isidentifier() and is_global and name in _user_names() else ""

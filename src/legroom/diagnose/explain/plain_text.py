@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 INNER = "\v\n"
-"""Marks a line break that is not a line break in the file."""
+"""Marks a line break that is in the text but not in the file."""
 _COLORS = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033)\[[0-9;]*[A-Za-z]")
 _ESCAPES = re.compile(r"\\(?:n|t|r|\")")
 _UNESCAPED = {r"\n": INNER, r"\t": "\t", r"\r": "", r"\"": '"'}

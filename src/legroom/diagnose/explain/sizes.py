@@ -12,7 +12,7 @@ process."""
 
 
 def summarize_sizes(sizes: ReportedSizes) -> str:
-    """Return a summary such as `GPU 1 ran out of memory. Tried to allocate 546.0 MiB; 514.2 MiB of 15.77 GiB free.`"""
+    """Return a summary of the failed request, such as `GPU 1 ran out of memory` with the requested and free sizes."""
     if sizes.requested is None:
         return ""
     which = "A GPU" if sizes.device is None else f"GPU {sizes.device}"

@@ -153,7 +153,7 @@ def _returns_view(program: Program, call: cst.Call, function: Function, seen: fr
 
 
 def _is_one_of_several(part: cst.BaseExpression, store: StoreFact) -> bool:
-    """Return True if a name iterates over a literal list, whose items may not all be tensors."""
+    """Return True if a name is the variable of a loop over a literal list, whose items may not all be tensors."""
     return any(
         isinstance(loop.node, cst.For)
         and isinstance(loop.node.iter, (cst.Tuple, cst.List))

@@ -115,8 +115,8 @@ class Evidence:
         return self.evaluates or self.oom.step < max(len(self.optimizers), 1)
 
     def retained_by(self, leak: Leak) -> int:
-        """Return the number of bytes that a leak retains. If the variable that retains the leak is unknown, return the
-        measured growth."""
+        """Return the number of bytes that a leak retains. If the variable that retains the memory is unknown, return
+        the measured growth."""
         retained = [
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]

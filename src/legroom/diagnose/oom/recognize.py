@@ -10,8 +10,8 @@ is free at the time of the call. If the amount of free memory is unknown, a fail
 freed. The result refers to no exception, frame or tensor.
 
 The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and
-`sys.exit` are never out-of-memory errors. An exception group is an out-of-memory error only if all of its members are.
-This module does not import torch, and uses torch only if the program has imported it.
+`sys.exit` are never out-of-memory errors. An exception group is an out-of-memory error only if all of its members
+are out-of-memory errors. This module does not import torch, and uses torch only if the program has imported it.
 """
 
 import errno

@@ -19,8 +19,8 @@ CHECKPOINTING_SAVES = 0.6
 """The fraction of the activations that block-by-block checkpointing saves. Checkpointing adds about a third more
 computation."""
 AUTOCAST_SAVES = 0.4
-"""The fraction of float32 activations that bfloat16 saves. Most activations halve, but normalization, softmax and
-losses stay in float32."""
+"""The fraction of float32 activations that bfloat16 saves. Most activations become half as large, but normalization,
+softmax and losses stay in float32."""
 CUDA_CONTEXT = 512 * MiB
 """The approximate size of a process's CUDA context."""
 
@@ -354,8 +354,8 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _creates_state(evidence: Evidence) -> bool:
-    """Return True if the optimizer was creating its state. If the operation is unknown, the size of the state
-    decides."""
+    """Return True if the optimizer was creating its state. If the operation is unknown, the state counts as
+    incomplete while it is smaller than the parameters."""
     oom = evidence.oom
     if oom.step > 0 or not oom.op:
         missing = evidence.live_bytes(Category.OPTIMIZER_STATE) < evidence.live_bytes(Category.PARAMETER)

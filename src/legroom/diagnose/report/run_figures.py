@@ -50,7 +50,8 @@ class RunFigures:
     main: int
     """The position in `moments` of the out-of-memory error that ended the run, or of the peak."""
     layout: Layout | None
-    """The segments and blocks at the main moment, or None for host memory."""
+    """The segments and blocks at the out-of-memory error that ended the run, or at the peak, or None for host
+    memory."""
     ooms: list[Oom]
     leaks: list[DetectedLeak]
     """The first report of each detected leak."""

@@ -370,8 +370,8 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
 
 
 def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> int | None:
-    """Return the number of the out-of-memory event that ended the run, or of the last out-of-memory event if none ended
-    the run. If `device` is given, only its events count.
+    """Return the number of the out-of-memory event that ended the run, or of the last out-of-memory event if none
+    ended the run. If `device` is given, only the events of this device count.
 
     The replicas of `DataParallel` may all run out of memory. PyTorch raises only the error of the first replica.
     """

@@ -2,8 +2,8 @@
 
 Only the options that affect memory are stored. Options for pinned host memory, locks and CUDA graphs are checked and
 ignored. PyTorch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this module accepts the
-same values. For example, `64MB` is 64, and white space and a trailing comma are ignored. Values that torch rejects are
-rejected with a message that shows the correct form.
+same values. For example, `64MB` is read as 64, and white space and a trailing comma are ignored. Values that torch
+rejects are rejected with a message that shows the correct form.
 """
 
 import re
@@ -99,8 +99,8 @@ class AllocatorSettings:
     def parse(cls, text: str, before: "AllocatorSettings | None" = None) -> "AllocatorSettings":
         """Parse `text`.
 
-        If a running program changes its settings, `before` contains the previous settings. In that case, torch keeps
-        the segment options and resets all other options.
+        If a running program changes its settings, `before` contains the previous settings. At such a change, torch
+        keeps the segment options and resets all other options.
         """
         pairs = list(_pairs(_tokens(text)))
         start = before or cls()
@@ -259,8 +259,8 @@ def _backend(value: list[str]) -> str:
 
 
 def _divisions(value: list[str]) -> tuple[int, ...]:
-    """Parse one value for all sizes, or a list. The list [256:1,512:2,>:8] means 1 up to 256 MiB, 2 from 512 MiB, and 8
-    above.
+    """Parse one value for all sizes, or a list. The list [256:1,512:2,>:8] means 1 division up to 256 MiB, 2
+    divisions from 512 MiB, and 8 divisions above.
     """
     key = "roundup_power2_divisions"
     if value[0] != "[":

@@ -101,7 +101,7 @@ class ChunkFile:
 
     def _peaks(self) -> dict[tuple[str, int], int]:
         """Return the chunks that contain the current peaks: first for allocated memory, then for reserved memory. If
-        there is not enough room for all these chunks, the chunks with the peaks of allocated memory are kept.
+        not all of these chunks fit, the chunks with the peaks of allocated memory are kept.
         """
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {

@@ -24,7 +24,7 @@ from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
 MAX_LINES = 60_000_000
-"""The maximum decompressed size: about 15 GB of events, four times as many as a capture of the default size can
+"""The maximum decompressed size: about 15 GB of events, four times as much as a capture of the default size can
 contain.
 """
 
@@ -211,8 +211,8 @@ class _LiveStorages:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
-    """Yield the complete lines of the file in batches, and for each batch whether it starts a chunk. The lines end at
-    damaged data.
+    """Yield the complete lines of the file in batches, and for each batch whether it starts a chunk. Reading stops
+    at damaged data.
     """
     current, begins, rest = -1, True, b""
     for chunk, text in _decompressed(file, path):

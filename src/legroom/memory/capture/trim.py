@@ -52,7 +52,7 @@ def trim(
     source: BinaryIO,
     target: BinaryIO,
 ) -> list[Chunk]:
-    """Write a shortened capture of at most roughly half of `max_bytes` to `target`, and return its chunks.
+    """Write a shortened capture of at most about half of `max_bytes` to `target`, and return its chunks.
 
     Chunks that are not kept are merged, and contain only the totals of their steps.
 

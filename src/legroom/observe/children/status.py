@@ -1,7 +1,7 @@
 """Publishes the state of a process that a recorded program started (`mp.spawn`, torchrun), for `legroom monitor`.
 
-On a virtual GPU, the state comes from the events of each step. The history of a real GPU is read only from time to time,
-so a thread reads the state there.
+On a virtual GPU, the state comes from the events of each step. The history of a real GPU is read only from time to
+time, so a thread reads the state of a real GPU.
 """
 
 import multiprocessing.util

@@ -96,7 +96,7 @@ TimedEvent = tuple[float, Event]
 
 
 class DeviceHistory:
-    """The state of one device after the events sent so far, and the conversion of new entries."""
+    """Stores the state of one device after the events sent so far, and converts new entries."""
 
     def __init__(
         self,

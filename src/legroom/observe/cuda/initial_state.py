@@ -17,7 +17,7 @@ SEGMENT_ACTIONS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "se
 
 
 class InitialBlock(NamedTuple):
-    """A block that was in use before the history."""
+    """A block that was in use before the history starts."""
 
     requested: int
     block_size: int | None

@@ -268,7 +268,7 @@ class _Snapshot:
             return None
 
     def _script(self) -> str:
-        """Return the file of the outermost user frame of the first stack."""
+        """Return the file of the outermost user frame in the first stack."""
         for frames in self._stacks.values():
             for frame in reversed(frames):
                 if is_user_file(frame["filename"]):

@@ -95,7 +95,7 @@ def installed(overrides: Overrides) -> Iterator[None]:
 
 def _registered(key: str) -> set[str]:
     """Return the registered operations. The result is empty if this version of torch lacks the private function that
-    lists the operations. In that case, autocast follows the CPU's lists.
+    lists the operations. Autocast then follows the CPU's lists.
     """
     registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
     if registrations is None:

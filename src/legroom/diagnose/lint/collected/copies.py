@@ -312,9 +312,9 @@ def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck
 
 
 def _is_added_by_updates(program: Program, store: StoreFact) -> bool:
-    """Return True if a method adds to its object for each batch of a loader, and an optimizer step follows each time.
-    The gradients of a whole epoch use too much memory, although storing the gradients of several batches may be
-    intended."""
+    """Return True if a method stores a value in its object for each batch of a loader, and an optimizer step follows
+    each batch. The gradients of a whole epoch use too much memory, although storing the gradients of several batches
+    may be intended."""
     if any(isinstance(each, cst.If) for each in program.ancestors(store.node)):
         return False
     sites = store.function.call_sites

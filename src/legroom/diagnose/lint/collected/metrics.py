@@ -58,8 +58,8 @@ def _stores_predictions(program: Program, made: cst.BaseExpression) -> bool:
 
 
 def _is_updated_in_all_epochs(call: CallFact, made: StoreFact) -> bool:
-    """Return True if a metric is updated in a loop inside a training loop, and is created outside both. The loops may
-    be in two functions."""
+    """Return True if a metric is updated in a loop inside a training loop, and is created outside both loops. The
+    loops may be in two functions."""
     if made.loops:
         return False
     if made.function is call.function:

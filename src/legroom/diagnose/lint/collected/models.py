@@ -97,7 +97,7 @@ def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
 
 
 def _creating_functions(program: Program, path: str, loop: LoopFact) -> list[cst.CSTNode]:
-    """Return the functions in this file that a loop calls to create a model, even if they call each other."""
+    """Return the functions in this file that a loop calls, directly or through each other, to create a model."""
     made = [each for each in program.stores if each.target == path and each.loops[-1:] == (loop,)]
     found: list[Function] = []
     added = [
@@ -208,7 +208,8 @@ def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
 
 
 def _is_saved(program: Program, node: cst.CSTNode, loop: cst.For) -> bool:
-    """Return True if a node is part of the first argument of `torch.save`, or of `model.save_pretrained(path)`."""
+    """Return True if a node is part of the first argument of `torch.save`, or is the model of a call to
+    `save_pretrained`."""
     for each in program.ancestors(node):
         if each is loop:
             return False

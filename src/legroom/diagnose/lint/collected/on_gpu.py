@@ -113,7 +113,7 @@ def _is_on_gpu(made: StoreFact) -> bool:
 
 
 def _samples(program: Program, made: StoreFact) -> bool:
-    """Return True if a new state is computed from the old state by a model without gradients."""
+    """Return True if a model computes a new state from the old state with gradients disabled."""
     calls = [each for each in program.calls if program.inside(each.node, made.expression)]
     inner = {each.local for each in calls if each.local is not None}
     return any(
@@ -338,5 +338,5 @@ def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _is_consumed(program: Program, node: cst.ListComp) -> bool:
-    """Return True if a list is only an argument, as in `sum([x.cuda().mean() for x in loader])`."""
+    """Return True if a list is only an argument of a call, as in `sum([x.cuda().mean() for x in loader])`."""
     return isinstance(program.parent.get(node), cst.Arg)

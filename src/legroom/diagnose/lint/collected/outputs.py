@@ -91,8 +91,8 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
 
 
 def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
-    """Return the innermost loop over the batches or samples of a dataset. Only an evaluation without gradients iterates
-    over a dataset without a loader."""
+    """Return the innermost loop over the batches or samples of a dataset. A loop over a dataset without a loader is
+    returned only if it does not train."""
     for loop in reversed(store.loops):
         if loop.iterable.kind is ValueKind.LOADER:
             return loop

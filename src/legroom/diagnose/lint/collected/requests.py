@@ -186,7 +186,7 @@ def _only_reads(call: cst.CSTNode | None) -> bool:
 
 
 def _measuring(program: Program, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield the expressions around `len(cache)`."""
+    """Yield the expressions that contain `len(cache)`, from the innermost to the outermost."""
     argument = program.parent.get(node)
     call = program.parent.get(argument) if isinstance(argument, cst.Arg) else None
     if call is not None and is_call_of(call, "len"):

@@ -289,7 +289,7 @@ class Assignments(FactRecorder):
 
     def _bind_elements(self, target: cst.BaseExpression, source: cst.Call) -> None:
         """Bind the variables of a loop over function parameters, such as `for index, feature in zip(indices,
-        features)`. An element of a parameter refers to the parameter."""
+        features)`. An element of a parameter is treated as the parameter."""
         parts = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
         if dotted(source.func) == "enumerate":
             parts = parts[1:]
@@ -347,7 +347,8 @@ def _is_constant(node: cst.CSTNode) -> bool:
 
 
 def _reads_item(expression: cst.BaseExpression) -> bool:
-    """Return True for `rows[name]` and `rows.setdefault(name, [])`. A slice is a new container."""
+    """Return True for `rows[name]` and `rows.setdefault(name, [])`. A slice is not included, because it is a new
+    container."""
     if isinstance(expression, cst.Subscript):
         return not any(isinstance(each.slice, cst.Slice) for each in expression.slice)
     if not isinstance(expression, cst.Call) or method_name(expression) != "setdefault":

@@ -70,7 +70,7 @@ _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 def torch_result(
     name: str, arguments: Sequence[Value], *, requires_grad: bool, no_grad: bool
 ) -> Value | None:
-    """Return the result of calling the function or class with a qualified name, or None if unknown."""
+    """Return the result of calling the function or class with this qualified name, or None if unknown."""
     last = name.rpartition(".")[2]
     if name.startswith("torch.nn.") and not name.startswith(
         ("torch.nn.functional.", "torch.nn.utils.", "torch.nn.init.")

@@ -181,7 +181,7 @@ class Expressions:
 
     def _is_class(self, name: str) -> bool:
         """Return True for a class in this file, and for a capitalized name that is imported or never assigned. Short
-        names such as `G` and `D` are models."""
+        names such as `G` and `D` usually refer to models, not to classes."""
         if name in self.program.classes:
             return True
         if not name[:1].isupper():

@@ -29,7 +29,7 @@ class Function:
     no_grad: bool = False
     """True if a decorator or every caller disables gradients."""
     no_grad_in_callers: bool = False
-    """True if only the callers that are known so far disable gradients."""
+    """True if the callers that are known so far disable gradients, but there may be other callers."""
     grad_mode_varies: bool = False
     """True if the gradient mode depends on a variable, as in `set_grad_enabled(training)`."""
     backward: bool = False

@@ -65,7 +65,7 @@ def is_step_loop(loop: LoopFact) -> bool:
 
 
 def iterates_data(loop: LoopFact) -> bool:
-    """Return True if a loop trains, iterates over a loader, or is in a function named like an evaluation."""
+    """Return True if a loop trains, iterates over a loader, or is in a function whose name suggests evaluation."""
     return (
         loop.trains
         or loop.iterable.kind is ValueKind.LOADER

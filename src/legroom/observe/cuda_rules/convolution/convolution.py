@@ -1,6 +1,6 @@
 """Memory plans of convolutions: copies, results and cuDNN's workspaces in the order in which torch allocates them.
 
-The rules follow ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. In the forward pass, torch
+The rules follow ConvUtils.h, Convolution.cpp and cudnn/ConvShared.cpp in ATen/native. In the forward pass, torch
 allocates a contiguous copy of the input if needed (`input.contiguous` in `_convolution`), the result, then the
 workspace. In the backward pass, torch keeps the copy of the input until the end if it computes the weight gradient.
 PyTorch allocates the input gradient and its workspace, the weight gradient and its workspace, then the bias
@@ -110,7 +110,7 @@ def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
 
 
 def _result_index(mask: Any, index: int) -> int:
-    """Return the index of a gradient among the results. Gradients that are not needed are not results."""
+    """Return the index of a gradient among the results. Only the gradients that are needed are among the results."""
     return sum(bool(is_needed) for is_needed in mask[:index])
 
 

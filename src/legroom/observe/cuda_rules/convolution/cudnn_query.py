@@ -54,7 +54,7 @@ OPERATIONS = (ConvOperation.FORWARD, ConvOperation.INPUT_GRADIENT, ConvOperation
 _MAX_OVERHEAD = 200
 """The maximum number of bytes that kernels need in addition to copies and partial sums."""
 HOPPER = (9, 0)
-"""Compute capability of the GPUs whose split-K kernels are known."""
+"""The compute capability of the GPUs whose split-K kernels are known."""
 
 
 class KernelChoice(NamedTuple):

@@ -82,8 +82,9 @@ def outlives_call(program: Program, call: CallFact, store: StoreFact, *, every_s
 
 
 def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
-    """Return True if the container is a local variable of the enclosing function, and each call to that function creates
-    a new one. The container lives longer if the inner function is returned, passed on or called in a loop over steps."""
+    """Return True if the container is a local variable of the enclosing function, and each call to that function
+    creates a new one. The container lives longer if the inner function is returned, passed to other code or called
+    in a loop over steps."""
     inner, owner = store.function, store.function.outer
     while owner is not None and not owner.owns(store.target):
         owner = owner.outer
@@ -231,7 +232,7 @@ def _survives_call(
 
 
 def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Return True if all iterations of a loop are part of one step. In that case, the outer loop runs backward once after the
+    """Return True if all iterations of a loop are part of one step. The outer loop then runs backward once after the
     loop and releases the value (`parts[task] = loss` next to `total = total + loss`)."""
     step = loop.outer
     if step is None or iterates_data(loop) or survives(program, store.target, step):

@@ -393,7 +393,7 @@ def _receives_other_values(store: StoreFact) -> bool:
 
 _FIELDS_OF_RECORD = 3
 _METER_VALUE = re.compile(r"^(?:v|x|n|val|value|number|metric|amount)$")
-"""Parameters of an average meter, which receives numbers."""
+"""Names of the parameters of an average meter, which should receive numbers."""
 
 
 def _reported_at_call(program: Program, passed: _Passed) -> Problem:

@@ -87,8 +87,8 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_carried(program: Program, store: StoreFact) -> bool:
-    """Return True for a state such as `hidden = model(x, hidden)`, including through another name. Sums and
-    concatenated tensors have their own rules."""
+    """Return True for a state such as `hidden = model(x, hidden)`, even if the result is assigned to another name
+    first. Sums and concatenated tensors have their own rules."""
     if not store.uses_old_value or not store.value.has_graph or is_concatenated_to_itself(program, store):
         return False
     if store.how == "append":  # later values still depend on the values that a window dropped

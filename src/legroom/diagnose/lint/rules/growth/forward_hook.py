@@ -113,8 +113,8 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_kept(program: Program, call: CallFact) -> bool:
-    """Return True if nothing else removes the hook. `with layer.register_forward_hook(hook):` removes it. A hook can
-    only be removed with the handle that its registration returned."""
+    """Return True if no code removes the hook. `with layer.register_forward_hook(hook):` removes it. A hook can only
+    be removed with the handle that its registration returned."""
     parent = program.parent.get(call.node)
     return isinstance(parent, cst.Expr) or (isinstance(parent, cst.Assign) and not program.mentions("remove"))
 

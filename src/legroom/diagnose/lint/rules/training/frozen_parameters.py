@@ -75,8 +75,8 @@ def _is_partly_frozen(model: str, frozen: list[tuple[str, int]], before: int) ->
 
 
 def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
-    """Return the paths whose parameters are frozen, with their positions. The second item is True if anything is
-    unfrozen."""
+    """Return the paths of the modules whose parameters are frozen, with the positions in the code. The second item
+    is True if anything is unfrozen."""
     frozen: list[tuple[str, int]] = []
     unfrozen = False
     for store in program.stores:

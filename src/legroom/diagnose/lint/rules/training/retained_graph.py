@@ -128,8 +128,8 @@ def _is_separate(program: Program, first: CallFact) -> bool:
 
 
 def _sources(program: Program, call: CallFact, loop: LoopFact | None) -> set[str] | None:
-    """Return the names of the iteration from which the loss of a backward pass is computed, or None if the loss may
-    depend on a graph that is created elsewhere."""
+    """Return the names assigned in the iteration from which the loss of a backward pass is computed, or None if the
+    loss may depend on a graph that is created elsewhere."""
     function = call.function
     without_graph = (
         ValueKind.TENSOR,

@@ -130,7 +130,7 @@ def _is_same_name_rebound(program: Program, call: CallFact, batch: str | None) -
 
 
 def _loaders(program: Program) -> tuple[set[str], set[str]]:
-    """Return the names of loaders with pinned memory and of loaders without."""
+    """Return the names of loaders with pinned memory, and the names of loaders without pinned memory."""
     pinned: set[str] = set()
     others: set[str] = set()
     for store in program.stores:

@@ -278,7 +278,7 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
 
 
 def _is_repeated_in_evaluation(program: Program, call: CallFact) -> bool:
-    """Return True for `[model(x) for x in batches]` in a function named like an evaluation."""
+    """Return True for `[model(x) for x in batches]` in a function whose name suggests evaluation."""
     if not EVALUATION_NAMES.search(call.function.name):
         return False
     for parent in program.ancestors(call.node):

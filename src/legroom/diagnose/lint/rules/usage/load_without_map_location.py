@@ -143,8 +143,8 @@ def _restores_training(program: Program, call: CallFact) -> bool:
 
 
 def _is_small(program: Program, call: CallFact) -> bool:
-    """Return True if the file contains the state of a scheduler, a scaler or a random generator. These states are
-    small."""
+    """Return True if the loaded file contains the state of a scheduler, a scaler or a random generator. These states
+    are small."""
     line = program.statement_line(call.node)
     return line is not None and bool(_SMALL.search(program.source(line)))
 
