@@ -2,8 +2,8 @@
 
 The file `legroom.pth` in site-packages checks the environment variable LEGROOM whenever Python starts. If LEGROOM is
 set, this module restarts the interpreter with `-m legroom run` before the script. `LEGROOM=8GiB` adds `--gpu 8GiB`.
-Commands without a Python script or module (`pip`, `torchrun`, `-c`, the prompt) run unchanged. Python processes that
-such a command starts check the variable themselves.
+Commands without a Python script or module (`pip`, `torchrun`, `-c`, the prompt) run unchanged. If a command such as
+`torchrun` starts Python processes, these processes check the variable themselves.
 
 `pip install` creates the file (see setup.py), and `pip uninstall` removes it.
 """
@@ -14,8 +14,8 @@ import sys
 
 VARIABLE = "LEGROOM"
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""The interpreter options that take a value. Python has no API that lists these options. They are documented by `python
---help-all`."""
+"""The interpreter options that take a value. Python has no API that lists these options. The command `python
+--help-all` lists these options."""
 _OFF = ("", "0", "no", "off", "false")
 
 

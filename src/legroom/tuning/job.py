@@ -21,7 +21,7 @@ class TuneJob:
     metric: str
     mode: Mode
     more_objectives: Objectives = ()
-    """The metrics after the first one, if the study has several."""
+    """The second and further metrics, if the study has several metrics."""
     search: str = "random"
     sampler: Any = None
     """The sampler of the search `optuna`, if the user passed one."""

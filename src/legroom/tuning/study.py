@@ -25,7 +25,7 @@ class Study:
     metric: str
     mode: Mode
     more_objectives: Objectives = ()
-    """The metrics after the first one, if the study has several."""
+    """The second and further metrics, if the study has several metrics."""
     trials: Sequence[TrialRecord]
     folder: Path
     space: Space
@@ -102,7 +102,7 @@ class Study:
     @property
     def best_trials(self) -> list[TrialRecord]:
         """The Pareto front. A trial is on the front if no other trial is at least as good in all metrics and better in
-        one. With one metric, the front contains the trials with the best value."""
+        at least one metric. With one metric, the front contains the trials with the best value."""
         signs = [1.0 if mode == "min" else -1.0 for _, mode in self.objectives]
         scores: dict[int, tuple[float, ...]] = {}
         for trial in self.ranked:
@@ -225,7 +225,8 @@ class Study:
 
 
 def _dominates(other: tuple[float, ...], score: tuple[float, ...]) -> bool:
-    """Return True if `other` is at least as good in all metrics and better in one. Scores are minimized."""
+    """Return True if `other` is at least as good in all metrics and better in at least one metric. Scores are
+    minimized."""
     return other != score and all(a <= b for a, b in zip(other, score, strict=True))
 
 

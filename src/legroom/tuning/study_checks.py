@@ -1,4 +1,4 @@
-"""Checks that end a study early if later trials would fail in the same way as the first ones."""
+"""Checks that end a study early if later trials would fail in the same way as the first trials."""
 
 import difflib
 import re

@@ -1,7 +1,7 @@
 """Partitions a forward graph into stages, and runs a stage.
 
 A stage sends the tensors that later stages need and cannot compute themselves. Tensors such as positions and masks
-depend only on the batch, and not on weights or random numbers. Each stage that needs such a tensor recomputes it,
+depend only on the batch, and not on weights or random numbers. A stage that needs positions or masks recomputes them,
 because every stage has the batch.
 """
 

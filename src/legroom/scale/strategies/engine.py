@@ -103,7 +103,8 @@ def _unused_parameters_explained() -> Iterator[None]:
 def single_device_engine(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices
 ) -> WrappedModelEngine:
-    """Return the engine of one process with one device. This engine moves the model and does not wrap it."""
+    """Return the engine of one process with one device. The engine moves the model to the device and does not wrap
+    it."""
     model.to(devices.device)
     return WrappedModelEngine("single", model, model, optimizer, batch_device=devices.device)
 

@@ -140,7 +140,8 @@ class _Plot:
 
 
 def _axis(plot: _Plot, peak: int, capacity: int | None, seconds: float, legend: str) -> list[str]:
-    """Return the axes, with lines at the peak and at the capacity, if the chart includes it."""
+    """Return the axes and a line at the peak. If the chart includes the capacity, there is also a line at the
+    capacity."""
     base, right = _TOP + _HEIGHT, WIDTH - _RIGHT
     parts = [
         f'<path d="M{_LEFT} {base}H{right}" stroke="currentColor" stroke-opacity=".45" fill="none"/>',

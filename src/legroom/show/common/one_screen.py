@@ -39,8 +39,8 @@ class Cropped:
 
 
 class FirstThatFits:
-    """The first of several versions of a text that has at most `lines` lines. If all versions are longer, the last
-    version is cropped."""
+    """Shows the first version of a text that has at most `lines` lines. If all versions are longer, the last version is
+    cropped."""
 
     def __init__(self, versions: Iterable[RenderableType], lines: int) -> None:
         self._versions = versions

@@ -55,8 +55,8 @@ def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[Rendera
 def largest_lines(
     holdings: Sequence[Holding], sources: Sources, number: int = 3, *, words: Words = str
 ) -> Table:
-    """Return the lines that allocated the most live memory. Each entry has one row, with the source code if there is room.
-    `words` translates the categories."""
+    """Return the lines that allocated the most live memory. Each entry has one row, which includes the source code if
+    the row is wide enough. `words` translates the categories."""
     shown = holdings[:number]
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True, min_width=11)

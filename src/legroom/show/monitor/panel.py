@@ -157,7 +157,7 @@ def _full(device: Device, history: History | None, width: int) -> list[Text]:
 
 
 def _compact(device: Device, width: int) -> list[Text]:
-    """Return one line: the title, and the percentages of both bars. The facts follow if there is space."""
+    """Return one line: the title, and the percentages of both bars. If the line is wide enough, the facts follow."""
     first, second = device.bars
     figures = f"{first.label} {_percent(first)} {second.label} {_percent(second)}"
     for fact in device.facts:

@@ -129,7 +129,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Checks a request and answers it."""
+    """Checks a request and sends the response."""
 
     token: str
     answers: ClassVar[dict[str, Callable[[], tuple[str, str]]]]

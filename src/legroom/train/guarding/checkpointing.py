@@ -5,9 +5,10 @@
     loss.backward()
 
 Models with `gradient_checkpointing_enable` (Transformers models) use their own implementation. In other models, the
-blocks are the members of the outermost `ModuleList`s and `Sequential`s. A model without such containers uses its direct
-children as blocks. The gradients are the same as without checkpointing, and bit-for-bit equal if the kernels are
-deterministic. During recomputation, dropout draws the same numbers again, and running statistics are not updated again.
+blocks are the members of the outermost `ModuleList`s and `Sequential`s. In a model without these containers, the direct
+children of the model are the blocks. The gradients are the same as without checkpointing, and bit-for-bit equal if the
+kernels are deterministic. During recomputation, dropout draws the same numbers again, and running statistics are not
+updated again.
 """
 
 import contextlib

@@ -2,10 +2,10 @@
 function is called again.
 
 If an optimizer step fails halfway, some tensors are modified in place and others are not. Without this mode, undoing
-such changes would require a copy of all tensors before every step. With this mode, the step does not fail halfway. A
-torch function that runs out of memory is called again after the cache is emptied. If the function fails again,
-tensors that it does not need are moved to host memory. The moved tensors are moved back when a function needs them,
-and at the end.
+the modifications would require a copy of all tensors before every step. With this mode, the step does not fail halfway.
+A torch function that runs out of memory is called again after the cache is emptied. If the function fails again,
+tensors that it does not need are moved to host memory. The moved tensors are moved back when a function needs them, and
+at the end.
 
 The result is exact, because a function that cannot allocate its result has not changed anything. The error is raised
 only if the operands and the result of a single function do not fit.
@@ -96,8 +96,8 @@ class RetryOnOOM(TorchFunctionMode):
 
     @torch.no_grad()
     def _leave_on_host(self) -> None:
-        """Keep the offloaded tensors in host memory, because they do not fit on the device. Their values are not
-        lost."""
+        """Keep the offloaded tensors in host memory, because they do not fit on the device. The values of these tensors
+        are not lost."""
         for tensor in list(self._offloadable()):
             local = getattr(tensor, "_local_tensor", tensor)
             offloaded = self._offloaded.get(_key(local))

@@ -1,10 +1,10 @@
 """Announcements of collectives in a store. A failed rank reads the announcements to determine which collectives the
 other ranks will issue.
 
-In the first step, and in a step of a new kind, the collectives are not known yet. In such a step, each rank announces
-its next collective before issuing it. A rank that failed reads the announcements from the position at which it
-failed. The rank stops reading when every rank has finished or failed and no announcement remains. The announcements
-are in the store of the process group. Writing takes microseconds and does not wait for other ranks.
+In the first step, and in a step of a new kind, the collectives are not known yet. In these steps, each rank announces
+its next collective before issuing it. A rank that failed reads the announcements from the position at which it failed.
+The rank stops reading when every rank has finished or failed and no announcement remains. The announcements are in the
+store of the process group. Writing takes microseconds and does not wait for other ranks.
 """
 
 import contextlib

@@ -259,8 +259,7 @@ class DistributedRanks:
         other ranks stop too. If another rank ran out of memory in the meantime, the zeros that it sent instead of its
         weights may have caused the error.
 
-        After such an out-of-memory error, the attempt is invalid, and the method returns the size for the next
-        attempt, like `agree`.
+        In that case, the attempt is invalid, and the method returns the size for the next attempt, like `agree`.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective failed during the step") from error
@@ -430,7 +429,8 @@ class _AttemptResult:
     short: int = 0
     """1 if this rank needs more passes than the ranks agreed on, otherwise 0."""
     raised_by: int = 0
-    """The rank that raised another error, plus one, or 0 if no rank did."""
+    """The rank that raised an error other than an out-of-memory error, plus one. The value is 0 if no rank raised an
+    error."""
     passes: int = 1
     """The number of passes that this rank proposes next."""
 

@@ -5,8 +5,8 @@
 
 Every communication between ranks that Legroom starts is inside such a block. A thread in each process observes the
 block. After ten seconds, the thread asks the other ranks for their current line, through the store of the process
-group. The waiting rank with the lowest number logs the answers. A rank answers even if it is not inside such a block. A
-rank that exits or destroys its process group records this in the store.
+group. The waiting rank with the lowest number logs the lines of all ranks. Every rank reports its line, even if it is
+not inside a `waiting` block. A rank that exits or destroys its process group records this in the store.
 
 In a rank of `legroom launch`, the thread also observes the main thread, because DDP and FSDP2 wait without running any
 Legroom code (see `observe_main_thread`).
@@ -135,13 +135,13 @@ def group_store(prefix: str) -> Any | None:
 
 @dataclass(slots=True)
 class _Wait:
-    """A wait of one thread. `call` is empty for a main thread that makes no progress."""
+    """A thread that waits for other ranks. `call` is empty for a main thread that makes no progress."""
 
     call: str
     since: float
     thread: int | None
     report_after: float = 0.0
-    """The number of seconds after which the wait is reported, if not REPORT_SECONDS."""
+    """The number of seconds after which the wait is reported, which is REPORT_SECONDS by default."""
 
     @property
     def seconds(self) -> float:
@@ -156,7 +156,7 @@ class _Wait:
 
 
 class _Observer:
-    """Observes the waits of this process, and answers the other ranks."""
+    """Observes the waits of this process, and sends the state of this process to the other ranks."""
 
     def __init__(self, store: Any) -> None:
         self.waits: dict[int, _Wait] = {}

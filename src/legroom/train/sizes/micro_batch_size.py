@@ -1,9 +1,9 @@
 """Chooses the micro-batch size. A failure leads to a smaller size, and successful steps lead to gradually larger
 sizes. Each chosen size is returned with the reason for the choice.
 
-A `MicroBatchSizer` only makes decisions. The inputs are the sizes that succeeded or failed and their times. The
-output is a size. A `MicroBatchSizer` reads no clock and draws no random numbers, so ranks with the same inputs choose
-the same sizes.
+A `MicroBatchSizer` only makes decisions. The inputs are the sizes that fit or did not fit, and the times of steps. The
+output is a micro-batch size. A `MicroBatchSizer` reads no clock and draws no random numbers, so ranks with the same
+inputs choose the same sizes.
 
 These rules always hold:
 

@@ -181,7 +181,7 @@ class Spill:
         return _MovedTensor(copy, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def _existing_copy(self, storage: torch.UntypedStorage, version: int) -> "_Copy | None":
-        """Return the copy of the current version of the storage, if there is such a copy."""
+        """Return the copy of the current version of the storage, or None if there is no copy."""
         entry = self._copies.get(storage._cdata)
         copy = None if entry is None else entry[1]()
         return copy if copy is not None and copy.version == version else None

@@ -84,8 +84,8 @@ class GradualUnfreezing:
 
 
 def blocks(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the frozen blocks of the model, the last block first. A block is a layer in a stack of layers, or a module
-    outside such stacks. Small blocks are merged."""
+    """Return the frozen blocks of the model, the last block first. A block is either a layer in a stack of layers, or a
+    module that is not in a stack. Small blocks are merged."""
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
     counted = frozen or {id(parameter) for parameter in model.parameters()}
     found: list[tuple[str, ...]] = []

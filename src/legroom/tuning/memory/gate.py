@@ -205,7 +205,8 @@ class MemoryGate:
 
     def _matching(self, config: Config, checkpoint: str | None, names: set[str]) -> _TracedConfig | None:
         """Return the traces of a different configuration in which all parameters in `names` have the same values. A
-        trial that loads a checkpoint may use more memory, so it shares traces only with trials that load one."""
+        trial that loads a checkpoint may use more memory, so it shares traces only with other trials that load a
+        checkpoint."""
         for known in self._known:
             if (
                 (known.checkpoint is None) == (checkpoint is None)

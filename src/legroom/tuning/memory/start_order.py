@@ -53,8 +53,8 @@ class Capacity:
 
 
 def best_order(waiting: Mapping[int, Demand], capacity: Capacity) -> list[int]:
-    """Return the waiting trials in the order in which they should start. The next trial to start is the first one that
-    fits."""
+    """Return the waiting trials in the order in which they should start. The next trial to start is the first trial in
+    this order that fits into the free memory."""
     oldest, others = sorted(waiting)[:MAX_PLANNED], sorted(waiting)[MAX_PLANNED:]
     return _planned({number: waiting[number] for number in oldest}, capacity) + others
 

@@ -4,7 +4,7 @@ The process enters an unbounded virtual GPU and imports the function once. The p
 configuration and a micro-batch. Each request is traced in a fork, which runs the function, replays its memory requests
 with the capacity of every GPU, and sends the result. The fork exits at the second step, so later code does not run.
 Files that the function writes, renames or deletes are changed only in a sandbox, which is discarded. On systems that
-cannot fork, the process itself traces a single request, and the study starts a new process for the next one.
+cannot fork, the process itself traces a single request, and the study starts a new process for the next request.
 """
 
 import contextlib

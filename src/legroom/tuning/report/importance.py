@@ -1,5 +1,5 @@
-"""Computes parameter importance, which is the fraction of the variation in the metric's rank that each parameter
-explains on its own.
+"""Computes the importance of each parameter. Trials are ranked by the metric, and the importance is the fraction of the
+variation in rank that the parameter alone explains.
 
 Trials are grouped by the value of the parameter. Numeric values are grouped into ranges that contain equal numbers of
 trials. The variation between the groups is divided by the total variation, which gives the correlation ratio. Ranks are

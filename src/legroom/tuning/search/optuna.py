@@ -1,8 +1,8 @@
 """A searcher with Optuna's tree-structured Parzen estimator, used as in Ray Tune's `OptunaSearch`. The same seed gives
 the same proposals. The user can pass another Optuna sampler.
 
-A configuration that can never fit violates a constraint. Such a configuration ranks below all completed trials, and
-larger configurations rank lower, so the estimator avoids that region of the space.
+A configuration that can never fit is reported to Optuna as a violated constraint. The configuration therefore ranks
+below all completed trials, and larger configurations rank lower, so the estimator avoids that region of the space.
 """
 
 from collections.abc import Sequence

@@ -156,7 +156,7 @@ class Categorical:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Values that a function returns, as in Ray Tune's `sample_from`. Only random search supports such values."""
+    """Values that a function returns, as in Ray Tune's `sample_from`. Only random search supports these functions."""
 
     function: Callable[..., Any] | None = field(default=None, compare=False)
     """A function that returns a value. The function may take the values of the preceding parameters as its argument. If

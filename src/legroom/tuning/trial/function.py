@@ -1,7 +1,7 @@
 """Describes a training function in a form that another process can load.
 
-A function at the top level of a file is identified by the file and its name, and the file is imported where it is
-needed. As with `multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls
+A function at the top level of a file is identified by its file and its name, and every process that needs the function
+imports the file. As with `multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls
 `legroom.tune` at the top level, the import ends at that call. Other functions (lambdas, nested functions, functions in
 a notebook) are pickled with cloudpickle.
 """

@@ -25,8 +25,8 @@ _MODULE = "ray.train._internal.session"
 
 @contextlib.contextmanager
 def ray_session(trial: "Trial", *, needed: bool) -> Iterator[None]:
-    """Within the block, Ray's functions use `trial`. Ray is imported only if the function `needed` it, because the
-    import takes seconds."""
+    """Within the block, Ray's functions use `trial`. If `needed` is False, Ray is not imported, because the import
+    takes seconds."""
     module = sys.modules.get(_MODULE)
     if module is None and needed and find_spec("ray") is not None:
         with contextlib.suppress(ImportError):

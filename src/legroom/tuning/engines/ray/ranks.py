@@ -69,7 +69,7 @@ class RankActor:
         self._answers.put(action)
 
     def report(self, message: ReportMessage) -> Action:
-        """Send a report and return the answer. The training function calls this method, because its reports are sent
+        """Send a report and return the decision. The training function calls this method, because its reports are sent
         through this worker."""
         self._messages.put(message)
         return self._answers.get()

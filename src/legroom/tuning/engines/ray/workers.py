@@ -16,7 +16,7 @@ def keep_idle(controller: Any, trial: Trial, count: int) -> None:
     """Make Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops all other idle workers
     unless a trial is queued. The dispatcher never queues trials in Ray.
 
-    If Ray's internals differ, most trials that run in parallel start a new worker.
+    In a version of Ray with other internals, most trials that run in parallel start a new worker.
     """
     cache: Any = getattr(getattr(controller, "_tune_controller", controller), "_actor_cache", None)
     if hasattr(cache, "increase_max"):
@@ -35,7 +35,7 @@ def _plain_environment() -> Iterator[None]:
     """Remove the environment variables that Ray Tune sets for each trial (for Lightning), because Ray starts a new
     worker for a different environment.
 
-    If Ray's internals differ, the first trial starts about two seconds later.
+    In a version of Ray with other internals, the first trial starts about two seconds later.
     """
     try:
         from ray.tune.execution.class_cache import DEFAULT_ENV_VARS as VARIABLES
@@ -56,7 +56,8 @@ def _without_groups() -> Iterator[None]:
     placement group per trial and waits for the group with a task. This task occupies an idle worker, so a new worker is
     started for the trial. The dispatcher has already reserved the resources, so Ray Tune only needs to count them.
 
-    If Ray's internals differ, up to two additional workers are started for each trial that runs in parallel.
+    In a version of Ray with other internals, up to two additional workers are started for each trial that runs in
+    parallel.
     """
     try:
         from ray.air.execution import FixedResourceManager
