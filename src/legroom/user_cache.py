@@ -32,8 +32,8 @@ def cache_folder(name: str) -> Path | None:
 
 
 def read_json(file: Path, *, max_bytes: int) -> Any:
-    """Return the content of a file, or None if it cannot be read. A file larger than `max_bytes` was not written by
-    Legroom."""
+    """Return the content of a file, or None if it cannot be read. A file larger than `max_bytes` is ignored, because
+    Legroom did not write it."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if file.stat().st_size <= max_bytes:
             return json.loads(file.read_text(encoding="utf-8"))

@@ -65,7 +65,7 @@ def parallel(
     `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, across all ranks. `schedule` and
     `micro_batches` are pipeline options. With `offload`, the shards of "fsdp" are kept in host memory. By default, the
     shards are offloaded only if they do not fit on the GPUs. `static_graph` and `find_unused_parameters` are DDP
-    options. By default, Legroom detects their values from `batch`.
+    options. By default, Legroom detects the values of these DDP options from `batch`.
     """
     if not isinstance(model, nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"

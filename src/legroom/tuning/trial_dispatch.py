@@ -44,7 +44,8 @@ class _RunningTrial:
     is_alone: bool
     """True if the trial has its GPUs to itself."""
     memory: int
-    """The total memory of the trial's GPU in bytes. For several GPUs, the value is the smallest memory."""
+    """The total memory of the trial's GPU in bytes. If the trial has several GPUs, the value is the memory of the
+    smallest GPU."""
     candidate_sizes: list[int]
     """The total memory in bytes of each GPU on which the trial may run."""
     decision: Decision = field(default_factory=Decision)
@@ -299,8 +300,8 @@ class TrialDispatcher:
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
     """Return the number of trials to prepare. The dispatcher chooses the next trial to start among the prepared trials.
-    The number is small if the searcher learns from results or if time is limited. Only a few trials are prepared
-    without GPUs, because any trial can then start next."""
+    The number is small if the searcher learns from results or if time is limited. Without GPUs, only a few trials are
+    prepared, because any trial can start next."""
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 

@@ -45,7 +45,8 @@ class RankResult:
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell. The exit code of a process that was killed is 128 plus the signal."""
+        """The exit code that a shell would report. The exit code of a process that was killed is 128 plus the
+        signal."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     @property

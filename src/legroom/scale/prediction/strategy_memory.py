@@ -162,7 +162,7 @@ def coordinator_shares(
     tried: dict[int, tuple[list[int], float]] = {}
 
     def excess(coordinator: int) -> float:
-        """Return the number of bytes by which the coordinator exceeds the average of the other devices."""
+        """Return the number of bytes by which the coordinator's peak exceeds the average peak of the other devices."""
         if coordinator not in tried:
             shares = _dp_shares(batch_size, coordinator, devices)
             prediction = predict_step(

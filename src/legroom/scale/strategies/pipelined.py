@@ -273,7 +273,8 @@ class _Schedule:
     def run(
         self, loss_fn: LossFunction, micros: Sequence[Any], weights: Sequence[float], scaling: Scaling
     ) -> torch.Tensor:
-        """Run all passes of these micro-batches. Return their total loss on the last stage, and 0 on the other stages."""
+        """Run all passes of these micro-batches. Return the total loss of the micro-batches on the last stage, and 0 on
+        the other stages."""
         losses: list[torch.Tensor] = []
         with self._batch(loss_fn, micros, weights, scaling):
             target = {"target": self._indices, "losses": losses} if self._is_last else {}

@@ -33,7 +33,8 @@ class Wrapping:
 
     names: tuple[str, ...]
     largest: int
-    """The size in bytes of the largest of these modules. The rest of the model counts as one module."""
+    """The size in bytes of the largest module that is gathered separately. The rest of the model counts as one
+    module."""
 
 
 def sharded(

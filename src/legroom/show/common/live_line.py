@@ -2,9 +2,9 @@
 
 On a terminal, the status line is repainted a few times per second. The status line is removed before the script prints,
 and is shown again only when the cursor is at the start of a line. The status line therefore does not disturb the
-script's progress bar. `sys.stdout` and `sys.stderr` stay the same objects. Only their `write` method is replaced, so
-`isatty`, `fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor directly,
-bypassing all buffers.
+script's progress bar. `sys.stdout` and `sys.stderr` stay the same objects. Only the `write` method of these streams is
+replaced, so `isatty`, `fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor
+directly, bypassing all buffers.
 
 If stderr is a pipe or a log file, a plain line is printed from time to time.
 """
@@ -183,7 +183,8 @@ def can_repaint(stream: TextIO) -> bool:
 
 @functools.cache
 def _has_escape_sequences() -> bool:
-    """Return whether terminals interpret escape sequences. In a Windows console, they must be enabled first."""
+    """Return whether terminals interpret escape sequences. In a Windows console, escape sequences must be enabled
+    first."""
     if sys.platform != "win32":
         return True
     import ctypes

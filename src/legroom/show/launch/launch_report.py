@@ -244,8 +244,8 @@ def _success_parts(
 
 
 def _fullness(rank: RankResult) -> tuple[float, int]:
-    """Return the sort key: reserved memory, then allocated memory. PyTorch reserves memory in large blocks, so reserved
-    memory may be equal.
+    """Return the sort key: reserved memory, then allocated memory. PyTorch reserves memory in large blocks, so several
+    ranks may have the same reserved memory.
     """
     exit_record = rank.exit_record
     return (

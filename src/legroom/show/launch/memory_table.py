@@ -71,7 +71,7 @@ def _table(predictions: Sequence[RankPrediction]) -> Table:
 
 
 def _reasons(predictions: Sequence[RankPrediction]) -> dict[str, list[int]]:
-    """Return the ranks without a prediction, by reason."""
+    """Return the ranks without a prediction, grouped by the reason."""
     reasons: dict[str, list[int]] = {}
     for prediction in predictions:
         if prediction.estimate is None:

@@ -1,7 +1,7 @@
 """The monitor on a terminal, with Textual.
 
-Reading the machine's state may block for as long as the driver does, so a thread reads and the screen stays responsive.
-All text from other programs is a `Text` object, so Textual does not interpret markup in it.
+The driver may block while the machine's state is read, so a thread reads the state and the screen stays responsive. All
+text from other programs is a `Text` object, so Textual does not interpret markup in it.
 """
 
 import threading

@@ -1,4 +1,5 @@
-"""The upper part of the monitor: the host and each GPU, with bars and sparklines, for any width from 30 columns."""
+"""The upper part of the monitor: the host and each GPU, with bars and sparklines, on a terminal with at least 30
+columns."""
 
 import time
 from dataclasses import dataclass

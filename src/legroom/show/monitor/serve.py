@@ -42,8 +42,8 @@ _HEADERS = {
 
 
 class Readings:
-    """The state of the machine, which all browsers share. The machine is read only if a browser requests its state, and
-    at most once per `interval`."""
+    """The state of the machine, which all browsers share. The state is updated when a browser requests it, and at most
+    once per `interval`."""
 
     def __init__(self, sampler: Sampler, interval: float) -> None:
         self.interval = interval

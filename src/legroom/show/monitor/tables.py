@@ -262,7 +262,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def sort_rows(rows: Iterable[Row], column: Column[Row], *, reverse: bool = False) -> list[Row]:
-    """Return the rows in the order of a column. Rows without a value come last."""
+    """Return the rows sorted by a column. Rows without a value come last."""
     every = list(rows)
     known = [row for row in every if column.order(row) is not None]
     ordered = sorted(known, key=column.order, reverse=column.descending is not reverse)

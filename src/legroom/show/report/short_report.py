@@ -73,7 +73,7 @@ _CROPPED = (
     _Level(rows=4, advice=3, reason=False, gap=""),
     _Level(rows=3, advice=2, reason=False, gap=""),
 )
-"""The levels for a very long suggested change. The end of the suggested change is cut off."""
+"""The levels of detail for a very long suggested change. The end of the suggested change is cut off."""
 
 
 def render_short_report(report: RunReport) -> RenderableType:

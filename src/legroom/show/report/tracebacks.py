@@ -69,8 +69,9 @@ def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[Fram
 
 
 def _suggestion(error: BaseException) -> str:
-    """Return `. Did you mean: 'name'?` if Python 3.11 suggests a name. In Python 3.11, only the interpreter's own
-    output contains the suggestion. Later versions of Python include the suggestion in `TracebackException`.
+    """Return the question with which Python 3.11 suggests a similar name, or "" if there is no suggestion. In Python
+    3.11, only the interpreter's own output contains the suggestion. Later versions of Python include the suggestion in
+    `TracebackException`.
     """
     if sys.version_info >= (3, 12) or not isinstance(error, NameError | AttributeError):
         return ""

@@ -40,7 +40,7 @@ class Announcements:
         self._store.add(f"{pass_key}/failed", 1)
 
     def read(self, pass_key: str, index: int) -> CollectiveCall | None:
-        """Wait for the collective with this index. Return None if no rank will issue it."""
+        """Wait for the collective with this index. Return None if no rank will issue this collective."""
         with waiting("a method of Guard"):
             return self._read(pass_key, index)
 

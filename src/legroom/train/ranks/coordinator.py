@@ -393,7 +393,7 @@ class DistributedRanks:
         return tensor.tolist()
 
     def _missing_ranks(self, occasion: str) -> RankMissing:
-        """Return an error with the ranks that do not respond."""
+        """Return an error that lists the ranks that do not respond."""
         prefix = f"here/{self._attempt}/"
         self._store.set(f"{prefix}{self._rank}", b"")
         deadline = time.monotonic() + min(_RESPONSE_SECONDS, self._timeout)

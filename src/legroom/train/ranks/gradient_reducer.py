@@ -1,7 +1,7 @@
 """Averages gradients across ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, this reducer can
 be stopped during a pass.
 
-DDP's own reducer is implemented in C++. An exception during the backward pass leaves that reducer in an undefined
+DDP's own reducer is implemented in C++. An exception during the backward pass leaves DDP's reducer in an undefined
 state, and other code cannot send the buckets for which other ranks wait. This reducer records which buckets it has sent
 and starts from scratch at each step. The reducer sends its buckets in a fixed order through
 `torch.distributed.all_reduce`, so that pending collectives can be completed. The arithmetic is the same as in DDP:

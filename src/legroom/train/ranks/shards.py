@@ -98,7 +98,8 @@ def _reset(root: Any) -> None:
     """Reset FSDP2 during a pass. In torch 2.13 and newer, torch's own function is used. Older versions require changes
     to FSDP2's private state.
 
-    If a version of torch supports neither way, recovery is not possible, and the error contains the missing attribute.
+    If a version of torch has neither the function nor this private state, recovery is not possible, and the error
+    contains the missing attribute.
     """
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()

@@ -55,7 +55,8 @@ _lock = threading.Lock()
 
 @contextmanager
 def waiting(call: str) -> Iterator[None]:
-    """Report a wait for other ranks inside the block. `call` is the function that the user called.
+    """Inside the block, report if this rank waits too long for other ranks. `call` is the function that the user
+    called.
 
     If communication fails because a rank has exited, raise RankMissing with the number of that rank.
     """
@@ -101,7 +102,8 @@ def gone_ranks() -> dict[int, str]:
 
 
 def log_on_all_ranks(message: str) -> None:
-    """Log an error on every rank that has waited for other ranks before. Other ranks log the error within seconds."""
+    """Log an error on every rank that has waited for other ranks at least once. The other ranks log the error within
+    seconds."""
     observer = _current_observer()
     if observer is not None:
         observer.announce(message)

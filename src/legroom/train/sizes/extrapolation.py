@@ -6,9 +6,9 @@ step at any size is then replayed in the allocator with the available capacity, 
 fragmentation and the freeing of the cache before a failure. If the line through two sizes has a negative intercept,
 memory grows faster than linearly (as in contrastive losses). In that case, a power function replaces the line.
 
-If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`).
-A request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is treated as
-proportional to the batch size. Such a prediction is less exact, and `matched` is False.
+If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`). A
+request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is treated as
+proportional to the batch size. The prediction is then less exact, and `matched` is False.
 
 `predict.extrapolate` needs no such assumptions, because it can trace another size at low cost. In this module, each
 additional size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in
@@ -133,7 +133,8 @@ class Extrapolation:
 
 
 def _growths(small: LoggedTrial, large: LoggedTrial) -> tuple[list[Growth], int]:
-    """Return the growth of each request in the larger trial, and the peak bytes of requests without a match."""
+    """Return a growth function for each request in the larger trial, and the peak of the bytes in requests without a
+    match."""
     sizes_in_small = iter(matching_sizes(small.requests, small.size, large.requests, large.size))
     fixed = {request.bytes for request in small.requests}
     cached: dict[tuple[int, int], Growth] = {}

@@ -102,9 +102,9 @@ def find_batch(
     """Find the largest batch size of `step` on the current GPU, real or virtual.
 
     `step` is a function that takes a batch and runs one complete training step, or a `legroom.Guard` with `loss_fn`.
-    `batch` is a batch, whose samples are repeated or dropped. `batch` can also be a function that takes a size and
-    returns a batch, or a DataLoader, whose first batch is used. A tuple or list is passed as several arguments:
-    `step(x, y)`.
+    `batch` is one batch. For other batch sizes, its samples are repeated or dropped. `batch` can also be a function
+    that takes a size and returns a batch, or a DataLoader, whose first batch is used. A tuple or list is passed as
+    several arguments: `step(x, y)`.
 
     `start` is the first size to run, which should certainly fit. `leave_free` is the memory to leave free, such as
     "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError

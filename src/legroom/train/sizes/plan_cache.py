@@ -1,4 +1,5 @@
-"""Stores micro-batch sizes that fit for the next run. Each configuration has one small JSON file in the user's cache folder.
+"""Stores the micro-batch sizes that fit, so that the next run can use them. Each configuration has one small JSON file
+in the user's cache folder.
 
 A configuration includes all properties that affect which micro-batch sizes fit. The properties are the model (names,
 shapes and dtypes of its tensors), the GPU and its memory, the precision, the shapes of a batch without its batch size,
@@ -26,7 +27,7 @@ from legroom.user_cache import cache_folder, read_json, write_json
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 1024
-"""The maximum size of a cache file. A larger file was not written by this module."""
+"""The maximum size of a cache file. A larger file is ignored, because this module did not write it."""
 
 
 class PlanCache:

@@ -243,7 +243,8 @@ class Spill:
     # --- to the device
 
     def _bytes_on_device(self, copy: "_Copy", tensor: "_MovedTensor") -> torch.Tensor:
-        """Return the bytes on the device, ready for the computation."""
+        """Return the bytes of the storage as a tensor on the device. The compute stream waits until the tensor is
+        complete."""
         if copy.original is not None:  # still on the device
             _check_unmodified(tensor.size, copy.original._version, copy.version)
             return copy.original.view(torch.uint8)

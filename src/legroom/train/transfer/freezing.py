@@ -1,7 +1,7 @@
 """Freezes parameters. Frozen parameters need no gradients and no optimizer state, and no activations are saved below
 the first trainable parameter.
 
-Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. In training mode, its running
+Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. In training mode, running
 statistics would adapt to the new data, and the frozen features would change. After `unfreeze`, batch normalization
 follows `model.train()` again.
 """

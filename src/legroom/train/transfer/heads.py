@@ -19,8 +19,8 @@ _HEAD_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def replace_head(model: nn.Module, num_classes: int) -> tuple[str, ...]:
-    """Replace the head with a new layer that has `num_classes` outputs. Return the names of the new layer, for
-    `freeze(model, trainable=...)`."""
+    """Replace the head with a new layer that has `num_classes` outputs. Return the names of the new layer and of new
+    auxiliary heads, for `freeze(model, trainable=...)`."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"replace_head() expects a model (nn.Module), not a {type(model).__name__}.")
     check_count("num_classes", num_classes)

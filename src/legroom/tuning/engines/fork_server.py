@@ -1,8 +1,8 @@
 """Starts the processes of a study (trials and the tracing process).
 
-Where processes can fork, a server process forks them. The server has already imported the modules that these processes
-need, so a fork takes a fraction of a second. On other systems, each process starts from scratch and imports its
-modules.
+On systems that can fork, a server process forks the processes of the study. The server has already imported the modules
+that these processes need, so a fork takes a fraction of a second. On other systems, each process starts from scratch
+and imports its modules.
 
 Each process that runs a search has one server. The server starts first, so it imports modules while the study is
 prepared. The server is reused for further studies. The local engine and Ray's workers use the server. The server

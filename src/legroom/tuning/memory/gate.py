@@ -217,8 +217,8 @@ class MemoryGate:
         return None
 
     def _probe(self, name: str) -> None:
-        """Test whether memory depends on a parameter. Both ends of its range are traced, and their memory requests are
-        compared with the requests of the first configuration."""
+        """Test whether memory depends on a parameter. Both ends of the parameter's range are traced, and their memory
+        requests are compared with the requests of the first configuration."""
         first = self._known[0]
         domain = next(p.domain for p in self._space.parameters if p.name == name)
         if name not in first.config or not isinstance(domain, FloatRange):
@@ -352,8 +352,8 @@ class MemoryGate:
 
 
 def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
-    """Yield groups of GPUs that can share a trace. The GPUs of a group have the same model, or are virtual GPUs of
-    the same capability."""
+    """Yield groups of GPUs that can share a trace. The GPUs of a group have the same model, or are virtual GPUs with
+    the same compute capability."""
     kinds: dict[tuple[bool, object], list[TrialGpu]] = {}
     for gpu in gpus:
         kind = gpu.spec.capability if gpu.virtual else gpu.spec.name

@@ -84,7 +84,7 @@ class Packer:
         """Choose one of the `waiting` trials that can start now, and reserve its memory.
 
         `alone` contains the trials that need a GPU to themselves, each with the minimum size of that GPU in bytes.
-        `predict_runtimes` is called only if there is a choice.
+        `predict_runtimes` is called only if several trials can start.
         """
         startable = self._startable(waiting, alone or {})
         if not startable:
@@ -176,7 +176,7 @@ class Packer:
         return gpu.memory - self.used_by_others(gpu)
 
     def _find_gpus(self, admission: Admission, exclusive: int | None) -> list[tuple[TrialGpu, Fit]] | None:
-        """Return one GPU per rank, all with the same micro-batch, or None if there is not enough free memory.
+        """Return one GPU per rank, all with the same micro-batch size, or None if there is not enough free memory.
 
         If `exclusive` is set, the trial shares its GPUs with no other trial, and each GPU has at least `exclusive`
         bytes.

@@ -31,7 +31,7 @@ RIDGE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSamples:
-    """`SAMPLES` equally likely runtimes in seconds, by trial."""
+    """For each trial, `SAMPLES` equally likely runtimes in seconds."""
 
     waiting: Mapping[int, Sequence[float]]
     """The samples of each trial's total runtime, from its start to its end."""
@@ -48,7 +48,8 @@ class _Observation:
     last: float
     """The time of the last report, or of the end of the trial."""
     from_start: bool
-    """True if the trial started from scratch. Otherwise, its runtime does not represent other trials."""
+    """True if the trial started from scratch. The runtime of a trial that continues from a checkpoint does not
+    represent other trials."""
     reports: int = 0
     is_over: bool = False
 

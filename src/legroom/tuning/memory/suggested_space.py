@@ -6,8 +6,8 @@
         return loss
 
 The function is traced once, and again with each option of each choice, because a branch of the function may suggest
-further parameters. Integers have their largest value in a trace, so a loop suggests all its parameters. The space
-contains all parameters that were suggested.
+further parameters. In a trace, integers have their largest value, so that a loop over an integer parameter suggests all
+of its parameters. The space contains all parameters that were suggested.
 """
 
 from collections.abc import Sequence

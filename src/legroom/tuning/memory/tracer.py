@@ -53,7 +53,7 @@ class TracerSetup:
 
     function: TrainFunction
     capacities: list[int]
-    """The number of bytes for PyTorch on each GPU."""
+    """The number of bytes that PyTorch can use on each GPU."""
     gpu: GpuSpec
     virtual: bool
     ranks: int

@@ -45,8 +45,8 @@ STEPS = 2
 """The number of optimizer steps to trace. The first step creates the optimizer's state, and the second step
 represents all later steps."""
 NICENESS = 10
-"""The niceness of traces that are not urgent. Such a trace gets about a tenth of a core while trials are busy, and a
-full core if one is free."""
+"""The niceness of traces that are not urgent. A trace that is not urgent gets about a tenth of a core while trials are
+busy, and a full core if one is free."""
 TRACED_MICRO_BATCHES = 2
 """The number of micro-batches to trace. The second micro-batch adds to the gradients of the first and represents all
 later micro-batches."""

@@ -35,7 +35,7 @@ STARTUP_TRIALS, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
 Tune."""
 
 MIN_RESULTS = 4
-"""The minimum number of results before they determine the next proposal."""
+"""The minimum number of results before a proposal depends on results."""
 GLOBAL_CANDIDATES, LOCAL_CANDIDATES, BEST_TRIALS = 2000, 300, 3
 """The number of candidates from the whole space, the number of candidates around each of the best trials, and the
 number of best trials."""

@@ -10,7 +10,7 @@ from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, Int
 from legroom.tuning.space.space import Space, read_space
 
 MOST_STEPS = 1000
-"""The maximum number of values of a stepped integer range. Such a range is converted to a list of choices."""
+"""The maximum number of values of a stepped integer range. A stepped range is converted to a list of choices."""
 
 
 def is_ray_space(written: Any) -> bool:

@@ -37,7 +37,8 @@ class Parameter:
     name: str
     domain: AnyDomain
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The parameter is active only if each of these other parameters has one of these values."""
+    """Maps other parameters to lists of values. The parameter is active only if each of the other parameters has a
+    value in its list."""
 
     def is_active_in(self, config: Mapping[str, Any]) -> bool:
         return all(name in config and config[name] in values for name, values in self.when.items())

@@ -42,7 +42,7 @@ FULL_DISK_BYTES = 1 * MiB
 
 
 THE_METRIC = ""
-"""The name of a value that the function reports or returns without a name. This value is stored as the study's
+"""The key of a value that the function reports or returns without a name. This value is stored as the study's
 metric."""
 
 
@@ -157,10 +157,10 @@ class Trial:
     ) -> None:
         """Report the progress of the training, as in `trial.report(loss=0.3, accuracy=0.9, checkpoint=model.state_dict())`.
 
-        Metrics can also be passed as a dict, as in `trial.report({"loss": 0.3})`, or as in Optuna, as in
-        `trial.report(0.3, step)`. A metric is a number, a NumPy scalar
-        or a tensor with one element. `checkpoint` is an object that `torch.save` can save, or the path of a file or folder. If the scheduler stops
-        the trial, this call raises `StopTrial`.
+        Metrics can also be passed as a dict, as in `trial.report({"loss": 0.3})`, or without a name, as in Optuna's
+        `trial.report(0.3, step)`. A metric is a number, a NumPy scalar or a tensor with one element. `checkpoint` is an
+        object that `torch.save` can save, or the path of a file or folder. If the scheduler stops the trial, this call
+        raises `StopTrial`.
         """
         if metrics is not None and not isinstance(metrics, Mapping):
             metrics = {THE_METRIC: metrics}

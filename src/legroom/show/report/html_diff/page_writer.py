@@ -99,7 +99,8 @@ def _chart(histories: Sequence[Sequence[Step]], names: Sequence[str]) -> str:
 
 
 def _points(history: Sequence[Step], last: int, highest: int) -> str:
-    """Return at most a few thousand points. If a point covers several steps, the highest step is used."""
+    """Return at most a few thousand points. If a point covers several steps, it shows the highest peak of these
+    steps."""
     size = max(1, len(history) // 1000)
     groups = [history[start : start + size] for start in range(0, len(history), size)]
     chosen = [max(group, key=lambda step: step.peak_allocated) for group in groups]

@@ -1,5 +1,5 @@
 """Assembles the page of a run. Text and tables are HTML and readable without scripts. The scripts of the page draw the
-timeline, the icicle chart and the allocator map on the data that this module embeds.
+timeline, the icicle chart and the allocator map from the data that this module embeds.
 """
 
 from array import array
@@ -23,7 +23,7 @@ from legroom.units import format_size
 
 _SCRIPTS = ("timeline.js", "icicle.js", "allocator_map.js")
 _UNIT = 512
-"""Sizes in binary data are multiples of this number of bytes, because a block is at least this large."""
+"""Sizes in binary data are stored as multiples of this number of bytes, which is the minimum size of a block."""
 MAX_BLOCKS = 20_000
 """The approximate maximum number of blocks in the allocator map."""
 _PHASES = tuple(Phase)

@@ -10,7 +10,7 @@ _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 def exit_reason(error: str, process: str = "The process") -> str:
-    """Return a sentence for Ray's error message, without a full stop."""
+    """Convert Ray's error message to a sentence without a full stop."""
     code = _EXIT_CODE.search(error)
     if code is not None:
         return f"{process} exited without a result (exit code {code[1]})"

@@ -52,9 +52,10 @@ def _plain_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_groups() -> Iterator[None]:
-    """Make Ray Tune count resources instead of reserving a placement group for each trial. Ray Tune reserves one
-    placement group per trial and waits for the group with a task. This task occupies an idle worker, so a new worker is
-    started for the trial. The dispatcher has already reserved the resources, so Ray Tune only needs to count them.
+    """Make Ray Tune count resources instead of reserving a placement group for each trial. By default, Ray Tune
+    reserves one placement group per trial and starts a task that waits for the group. This task occupies an idle
+    worker, so a new worker is started for the trial. The dispatcher has already reserved the resources, so Ray Tune
+    only needs to count them.
 
     In a version of Ray with other internals, up to two additional workers are started for each trial that runs in
     parallel.
