@@ -46,7 +46,7 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
 
 def is_raised_by_program(frames: str) -> bool:
     """Return True if a traceback ends at a program line that raises MemoryError. This error usually means that a
-    data structure of the program is full, such as a replay memory."""
+    data structure of the program is full, such as a replay buffer."""
     return _RAISED_BY_PROGRAM.search(frames) is not None
 
 

@@ -182,7 +182,7 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
     # One tensor that is truncated, or written slot by slot, has the graph of all values that were ever stored in it.
     carries_graph |= kind == "graph" and not path.length
     limited = path.bounded or (usage.limited and path.how not in ("cache", "exception"))
-    # A replay memory for thousands of items is too large for items with graphs.
+    # A replay buffer for thousands of items is too large for items with graphs.
     is_large = path.length >= MANY_ITEMS and not path.has_small_limit
     exceeds_limit = limited and is_large and kind == "graph" and not figures["evaluation"]
     limited = limited and not exceeds_limit

@@ -1,4 +1,4 @@
-"""Finds replay memories that store tensors on the GPU, although the program moves each sample to the GPU again, for
+"""Finds replay buffers that store tensors on the GPU, although the program moves each sample to the GPU again, for
 LG101."""
 
 from collections.abc import Iterator
@@ -93,8 +93,8 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
 
 
 def _moves_samples(program: Program, name: str) -> bool:
-    """Return True if a function that samples from the replay memory, directly or through a method, moves tensors to
-    the GPU. Always return True for a program with `Conv2d`, because images in a replay memory fill the GPU in any
+    """Return True if a function that samples from the replay buffer, directly or through a method, moves tensors to
+    the GPU. Always return True for a program with `Conv2d`, because images in a replay buffer fill the GPU in any
     case."""
     if program.mentions("Conv2d"):
         return True

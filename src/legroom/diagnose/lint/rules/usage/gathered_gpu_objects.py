@@ -5,9 +5,9 @@ The rule checks for `all_gather_object` and `gather_object` with tensors that a 
 to the GPU.
 
 ## Why this is a problem
-These functions pickle the object. A pickled tensor keeps its device: each process unpickles the tensors of
-all processes on the GPUs that they came from. Every process therefore creates a CUDA context on every GPU in
-the machine and allocates memory there. The pickled bytes are also copied to the GPU.
+These functions pickle the object. A pickled tensor keeps its device: each process loads the tensors of all processes
+onto the GPUs that they came from. Every process therefore creates a CUDA context on every GPU in the machine and
+allocates memory there. The pickled bytes are also copied to the GPU.
 
 ## Example
 ```python
