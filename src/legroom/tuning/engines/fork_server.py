@@ -5,8 +5,8 @@ that these processes need, so a fork takes a fraction of a second. On other syst
 and imports its modules.
 
 Each process that runs a search has one server. The server starts first, so it imports modules while the study is
-prepared. The server is reused for further studies. The local engine and Ray's workers use the server. The server
-listens on a Unix socket. Each connection is either the pipe to one forked process or a query about a forked process.
+prepared. The server is reused for further studies, and imports their modules when they start. The local engine and
+Ray's workers use the server. The server listens on a Unix socket. Each connection is either the pipe to one forked process or a query about a forked process.
 When the searching process exits, the server also exits and kills its children. Messages are sent with
 `multiprocessing.connection`. `multiprocessing.forkserver` is not used, because it serves a single process. With
 `multiprocessing.forkserver`, each of Ray's workers would have to import all modules again.

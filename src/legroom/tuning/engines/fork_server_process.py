@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -25,8 +26,10 @@ from legroom.tuning.trial.process import TrialTask
 
 
 class _Server:
-    def __init__(self, listening: socket.socket) -> None:
+    def __init__(self, listening: socket.socket, imports: list[str]) -> None:
         self._listening = listening
+        self._imported: set[str] = set()
+        self._import(imports)
         self._codes: dict[int, int | None] = {}
         """Maps process IDs to exit codes. The exit code is None while a process runs."""
 
@@ -41,7 +44,23 @@ class _Server:
                 else:
                     self._fork(request, pipe)
 
+    def _import(self, names: Iterable[str]) -> None:
+        """Import modules that were not imported before. Every later fork has them."""
+        new = [name for name in dict.fromkeys(names) if name not in self._imported]
+        if not new:
+            return
+        self._imported.update(new)
+        gc.disable()  # otherwise, repeated scans of all imported objects would take a fifth of the time
+        for name in new:
+            with contextlib.suppress(
+                Exception, SystemExit
+            ):  # a trial that needs the module reports the error
+                importlib.import_module(name)
+        gc.freeze()  # otherwise the collector of each fork would copy all pages that it scans
+        gc.enable()
+
     def _fork(self, task: TrialTask | TracerSetup, pipe: Connection) -> None:
+        self._import(task.function.imports)  # the function of a later study may import other modules
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -75,13 +94,7 @@ def main(setup: str, number: str) -> NoReturn:
     exit_with_parent(signal.SIGTERM)
     settings = json.loads(setup)
     sys.path[:] = settings["path"]
-    gc.disable()  # otherwise, repeated scans of all imported objects would take a fifth of the time
-    for name in settings["imports"]:
-        with contextlib.suppress(Exception, SystemExit):  # a trial that needs the module reports the error
-            importlib.import_module(name)
-    gc.freeze()  # otherwise the collector of each fork would copy all pages that it scans
-    gc.enable()
-    _Server(socket.socket(fileno=int(number))).run()
+    _Server(socket.socket(fileno=int(number)), settings["imports"]).run()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,22 @@ def test_one_server_serves_several_functions(server: str) -> None:
     assert fork_server(TrainFunction.of(f"{FILE}:network")) == server
 
 
+def test_the_server_imports_the_modules_of_a_later_function_before_it_forks(
+    server: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "later.py"
+    path.write_text(
+        "import sys\nwas_imported = 'wave' in sys.modules\nimport wave\n"
+        "def train(config, trial):\n    return {'loss': float(was_imported)}\n"
+    )
+    function = TrainFunction.of(f"{path}:train")
+    end = TrialProcess.start(
+        server, TrialTask(number=0, config={}, function=function, folder=str(tmp_path))
+    ).receive()
+    assert isinstance(end, TrialExit)
+    assert end.final == {"loss": 1.0}
+
+
 def test_a_changed_sys_path_starts_another_server(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     process = SimpleNamespace(poll=lambda: None, terminate=lambda: None, wait=lambda: None)
     monkeypatch.setattr(fork_server_module, "_server", fork_server_module._server)
