@@ -7,9 +7,9 @@ BENCHMARK = (
     "affect whether the run fits."
 )
 """A note about `torch.backends.cudnn.benchmark`. In ATen/native/cudnn/Conv_v8.cpp, `generate_and_filter_plans` halves
-the requested workspace until the allocation succeeds, and skips kernels that need more memory. Measured on an H200:
-ResNet-18 with batch size 64 needs 1.6 GiB and peaks at 3.9 GiB. ResNet-18 also runs with limits of 1.8, 2.0, 2.4 and
-2.8 GiB, and uses all memory up to the limit.
+the requested workspace until the allocation succeeds, and skips kernels that need more memory. In a measurement on an
+H200, ResNet-18 with batch size 64 needs 1.6 GiB, but its memory peaks at 3.9 GiB. The same model also runs with memory
+limits of 1.8, 2.0, 2.4 and 2.8 GiB, and uses all memory up to the limit.
 """
 
 COMMUNICATION = (

@@ -1,6 +1,6 @@
 """The interface that a session requires from a producer of events.
 
-There are two producers: the dispatch recorder, for a virtual GPU or host memory, and the history of the CUDA allocator.
+There are two producers: the dispatch recorder, for a virtual GPU or host memory, and the CUDA allocator's history.
 """
 
 from typing import NamedTuple, Protocol
@@ -33,7 +33,9 @@ class Producer(Protocol):
 
     @property
     def allocated_after_step(self) -> int:
-        """The allocated bytes on all devices at the end of the last step. Within a step, memory rises and falls."""
+        """The allocated bytes on all devices at the end of the last step. The value at the end of a step is used
+        because memory rises and falls within a step.
+        """
 
     def memory_stats(self, device: int) -> MemoryStats: ...
 

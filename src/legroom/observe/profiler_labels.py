@@ -1,7 +1,7 @@
 """Disables the labels of torch's profiler while no profiler runs.
 
 Every optimizer labels each `step` and `zero_grad` with `record_function`. A label is an operation that torch passes to
-every mode. Under a recorder, a label costs as much as any other operation.
+every dispatch mode. Under a recorder, a label costs as much as any other operation.
 """
 
 import functools

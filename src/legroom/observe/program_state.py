@@ -19,23 +19,26 @@ _STATE_COPIES = {
     "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "Rprop": 2, "SparseAdam": 2,
     "RMSprop": 1, "Adagrad": 1, "ASGD": 1, "SGD": 0, "Muon": 1, "Adafactor": 0,
 }  # fmt: skip
-"""The number of parameter-sized tensors in the state."""
+"""Maps an optimizer to the number of parameter-sized tensors in its state."""
 UNKNOWN_COPIES = 2
-"""The number of state tensors assumed for optimizers from other libraries, most of which are variants of Adam."""
+"""The assumed number of parameter-sized state tensors for optimizers from other libraries. Most of them are variants of
+Adam.
+"""
 _TEMPORARY_COPIES = {"Adam": 1, "AdamW": 1, "SGD": 0, "RMSprop": 1, "Adadelta": 2}
-"""The number of parameter-sized temporary tensors that an update of all parameters at once needs; 2 for other
-optimizers."""
+"""Maps an optimizer to the number of parameter-sized temporary tensors that an update of all parameters at once needs.
+For other optimizers, the number is 2.
+"""
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
 """Options that add a parameter-sized tensor to the state."""
 _settings: ScriptSettings | None = None
 _candidates: dict[int | None, list[BatchSetting]] = {}
-"""A cache of the candidates for the batch size setting, by batch size. A script that searches for a batch size runs out
-of memory often.
+"""Maps a batch size to the candidates for the batch size setting. The candidates are cached because a script that
+searches for a batch size runs out of memory often.
 """
 
 
 def follow_settings(settings: ScriptSettings | None) -> None:
-    """Set the `ScriptSettings` that `program_state` searches for the batch size."""
+    """Set the `ScriptSettings` in which `program_state` looks up the batch size."""
     global _settings
     _settings = settings
     _candidates.clear()
@@ -95,7 +98,9 @@ def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer
 
 
 def _torch_class(kind: type) -> str:
-    """Return the name of the torch optimizer that a class is or inherits from. Return "" for other classes."""
+    """Return the name of a class if it is a torch optimizer, or the name of the torch optimizer from which it inherits.
+    Return "" for other classes.
+    """
     return next((each.__name__ for each in kind.__mro__ if each.__module__.startswith("torch.optim.")), "")
 
 
@@ -111,7 +116,7 @@ def _accepts_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _update(optimizer: torch.optim.Optimizer) -> str:
-    """Return how the optimizer updates its parameters. The default on a GPU is all parameters at once."""
+    """Return how the optimizer updates its parameters. On a GPU, torch updates all parameters at once by default."""
     group = optimizer.param_groups[0]
     if "foreach" not in group:
         return "custom"

@@ -5,7 +5,7 @@ is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and spaw
 classes in this module. `runpy` is not used, because it removes the module when the code ends, while threads and exit
 handlers still need the module.
 
-The caller renders an exception while it is being handled. The exception is then dropped, because a stored exception
+The caller formats an exception while it is being handled. The exception is then dropped, because a stored exception
 would keep its frames and their tensors alive.
 """
 
@@ -87,9 +87,9 @@ class Outcome:
 
 
 Describe = Callable[[BaseException, bool], tuple[str, str]]
-"""A function of `(exception, hooked)` that shows an uncaught exception while it is handled. The function returns the
-exception in one line and as a rendered traceback. `hooked` means that the script has set `sys.excepthook`, which will
-also show the exception.
+"""A function with the arguments `(exception, hooked)` that is called while an uncaught exception is handled. The
+function returns the exception in one line, and the rendered traceback. `hooked` means that the script has set
+`sys.excepthook`, which will also show the exception.
 """
 
 
@@ -116,8 +116,9 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
 
 @contextmanager
 def installed(script: Script) -> Iterator[None]:
-    """Inside the block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` belong to the script, and warnings show
-    lines in the script."""
+    """Inside the `with` block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` belong to the script, and
+    warnings show lines in the script.
+    """
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
@@ -140,7 +141,7 @@ def installed(script: Script) -> Iterator[None]:
 
 @contextmanager
 def before_os_exit(closing: Callable[[int], None]) -> Iterator[None]:
-    """Inside the block, `os._exit(status)` calls `closing(status)` first. Forked children are not affected."""
+    """Inside the `with` block, `os._exit(status)` calls `closing(status)` first. Forked children are not affected."""
     real, owner = os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:
@@ -335,8 +336,8 @@ def _first_path(script: Script) -> str:
 
 
 def _is_plain_file(name: str) -> bool:
-    """Return whether the script is source or byte code in a file or a pipe. A folder or zip file, which the import
-    system searches, is not a plain file.
+    """Return whether the script is a file or a pipe with source or byte code. A folder or a zip file is not a plain
+    file, because the import system searches it for `__main__`.
     """
     return pkgutil.get_importer(name) is None
 

@@ -71,13 +71,13 @@ class Status:
 
 
 _MAX_SCANS = 48
-"""The number of scans of a program that has no model, optimizer or loader. A leak that grows in every iteration is
-found with fewer scans.
+"""The maximum number of scans in a program that has no model, optimizer or loader. A leak that grows in every iteration
+is found with fewer scans.
 """
 
 
 class Session:
-    """Records the code that runs inside the block and sends every event to `sink`."""
+    """Records the code that runs inside the `with` block and sends every event to `sink`."""
 
     def __init__(
         self,
@@ -89,10 +89,11 @@ class Session:
         mid_program: bool = False,
         search_leaks: bool = True,
     ) -> None:
-        """`gpus` are virtual GPUs. If `gpus` is None, the devices in this machine are used. If `frequent_sink`
-        is given, the dispatch recorder sends its frequent events to `frequent_sink` instead of `sink`. `on_step()` is
-        called after the events of each step. With `mid_program`, the program is already running. Without
-        `search_leaks`, no objects are scanned, and only the growth of lines is known.
+        """`gpus` are virtual GPUs. If `gpus` is None, the devices in this machine are used. If `frequent_sink` is
+        given, the dispatch recorder sends its frequent events to `frequent_sink` instead of `sink`. `on_step()` is
+        called after the events of each step. With `mid_program`, the session starts while the program is already
+        running. Without `search_leaks`, no objects are scanned, so a report shows only which lines allocate more and
+        more memory.
         """
         self._sink = sink
         self._search_leaks = search_leaks
@@ -138,7 +139,7 @@ class Session:
         return self
 
     def _watch_lines(self, recorder: Recorder) -> None:
-        """Recognize a loop without a model by the lines that allocate memory."""
+        """Detect the iterations of a loop without a model by the lines that allocate memory."""
         lines = RepeatedLines(self._line_repeated)
 
         def allocated(frame: Frame | None) -> None:
@@ -149,7 +150,7 @@ class Session:
         recorder.on_line = allocated
 
     def _watch_reads(self) -> None:
-        """Recognize a loop without a model by the lines that read results from a GPU."""
+        """Detect the iterations of a loop without a model by the lines that read results from a GPU."""
         lines = RepeatedLines(self._line_repeated, on_one_line=READS_ON_ONE_LINE)
 
         def read(frame: Frame | None) -> None:
@@ -164,9 +165,10 @@ class Session:
         self._exit.callback(reads.detach)
 
     def _line_repeated(self) -> bool:
-        """End an iteration of a loop without a model. Return False if a better sign of an iteration occurred, a leak was
-        found, or there were many scans. The scans are limited, because without a training loop nothing shows how long
-        the program will run."""
+        """Record the end of an iteration in a loop without a model. Return False to stop this detection: a more
+        reliable sign of an iteration occurred, a leak was found, or the maximum number of scans was reached. The number
+        of scans is limited, because without a training loop it is unknown how long the program will run.
+        """
         detector = self._leak_detector
         if detector.leaks or self._line_scans > _MAX_SCANS:
             return False
@@ -290,7 +292,7 @@ class _DispatchProducer:
         recorder.clock.on_step_end = self._step_ended
 
     def finish(self) -> None:
-        """End the last step. Every other event is sent when it occurs."""
+        """End the last step. Only the last step needs this call, because all other events are sent when they occur."""
         self.recorder.clock.end_step_without_optimizer()
 
     def memory_stats(self, device: int) -> MemoryStats:

@@ -1,11 +1,12 @@
 """Counts the steps of a training loop with torch's hooks on optimizers and loaders.
 
 A step ends with an optimizer step. With several optimizers (a GAN), only the steps of the optimizer that stepped first
-are counted. If another optimizer steps twice in between (layers that are trained one after the other), its steps are
-counted instead. In a program with backward passes but no optimizer (manual updates), a step ends when the model is
-called again, or at the end of the program. In a program that never trains (inference), a step is a batch after which a
-model was called. Batches alone are not counted, because some batches are prefetched. For example, accelerate prefetches
-one batch, and the Transformers Trainer prefetches all batches of an accumulated step.
+are counted. If another optimizer steps twice before the first optimizer steps again (as in layer-wise training), the
+steps of the other optimizer are counted instead. In a program with backward passes but no optimizer (manual updates), a
+step ends when the model is called again, or at the end of the program. In a program that never trains (inference), each
+batch that is followed by a call to a model counts as a step. Batches alone are not counted, because some batches are
+prefetched. For example, accelerate prefetches one batch, and the Transformers Trainer prefetches all batches of an
+accumulated step.
 """
 
 import gc
@@ -45,23 +46,23 @@ class TrainingClock:
         self.step = 0
         self._this_thread = _OptimizerState()
         self.trains = False
-        """Whether a backward pass or an optimizer step has run. From then on, batches are not steps."""
+        """Whether a backward pass or an optimizer step has run. After that, batches no longer count as steps."""
         self.without_optimizer: bool | None = None
-        """Whether the program trains without an optimizer, or None before the end of its first backward pass."""
+        """Whether the program trains without an optimizer. The value is None before the end of the first backward pass."""
         self.has_optimizer: Callable[[], bool] = has_optimizer
         """Returns whether an optimizer exists. This function is called only once, because it scans all objects."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         """Every optimizer that has stepped."""
         self.is_settled = True
-        """Whether all optimizers of the last counted step had also stepped in an earlier step. The first step of an
-        optimizer allocates its state, so the first step is not typical.
+        """Whether every optimizer that stepped in the last counted step had already stepped before. The first step of
+        an optimizer is not typical, because it allocates the optimizer state.
         """
         self.batch_size: int | None = None
-        """The batch size of the loader that returned the last batch; None without a loader."""
+        """The batch size of the loader that returned the last batch, or None if the program has no loader."""
         self.samples: int | None = None
         """The number of samples in the last batch."""
         self.is_training: bool | None = None
-        """Whether the model that was called last is in training mode; None before the first call."""
+        """Whether the model that was called last is in training mode, or None before the first call."""
         self._optimizer_is_new = False
         self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer
@@ -71,7 +72,7 @@ class TrainingClock:
         self._went_backward = False
         self._counting_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._others: set[int] = set()
-        """The `id`s of other optimizers that stepped since the last counted step."""
+        """The `id`s of the optimizers, other than the counted optimizer, that have stepped since the last counted step."""
         self._step_started = time.perf_counter()
         self._handles: list[Any] = []
         self._original_next: Callable[[Any], Any] | None = None
@@ -109,8 +110,9 @@ class TrainingClock:
         self.end_step_without_optimizer()
 
     def end_step_without_optimizer(self) -> None:
-        """End the step of a program that trains without an optimizer, if a backward pass has run. Call this method when
-        the next step begins, and at the end."""
+        """In a program that trains without an optimizer, end the step if a backward pass has run. Call this method when
+        the next step begins, and at the end of the program.
+        """
         if self._went_backward and self._counting_optimizer is None and current_node() is None:
             self._went_backward = False
             if self.without_optimizer is None:
@@ -119,7 +121,9 @@ class TrainingClock:
                 self._end_step()
 
     def interrupted(self) -> None:
-        """Record that an exception may have ended `optimizer.step()` before its post hook ran, or a backward pass."""
+        """Reset the state after an exception, which may have ended a backward pass, or `optimizer.step()` before its
+        post hook ran.
+        """
         self._this_thread.in_optimizer = self._went_backward = False
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -191,7 +195,7 @@ class TrainingClock:
         self._has_batch = True
 
     def _end_batch(self) -> None:
-        """End the previous batch. The batch was a step if a model was called and the program does not train."""
+        """End the previous batch. The batch counts as a step if a model was called and the program does not train."""
         if self._has_batch and self._model_was_called and not self.trains:
             self._end_step()
         self._model_was_called = False

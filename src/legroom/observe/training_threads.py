@@ -39,8 +39,8 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 _registered: list[weakref.ref[threading.Thread]] = []
 inference_threads: set[int] = set()
-"""The identifiers of the threads that are calling a model with gradients disabled. Such a call modifies no graph, so
-the objects of the process can be read at the same time.
+"""The identifiers of the threads that are running a model with gradients disabled. A model that runs with gradients
+disabled modifies no graph, so the objects of the process can be read at the same time.
 """
 _scan_lock = threading.RLock()
 """The lock that a thread holds during a scan. It is reentrant because a user's callback for a leak may train."""
@@ -55,7 +55,7 @@ def thread_serial() -> int:
 
 def register_training_thread() -> None:
     """Register the calling thread as a training thread. Call this function before a backward pass and after an
-    optimizer step. After the first call on a thread, the call is fast.
+    optimizer step. Only the first call on each thread may wait. Later calls are fast.
     """
     if not _this_thread.is_registered:
         _register()

@@ -1,7 +1,7 @@
 """Finds the batch size argument of a script, on its command line or in its argument declarations.
 
-With this argument, a report can suggest `--batch-size 96` instead of "use a smaller batch". The recognized names are
-common in training scripts. An argument without an integer value is ignored.
+With this argument, a report can suggest `--batch-size 96` instead of "use a smaller batch". It recognizes names of
+batch size arguments that are common in training scripts. Arguments whose value is not an integer are ignored.
 """
 
 import re
@@ -33,12 +33,12 @@ _QUALIFIERS = frozenset(
     }
 )
 EVALUATION_RANK = 6
-"""The score of batch sizes that are not used for training."""
+"""The rank of batch sizes that are not used for training."""
 
 
 def batch_size_rank(name: str) -> int | None:
-    """Return a score for how likely `name` is the training batch size. The score 0 is most likely. Return None if
-    `name` is not a batch size.
+    """Return a rank for `name`: 0 if it is most likely the training batch size, and higher ranks if it is less likely.
+    Return None if `name` does not look like a batch size.
 
     The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only the last part of the
     name is compared with common names for batch sizes. The other parts may show that the batch size is not used for
@@ -113,7 +113,7 @@ def integer_arguments(arguments: Sequence[str]) -> list[BatchArgument]:
 
 
 def round_down(size: int) -> int:
-    """Return a common batch size of at most `size`."""
+    """Return the largest common batch size that is at most `size`."""
     if size < 16:
         return 1 << (size.bit_length() - 1)
     return size - size % 8

@@ -1,8 +1,8 @@
-"""The setting that changes the batch size of a script: an argument, an environment variable, or a number in a file.
+"""Settings that change the batch size of a script: an argument, an environment variable, or a number in a file.
 
-The tracing process collects the candidates (see `script_settings`). A name alone does not prove that a candidate
-sets the batch size. Therefore the script is started again with a different value, and the batch size of that run shows
-whether the candidate is correct.
+The tracing process collects the candidates (see `script_settings`). The name of a setting does not prove that the
+setting determines the batch size. Therefore the script is started again with a different value, and the batch size of
+that run shows whether the candidate is correct.
 """
 
 import os
@@ -18,7 +18,9 @@ SIZE = "\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSetting:
-    """A candidate for the setting that determines the batch size of a script. `SIZE` marks the position of the batch size."""
+    """A candidate for the setting that determines the batch size of a script. In its strings, `SIZE` marks the position
+    of the batch size.
+    """
 
     name: str
     value: int
@@ -29,9 +31,9 @@ class BatchSetting:
     arguments: tuple[str, ...] | None = None
     """All arguments of the script, or None if they do not change."""
     is_given: bool = True
-    """True if the argument is on the command line. Otherwise, the script uses its default."""
+    """Whether the argument is on the command line. If it is not, the script uses its default."""
     variable: str = ""
-    """The name of the environment variable, if the setting is one."""
+    """The name of the environment variable, if the setting is an environment variable."""
     file: str = ""
     line: int = 0
     content: str = field(default="", repr=False)
@@ -46,7 +48,9 @@ class BatchSetting:
         return replace(script, arguments=tuple(each.replace(SIZE, str(size)) for each in self.arguments))
 
     def start_options(self, size: int) -> dict[str, Any]:
-        """Return the environment and the changed files for `start_tracing`."""
+        """Return the arguments of `start_tracing` that set this batch size: the environment variables and the changed
+        files.
+        """
         return {
             "environment": {self.variable: str(size)} if self.variable else {},
             "edits": {self.file: self.content.replace(SIZE, str(size))} if self.file else {},

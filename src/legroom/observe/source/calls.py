@@ -1,9 +1,10 @@
 """Determines from the source code which of the user's functions are called, and which functions are called repeatedly.
 
-A method that empties a buffer has no effect if no code calls it. Functions are compared by name. If it is uncertain
-whether a function is called, the function is treated as called. A function is treated as called if its name occurs
-anywhere in the code, or if it is a special method. Functions that override a library method (a trainer hook), and plain
-functions that may be called from outside (a test, an entry point), are also treated as called.
+A method that empties a buffer has no effect if no code calls it. Functions with the same name are not distinguished. If
+it is uncertain whether a function is called, the function is treated as called. A function is treated as called if its
+name occurs anywhere in the code, or if it is a special method. Functions that override a library method (for example, a
+trainer hook) are also treated as called. The same applies to plain functions that may be called from outside (a test,
+an entry point).
 """
 
 import ast
@@ -23,14 +24,14 @@ _METHODS_OF_CONTAINERS = {name for kind in (list, dict, set, deque) for name in 
 
 
 class Calls(NamedTuple):
-    """The names of the functions that a program calls or passes."""
+    """The names of the functions that a program calls or passes as arguments."""
 
     called: frozenset[str]
-    """Functions whose names occur in code that runs."""
+    """Functions whose names are used in code that runs."""
     repeated: frozenset[str]
-    """Functions whose names occur in a loop, or in a function that is itself called repeatedly."""
+    """Functions whose names are used in a loop, or in a function that is itself called repeatedly."""
     passed: frozenset[str]
-    """Functions whose names occur without a call, such as the function that a thread runs."""
+    """Functions whose names are used without a call, such as the target function of a thread."""
     mentions: Mapping[str, frozenset[str]]
     """Maps each function ("" at module level) to the names that occur in it."""
 
@@ -77,9 +78,11 @@ def calls_in(files: tuple[str, ...]) -> Calls:
 
 
 _Mention = tuple[str, str, bool, bool, tuple[bool, str] | None]
-"""A name that occurs in a function: the function ("" at module level), the name, whether it occurs without a call, whether
-it occurs in a loop, and the object if the name is a method that containers have too, such as `clear`. If this object is a
-container, its method is not a user's function. A plain tuple is not visible to scans of the heap."""
+"""One use of a name in a function. The items are the function ("" at module level), the name, whether the name is used
+without a call, and whether the use is in a loop. The last item is the object, if the name is also a method of
+containers, such as `clear`. If this object is a container, the method is not one of the user's functions. A plain tuple
+is used because the garbage collector does not track it, so heap scans do not visit it.
+"""
 
 
 @lru_cache(maxsize=4096)
@@ -97,7 +100,7 @@ class _FileCalls:
     def __init__(self, tree: ast.Module) -> None:
         self.mentions: set[_Mention] = set()
         self.decorated: set[str] = set()
-        """Functions that a decorator may register anywhere."""
+        """Functions with a decorator, which may register them to be called from anywhere."""
         self.methods: list[tuple[str, bool, str]] = []
         """For each method, the name of its class, whether the class has base classes, and the name of the method."""
         self.plain_functions: set[str] = set()
@@ -105,7 +108,7 @@ class _FileCalls:
         self.containers: set[tuple[bool, str]] = set()
         """The attributes (True, name) and variables (False, name) to which the file assigns a container."""
         self._called_nodes: set[int] = set()
-        """`id`s of the syntax nodes that name a called function."""
+        """The `id`s of the syntax nodes that contain the name of a called function."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign | ast.AnnAssign) and _is_container(node.value):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]

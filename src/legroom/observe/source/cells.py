@@ -21,8 +21,9 @@ UNKNOWN = "notebook cell"
 
 
 _SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""IPython variables, as they appear at the start of the paths of memory holders. They reference all variables, or the
-same objects as `Out`."""
+"""IPython variables, written as at the start of a holder's path. These variables reference all variables of the user,
+or the same objects as `Out`.
+"""
 
 
 def is_shell_variable(path: str) -> bool:
@@ -64,13 +65,13 @@ def cell_name(file: str) -> str | None:
 
 
 def named_frame(frame: Frame) -> Frame:
-    """Return the frame with the name of its cell, if it is in a cell."""
+    """Return the frame with its file replaced by the name of the cell, if the frame is in a cell."""
     name = cell_name(frame.file)
     return frame if name is None else frame._replace(file=name)
 
 
 def short_location(file: str, line: int | None) -> str:
-    """Return `train.py:31` or `cell [3], line 2`."""
+    """Return the location as text: `train.py:31` or `cell [3], line 2`."""
     name = cell_name(file) or file
     if is_cell_name(name):
         return f"{name}, line {line}" if line else name
@@ -78,8 +79,8 @@ def short_location(file: str, line: int | None) -> str:
 
 
 def _number(active: Any, file: str) -> int | None:
-    """Return the number of a cell. Without IPython's private table of cells, the source is compared with the executed
-    cells, which takes longer.
+    """Return the number of a cell. If IPython's private table of cells is missing, the source is compared with all
+    executed cells, which takes longer.
     """
     known = getattr(getattr(active, "compile", None), "_filename_map", None)
     if isinstance(known, dict):

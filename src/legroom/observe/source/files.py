@@ -22,7 +22,7 @@ def tree_of(file: str) -> ast.Module | None:
 
 
 def parse(file: str) -> ast.Module | None:
-    """Return the same as `tree_of` for a caller that caches what it needs from the tree."""
+    """Parse a file like `tree_of`, but without caching. The caller caches the information that it needs from the tree."""
     source = _source(file)
     try:
         return ast.parse(source) if source else None
@@ -190,9 +190,9 @@ def clears_cache(function: str, files: Iterable[str]) -> bool:
 
 
 def built_at(file: str, line: int) -> str | None:
-    """Return the name of the variable to which a statement assigns the container that it builds (`losses = [step(x) for
-    x in data]`, `list(map(...))`). Until the statement ends, no name references the container. The result is "" if the
-    statement assigns no name, and None if the statement builds no container.
+    """Return the name to which a statement assigns the container that it builds (`losses = [step(x) for x in data]`,
+    `list(map(...))`). Until the statement ends, no name references the container. The result is "" if the statement
+    assigns no name, and None if the statement builds no container.
     """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():

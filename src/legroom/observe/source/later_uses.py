@@ -8,12 +8,12 @@ from legroom.observe.source.files import FUNCTIONS, LOOPS, tree_of
 
 
 def is_used_later(frame: Frame, name: str) -> bool:
-    """Return whether the running statement of `frame` reads a variable, or the program reads it later, before it assigns
-    another value.
+    """Return whether a variable is still needed: the running statement of `frame` reads it, or later code reads it
+    before assigning another value.
 
     Only the order of the lines is considered, not the conditions under which they run. In a loop, the next iteration is
-    considered as well. An attribute counts as used. If the source code cannot be read, the result is False for a
-    variable.
+    considered as well. Attributes always count as needed. If the source code cannot be read, a variable counts as not
+    needed.
     """
     tree = tree_of(frame.file)
     if tree is None or not name.isidentifier():

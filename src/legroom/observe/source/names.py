@@ -1,4 +1,4 @@
-"""Recognizes uses of one name in expressions: the name itself, an item, the length, or a slice."""
+"""Recognizes expressions that use one name: the name itself, an item, the length, or a slice."""
 
 import ast
 
@@ -18,11 +18,11 @@ _SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
 
 
 class SourceName:
-    """A variable or attribute, recognized in expressions."""
+    """The name of a variable or attribute, with methods that recognize it in expressions."""
 
     def __init__(self, name: str, is_attribute: bool) -> None:
         self.in_unrelated_class = False
-        """Whether the code is in a class that does not have the attribute, so `self` refers to a different object."""
+        """Whether the code is in a class without this attribute. In this case, `self` refers to a different object."""
         self._name = name
         self._is_attribute = is_attribute
 
@@ -54,8 +54,8 @@ class SourceName:
         )
 
     def is_truncated(self, value: ast.expr) -> bool:
-        """Return whether the value that is assigned to the name is limited. A limited value is a slice of the old
-        value, a slice of a value computed from the old value, or its largest or most recent items.
+        """Return whether the new value of the name has a limited size. The size is limited if the value is a slice of
+        the old value or of a value computed from it, or if only the largest or most recent items are kept.
         """
         if isinstance(value, ast.Subscript) and _slices_other_dimension(value):
             return False
@@ -92,8 +92,8 @@ class SourceName:
 
     def is_length(self, side: ast.expr) -> bool:
         """Return whether an expression is the length, as in `len(name)`, `len(self)` in its class, `name.qsize()`,
-        `name.shape[0]` and `name.size(0)`. `len(name) % 100` is not the length, because its value is zero for every
-        hundredth item.
+        `name.shape[0]` and `name.size(0)`. `len(name) % 100` is not a length, because it becomes zero again after every
+        hundred items.
         """
         if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
             return False
@@ -110,9 +110,9 @@ class SourceName:
         return False
 
     def when_long(self, comparison: ast.Compare, tested: ast.If | ast.While) -> list[ast.stmt]:
-        """Return the statements that run if the container is long: the body for `if len(name) > limit:`, and the `else`
-        branch for `if len(name) < limit:`. If the condition does not show which of the two applies, the body is
-        returned."""
+        """Return the statements that run if the container is long. This is the body of `if len(name) > limit:`, or the
+        `else` branch of `if len(name) < limit:`. If the direction of the comparison is not clear, the body is returned.
+        """
         parts = tested.test.values if isinstance(tested.test, ast.BoolOp) else [tested.test]
         operator = comparison.ops[0]
         if comparison not in parts or not isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
@@ -141,8 +141,9 @@ class SourceName:
 
 
 def _slices_other_dimension(value: ast.Subscript) -> bool:
-    """Return whether a concatenation is sliced along a different dimension from the one in which it grows, as in
-    `torch.cat([queue, keys], 0)[:, :64]`."""
+    """Return whether the result of a concatenation is sliced along a different dimension than the dimension of the
+    concatenation, as in `torch.cat([queue, keys], 0)[:, :64]`.
+    """
     call = value.value
     if not isinstance(call, ast.Call) or called_name(call) not in ("cat", "concat", "concatenate"):
         return False

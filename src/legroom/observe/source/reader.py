@@ -1,8 +1,8 @@
 """Collects the uses of one name in source code: statements that store items under the name, remove items, limit the
 length, reset the value or look up a key.
 
-The name is a variable or an attribute. An attribute with the same name in an unrelated class is a different attribute.
-Therefore uses of `self.values` are collected only in the classes that have the attribute.
+The name is a variable or an attribute. Attributes with the same name in unrelated classes are different. Therefore uses
+of `self.values` are collected only in the classes that have the attribute.
 """
 
 import ast
@@ -42,7 +42,9 @@ _CONTAINER_FUNCTIONS = {
 }  # fmt: skip
 """Standard library functions that modify their first argument."""
 _CLEARING_METHODS = frozenset({"clear", "popleft"})
-"""Methods that free memory when called on an item. `pop` on an item may remove only a part of the item."""
+"""Methods that free memory when they are called on an item of the container. `pop` is not included, because it may
+remove only a part of the item.
+"""
 _FEEDING_PREFIXES = (
     "add", "append", "register", "push", "put", "store", "log", "record", "update", "save", "collect", "keep",
 )  # fmt: skip
@@ -64,17 +66,17 @@ class NameReader:
         removing_methods: frozenset[str] | None = None,
     ) -> None:
         """`classes` contains the classes that have the attribute, and their base classes. The set is empty if the
-        classes are unknown. With `feeding`, a method is treated as storing items if its name suggests this. With
-        `is_alias`, the name is another name for the object, so assignments to the name are ignored. Only
+        classes are unknown. With `feeding`, a method is treated as storing items if its name suggests that it stores
+        items. With `is_alias`, the name is another name for the object, so assignments to the name are ignored. Only
         `removing_methods` remove items.
         """
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []
-        """Uses where the length of the object matters or the object is truncated."""
+        """Uses that check the length of the object or truncate the object."""
         self.removals: list[Occurrence] = []
         """Uses that remove items from the object."""
         self.lookups: list[Occurrence] = []
-        """Uses that read an item with `get`."""
+        """Uses that read an item with the method `get`."""
         self.resets: list[Occurrence] = []
         """Uses that assign an empty value to the name."""
         self.checks_membership = False
@@ -94,17 +96,17 @@ class NameReader:
         self._root: ast.AST = self._scope
         self._loops: list[ast.AST] = []
         self._limit_tests = 0
-        """The number of enclosing conditions that require a counter to be below a limit."""
+        """The number of conditions around the current code that require a counter to be below a limit."""
         self._missing_tests = 0
-        """The number of enclosing conditions that are true only if there is no value yet."""
+        """The number of conditions around the current code that are true only if there is no value yet."""
         self._start_tests = 0
-        """The number of enclosing conditions that are true only in the first iteration."""
+        """The number of conditions around the current code that are true only in the first iteration."""
         self._tested: ast.If | ast.While | None = None
-        """The statement whose condition is being read."""
+        """The `if` or `while` statement whose condition is being read."""
         self._is_irrelevant = False
-        """Whether the comparison that is being read does not affect the stored value."""
+        """Whether the comparison that is being read has no effect on the stored value."""
         self._exits: list[tuple[str, int]] = []
-        """The functions and lines where a check of the length ends an iteration or a call early."""
+        """The functions and line numbers at which a check of the length ends an iteration or a call early."""
 
     def read(self, scope: ast.AST) -> None:
         self._function = getattr(scope, "name", "") if isinstance(scope, FUNCTIONS) else ""
@@ -276,7 +278,7 @@ class NameReader:
                 self._follow_alias(target)
 
     def _computed_before(self, value: ast.expr) -> list[ast.expr]:
-        """Return the sums and concatenations of the old value that were first assigned to local variables in `value`.
+        """Return the sums and concatenations with the old value that were assigned to the local variables in `value`.
         For example, `smooth = 0.9 * self.average + 0.1 * loss` may precede `self.average = smooth`.
         """
         names = {each.id for each in flattened(value) if isinstance(each, ast.Name)}
@@ -304,8 +306,8 @@ class NameReader:
         ]
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
-        """Collect the uses of `alias`, which refers to the same object or to one of its items. If `only` is given, only
-        the methods in `only` are treated as methods that remove items.
+        """Collect the uses of the variable `alias`, which refers to the same object or to one of its items. If `only`
+        is given, only the methods in `only` are treated as methods that remove items.
         """
         if not isinstance(alias, ast.Name) or self._is_alias:
             return
@@ -383,9 +385,9 @@ class NameReader:
             self.limits.append(self._occurrence)
 
     def _check(self, node: ast.If | ast.While, when_long: Sequence[ast.stmt] | None) -> None:
-        """Record that the program checks the length of the container. The check is a limit only if its result
-        determines whether code stores items, removes items or ends a loop or call. The end of a loop or call is a limit
-        only in `when_long`, the statements that run if the container is long.
+        """Record that the program checks the length of the container. The check limits the length only if code stores
+        items, removes items, or ends a loop or a call depending on the result. Ending a loop or a call counts only in
+        `when_long`, the statements that run if the container is long.
         """
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes
@@ -426,7 +428,7 @@ class NameReader:
         )
 
     def _is_of_inner_loop(self, key: ast.expr | None) -> bool:
-        """Return whether a key is the variable of a loop inside another loop."""
+        """Return whether a key is the loop variable of an inner loop."""
         return isinstance(key, ast.Name) and any(
             isinstance(target, ast.Name) and target.id == key.id
             for loop in self._loops[1:]
@@ -477,7 +479,9 @@ class NameReader:
         )
 
     def _with_key(self, item: ast.expr | None) -> Occurrence:
-        """Return an occurrence with the key of the item that is used. Items under other keys are not affected."""
+        """Return an `Occurrence` with the key of the item that the code uses. The key is recorded because the use does
+        not affect items with other keys.
+        """
         key = index_of(item) if item is not None else None
         parameters = (
             {each.arg for each in (*self._scope.args.posonlyargs, *self._scope.args.args)}

@@ -1,10 +1,10 @@
 """Collects the candidates for the batch size setting of a running script.
 
-The candidates come from the command line, from the parser of the script (argparse, click, absl), and from variables
-of the running functions, because some parsers turn variables into options. Other candidates come from configuration
-files that the script opened, from environment variables, and from constants in the source code. The names determine
-only the order of the candidates. The caller starts the script again with a different value to check a candidate (see
-`batch_setting`).
+The candidates come from the command line and from the script's parser (argparse, click, absl). They also come from
+variables of the running functions, because some parsers turn variables into options. Other candidates come from
+configuration files that the script opened, from environment variables, and from constants in the source code. The names
+of the candidates determine only their order. The caller starts the script again with a different value to check a
+candidate (see `batch_setting`).
 """
 
 import argparse
@@ -26,9 +26,9 @@ from legroom.observe.source.user_files import is_user_file
 
 MAX_CONFIG_BYTES = 200_000
 MAX_DEPTH, MAX_ITEMS = 3, 300
-"""The maximum depth to which configuration objects are searched, and the maximum number of entries per object."""
+"""Configuration objects are searched up to this depth, and up to this number of entries per object."""
 UNNAMED_RANK = 4
-"""The rank of arguments whose value is the current batch size but whose name does not suggest a batch size."""
+"""The rank of arguments whose name does not suggest a batch size, but whose value equals the current batch size."""
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".py")
 _ASSIGNED = re.compile(r"""(?P<name>[\w.]+)["']?(?:\s*:\s*int)?\s*[:=]\s*(?P<size>[1-9]\d*)(?![\w.])""")
 _ENVIRONMENT = re.compile(
@@ -36,7 +36,7 @@ _ENVIRONMENT = re.compile(
 )
 
 _OVERRIDING = re.compile(r"globals\(\)|\bexec\(|\bsetattr\(|\bvars\(")
-"""Matches code that assigns command-line arguments to variables without a parser."""
+"""Matches code that assigns command-line arguments to variables without an argument parser."""
 
 
 class ScriptSettings:
@@ -55,8 +55,9 @@ class ScriptSettings:
 
     @contextmanager
     def followed_options(self) -> Iterator[None]:
-        """Record the options that the script parses inside this block. Opened files are not recorded, because an audit
-        hook cannot be removed."""
+        """Record the options that the script parses inside the `with` block. Files that the script opens are not
+        recorded, because an audit hook cannot be removed.
+        """
         plain = argparse.ArgumentParser.parse_known_args
         following = self._follow_argparse()
         try:
@@ -68,7 +69,8 @@ class ScriptSettings:
     def candidates(self, size: int | None, *, only_declared: bool = False) -> list[BatchSetting]:
         """Return all candidates, most likely first. `size` is the current batch size, if known.
 
-        With `only_declared`, a variable counts as an option only if its file visibly assigns arguments to variables.
+        With `only_declared`, a variable counts as an option only if code in its file assigns command-line arguments to
+        variables.
         """
         options = [*self._options, *_click_options(), *_absl_options()]
         found = [*self._given(options, size), *self._defaults(options)]
@@ -115,7 +117,7 @@ class ScriptSettings:
                 )
 
     def _defaults(self, options: "list[_Option]") -> Iterator[BatchSetting]:
-        """Yield the options that the script declares and that are not on the command line."""
+        """Yield the declared options of the script that are not on the command line."""
         for option in options:
             rank = _best_rank(option.all_names)
             if rank is None or not option.names or option.value <= 0 or self._is_given(option):
@@ -228,7 +230,7 @@ class ScriptSettings:
 
 
 class _Option:
-    """An option or a positional argument that the script declares, and its integer value."""
+    """An option or a positional argument that the script declares, with its integer value."""
 
     def __init__(
         self,
@@ -296,7 +298,9 @@ def _user_frames() -> list[FrameType]:
 
 
 def _named_integers(frames: list[FrameType]) -> Iterator[tuple[str, int]]:
-    """Yield the dotted name and value of each integer in the variables of the frames and in their configuration objects."""
+    """Yield the dotted name and the value of each integer in the local variables of the frames, and in configuration
+    objects that these variables refer to.
+    """
     seen: set[int] = set()
 
     def search(prefix: str, entries: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, int]]:

@@ -37,13 +37,13 @@ class StoringStatement(NamedTuple):
     only_at_start: bool = False
     """Whether the statement only runs in the first iteration of the outermost loop around it, as in `if step == 0:`."""
     repeats_keys: bool = False
-    """Whether the key is the variable of an inner loop, so keys repeat, as in `memory[index] = state` in a loop over
-    the samples of each epoch.
+    """Whether the key is the variable of an inner loop, so the same keys are used again. An example is `memory[index] =
+    state` in a loop over the samples of each epoch.
     """
 
 
 class Occurrence(NamedTuple):
-    """A use of the name, with the function that contains the use, and whether the use is in a loop."""
+    """A use of the name. The fields are the function that contains the use, and whether the use is in a loop."""
 
     function: str
     in_loop: bool
@@ -64,7 +64,7 @@ class PassedArgument(NamedTuple):
 
 
 class LengthCheck(NamedTuple):
-    """A check of the named object's length that determines whether some functions are called."""
+    """A check of the named object's length. The result of the check determines whether these functions are called."""
 
     functions: frozenset[str]
     occurrence: Occurrence

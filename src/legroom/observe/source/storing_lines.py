@@ -3,7 +3,8 @@
 The live objects show which variable retains the memory, but not which line stored the tensors. The source code shows
 the line, because only a few statements, usually one, store values under this name. The source code also shows whether a
 container is emptied or bounded, in which case it is not a leak. Finally, the source code shows whether a cache checks
-for a key before it stores a value. Such a cache may stop growing. Code in a function that is never called is ignored.
+for a key before it stores a value. A cache of this kind may stop growing. Code in a function that is never called is
+ignored.
 """
 
 import ast
@@ -36,22 +37,27 @@ class NameUsage(NamedTuple):
 
     statements: tuple[StoringStatement, ...]
     limited: bool
-    """Whether the length is limited, or items are removed where other items are added."""
+    """Whether the length is limited, or whether items are removed in the same place where items are added."""
     emptied: bool
-    """Whether items are removed elsewhere, perhaps only from time to time."""
+    """Whether items are removed in another place, perhaps only from time to time."""
     resets: bool
     """Whether an empty value is assigned repeatedly, for example once per epoch."""
     checks_membership: bool
     """Whether the code checks if the object contains a key, so the object is a cache."""
     looks_up: bool = False
-    """Whether items are read with `get` while other items are added. The `get` of a queue removes the item."""
+    """Whether code reads items with `get` while other code adds items. The `get` method of a queue removes the item
+    that it returns.
+    """
     drains: bool = False
-    """Whether items are removed only one by one, and the length is not checked. Such a container may grow nevertheless."""
+    """Whether items are removed only one by one, and the length is not checked. A container of this kind may grow
+    nevertheless.
+    """
     may_reset: bool = False
-    """Whether a function other than a constructor assigns an empty value."""
+    """Whether an empty value is assigned in a function that is not a constructor."""
     has_limit: bool = False
-    """Whether a check of the length or a slice limits the length, so the container may grow for a long time and then
-    stop."""
+    """Whether a check of the length, or a slice, limits the length. In this case, the container may grow for a long
+    time before it stops.
+    """
 
     @property
     def shrinks(self) -> bool:
@@ -68,11 +74,11 @@ class NameUsage(NamedTuple):
         return any(each.constructs and each.in_loop for each in self.statements)
 
     def candidates(self, keys: tuple[str, ...] = ()) -> list[StoringStatement]:
-        """Return the statements that may have stored a tensor, most likely first. Statements that are less likely than
-        the first statement are omitted.
+        """Return the statements that may have stored a tensor, most likely first. Only the statements that are as
+        likely as the first statement are returned.
 
-        The most likely statements add items instead of replacing them, do not store a number, use one of `keys` (if
-        known), and are in a loop or a function.
+        The most likely statements add items instead of replacing them, and store tensors instead of numbers. They use
+        one of `keys` (if known), and are in a loop or a function.
         """
 
         def rank(each: StoringStatement) -> tuple[bool, ...]:
@@ -102,9 +108,9 @@ def find_usage(
     classes: frozenset[str] = frozenset(),
     keys: tuple[str, ...] = (),
 ) -> NameUsage:
-    """Find the uses of a name in the variable's function, then in the whole file, then in each of the user's files.
-    `classes` contains the classes that have the attribute, if known. `keys` are the literal keys of the item that
-    matters: removing items under other keys does not count.
+    """Find the uses of a name: first in the function that contains the variable, then in the whole file, then in all of
+    the user's files. `classes` contains the classes that have the attribute, if known. `keys` are the literal keys of
+    the relevant item. Code that removes items with other keys is ignored.
     """
     if not name.isidentifier():
         return NO_USAGE
@@ -141,8 +147,8 @@ def find_feeding_calls(
     name: str, file: str, function: str, line: int, *, is_attribute: bool = False
 ) -> NameUsage:
     """Find calls to methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. These
-    calls matter if no statement refers to the growing container itself, because the container is inside the library's
-    object.
+    calls are reported if no statement refers to the growing container itself, because the container is inside the
+    library's object.
     """
     tree = tree_of(file) if name.isidentifier() else None
     if tree is None:
@@ -153,8 +159,9 @@ def find_feeding_calls(
 
 
 def find_creating_calls(classes: frozenset[str], argument: str, file: str | None) -> NameUsage:
-    """Find the calls that create an object of a class and pass it another object as `argument`, as in
-    `state = State(step, previous=state)`. A dataclass assigns its attributes in no statement."""
+    """Find the calls that create an object of a class and pass it another object as `argument`, as in `state =
+    State(step, previous=state)`. For a dataclass, no statement in the user's code assigns the attributes.
+    """
     tree = tree_of(file) if file is not None else None
     calls = [
         node
@@ -176,7 +183,7 @@ def find_creating_calls(classes: frozenset[str], argument: str, file: str | None
 
 @lru_cache(maxsize=64)
 def class_limits_itself(file: str, class_name: str) -> bool:
-    """Return whether a user's class that is derived from list or dict removes items from itself."""
+    """Return whether a class of the user that inherits from list or dict removes its own items."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.ClassDef) and node.name == class_name:
@@ -187,8 +194,8 @@ def class_limits_itself(file: str, class_name: str) -> bool:
 
 
 def usage_at_line(file: str, line: int) -> NameUsage:
-    """Return the uses of the container in which a line stores items. The search uses the name that the container has on
-    this line.
+    """Return the uses of the container in which a line stores items. The container is identified by the name that it
+    has on this line.
     """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
@@ -214,9 +221,10 @@ def usage_at_line(file: str, line: int) -> NameUsage:
 
 
 def is_passed_in_loop(name: str, file: str, line: int) -> bool:
-    """Return whether the only loop around a line passes a variable or attribute to a call to a user's object: `out,
-    cache = model(token, cache)`. Library functions do not count. The result is False in nested loops, because the value
-    outlives the inner loop."""
+    """Return whether a line is in exactly one loop, and this loop passes the variable or attribute to a user's object:
+    `out, cache = model(token, cache)`. Library functions do not count. The result is False in nested loops, because the
+    value outlives the inner loop.
+    """
     tree = tree_of(file)
     if tree is None:
         return False
@@ -238,8 +246,9 @@ def is_passed_in_loop(name: str, file: str, line: int) -> bool:
 
 
 def is_training_data(name: str, file: str, line: int) -> bool:
-    """Return whether a loop that does not contain the line trains with the items of a variable: `for features in bank:
-    ... loss.backward()`."""
+    """Return whether the items of a variable are used for training in another loop than the loop around `line`, as in
+    `for features in bank: ... loss.backward()`.
+    """
     tree = tree_of(file)
     for loop in ast.walk(tree) if tree is not None else ():
         if not isinstance(loop, LOOPS) or loop.lineno < line <= (loop.end_lineno or 0):
@@ -369,7 +378,9 @@ def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[st
 
 
 def _literal_arguments(function: str, parameter: str, files: Iterable[str]) -> set[str] | None:
-    """Return the strings that all calls to a function pass for a parameter, or None if a call passes another value."""
+    """Return the strings that the calls to a function pass for a parameter, or None if one of the calls passes anything
+    else.
+    """
     found: set[str] = set()
     for file in (each for each in files if contains(each, f"def {function}")):
         definition = functions_in(file).get(function)
@@ -402,7 +413,7 @@ def _combine(
     keys: tuple[str, ...] = (),
 ) -> NameUsage:
     """Combine the uses that all readers found into one `NameUsage`. `outlives_calls` means that the name is not a local
-    variable. A local variable is created again in each call.
+    variable. A local variable starts with a new value in each call.
     """
     statements = tuple(
         each._replace(
@@ -419,7 +430,9 @@ def _combine(
         return [each for each in occurrences if not each.function or each.function in calls.called]
 
     def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-        """Return the usage without the statements that run only once, after the loop that stores items."""
+        """Return the occurrences that may run while the loop stores items. Occurrences that run only once after the
+        loop are omitted.
+        """
         loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
         return [
             each

@@ -40,7 +40,7 @@ def is_self(node: ast.AST) -> bool:
 
 def is_selective(test: ast.expr, item: ast.expr) -> bool:
     """Return whether a filter drops items over time, as in `age < 10`, `step - started <= 10` and `not item.done()`.
-    `item is not None` is not such a filter.
+    `item is not None` does not drop items over time.
     """
     names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
     return any(
@@ -55,7 +55,7 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 def is_below(node: ast.If) -> bool:
     """Return whether a condition requires that a counter is below a limit, as in `if step < 10:`. The comparison may be
-    part of a longer condition. `if loss < best:` is not such a condition.
+    part of a longer condition. `if loss < best:` does not limit a counter.
     """
     return any(
         isinstance(part, ast.Compare)
@@ -164,7 +164,7 @@ def _is_named(target: ast.expr, name: str) -> bool:
 
 
 def _is_remainder(value: ast.expr) -> bool:
-    """Return whether a value is `a % b`, or a sum or product with `a % b`. A call `f(a % b)` does not count."""
+    """Return whether a value is `a % b`, or a sum or product with `a % b`. A call such as `f(a % b)` does not count."""
     if not isinstance(value, ast.BinOp):
         return False
     return isinstance(value.op, ast.Mod) or _is_remainder(value.left) or _is_remainder(value.right)
@@ -202,12 +202,12 @@ def assigns_local(function: ast.AST, variable: str) -> bool:
 
 
 def branches(value: ast.expr) -> list[ast.expr]:
-    """Return a and b for `a if c else b`."""
+    """For a conditional expression `a if c else b`, return a and b."""
     return [value.body, value.orelse] if isinstance(value, ast.IfExp) else []
 
 
 def pairs_of(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Return (a, x) and (b, y) for `a, b = x, y`."""
+    """For an assignment `a, b = x, y`, return the pairs (a, x) and (b, y)."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for each, part in zip(target.elts, value.elts, strict=True):
             yield from pairs_of(each, part)
@@ -226,7 +226,7 @@ def flattened(target: ast.expr) -> Iterable[ast.expr]:
 
 
 def receiver_of(value: ast.expr) -> ast.expr:
-    """Return `x[-512:]` for `x[-512:].detach().clone()`: the value whose methods are called."""
+    """Return the value on which a chain of methods is called: `x[-512:]` for `x[-512:].detach().clone()`."""
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         value = value.func.value
     return value

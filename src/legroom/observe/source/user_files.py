@@ -12,7 +12,7 @@ _THIRD_PARTY = ("/site-packages/", "/dist-packages/")
 _INTERACTIVE = ("<stdin>", "<ipython-input-", "<python-input-")
 
 kinds: dict[str, int] = {}
-"""The kinds of the files that were looked up, for callers that look up a file for every operation."""
+"""Maps each file that was looked up to its kind. Callers that check a file for every operation read this dict directly."""
 
 
 def kind_of(file: str) -> int:
@@ -42,15 +42,15 @@ def _kind_of(file: str) -> int:
 
 
 def slashes(path: str, system: ModuleType = os.path) -> str:
-    """Return a path in a form that can be compared. On Windows, either slash may separate folders, and upper and lower
-    case are equal.
+    """Return a path in a normalized form, so that equal paths are equal strings. On Windows, either slash may separate
+    folders, and upper and lower case are equal.
     """
     return path if system.sep == "/" else system.normcase(path).replace(system.sep, "/")
 
 
 def _folders(*paths: str | Path | None) -> tuple[str, ...]:
-    """Return each folder as given, and with symbolic links resolved, because a code object contains the path that was
-    used to import it.
+    """Return each folder twice: as given, and with symbolic links resolved. A code object contains the path that was
+    used for the import, which may be either one.
     """
     given = [Path(path) for path in paths if path]
     return tuple({f"{slashes(str(each))}/" for path in given for each in (path.absolute(), path.resolve())})

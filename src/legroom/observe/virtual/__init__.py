@@ -1,5 +1,5 @@
-"""Virtual GPUs of any size on a machine without a GPU. `VirtualGPU` is in `gpu`, and each simulated part of CUDA has
-its own module.
+"""Virtual GPUs of any size on a machine without a GPU. `VirtualGPU` is in the module `gpu`. Each simulated part of CUDA
+has its own module.
 """
 
 import sys

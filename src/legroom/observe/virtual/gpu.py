@@ -81,9 +81,10 @@ class VirtualGPU:
         suspends_active: bool = False,
     ) -> None:
         """Create one virtual GPU for each size or name in `gpus`. Only estimates set the other options. With `rules`,
-        memory that CUDA kernels allocate in addition to their results is counted too. With `fake_tensors`, device
+        memory that CUDA kernels allocate in addition to their results is also counted. With `fake_tensors`, device
         tensors have no data. With `bounded=False`, allocations never fail, and the size is used only in reports. With
-        `suspends_active`, another virtual GPU that is active is suspended meanwhile."""
+        `suspends_active`, a virtual GPU that is already active is suspended while this one is active.
+        """
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
         specs = [
@@ -181,8 +182,9 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Deactivate this virtual GPU inside the block, so that another virtual GPU can be active. The tensors on this
-        virtual GPU keep their memory on it. Inside the block, they are CPU tensors."""
+        """Inside the `with` block, deactivate this virtual GPU, so that another one can be active. Its tensors keep
+        their memory on this virtual GPU. Inside the `with` block, its tensors are ordinary CPU tensors.
+        """
         if self.recorder.allocations.followers:
             raise UsageError(
                 "A recording of this virtual GPU is running, so no estimate or summary can run. Move the call out of "
@@ -222,8 +224,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def _user_code(self) -> Iterator[None]:
-        """Run a program function that torch calls inside an operation. The modes are disabled inside an operation, so
-        they are enabled again for this function.
+        """Run a function of the program that torch calls inside an operation. PyTorch disables the modes inside an
+        operation, so this method enables them again while the function runs.
         """
         if VirtualGPU._active is not self:
             yield
@@ -254,8 +256,8 @@ class VirtualGPU:
         """Make allocation `number` and the `times - 1` allocations after it run out of memory. Number 1 is the next
         allocation.
 
-        The operation raises `torch.OutOfMemoryError` as if the GPU were full. With `device`, only allocations
-        on this device are counted and fail. Another call replaces the failures of an earlier call.
+        The operation raises `torch.OutOfMemoryError` as if the GPU were full. With `device`, only allocations on this
+        device are counted, and only these allocations fail. Another call replaces the failures of an earlier call.
         """
         if self._faults is not None:
             self._faults.disarm()
@@ -331,8 +333,10 @@ def _deactivate() -> None:
 
 @contextlib.contextmanager
 def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
-    """Enter the dispatch and function modes, which are per thread, in every thread that is started while the block
-    runs. A subclass such as `threading.Timer` replaces `run`, so the function that calls `run` is wrapped."""
+    """While the virtual GPU is active, make every new thread enter the dispatch and function modes, because each thread
+    has its own modes. The function that calls `run` is wrapped instead of `run`, because subclasses such as
+    `threading.Timer` override `run`.
+    """
     original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def start(thread: threading.Thread) -> None:

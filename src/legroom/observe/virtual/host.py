@@ -1,6 +1,6 @@
-"""Virtual devices, and the interface between the replaced `torch.cuda` functions and the process that has the devices.
+"""Virtual devices, and the interface that the replaced `torch.cuda` functions use to access them.
 
-`VirtualGPU` is the `VirtualHost` of a program. Tests replace the host with a small object.
+`VirtualGPU` implements the interface `VirtualHost`. Tests use a small object in place of `VirtualGPU`.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class VirtualHost(Protocol):
         """Update the size of a storage that may have been resized. This method may raise torch.OutOfMemoryError."""
 
     def factories_on(self, index: int, *, if_named: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Within the block, tensors that are created without tensor inputs are placed on this device."""
+        """Inside the `with` block, tensors that are created without tensor inputs are placed on this device."""
 
     def empty_cache(self) -> None: ...
 

@@ -1,8 +1,8 @@
 """Out-of-memory errors on a virtual GPU. The errors have torch's type and message. All errors are recorded, and tests
 can inject errors.
 
-A training step makes a known number of allocations. A test can make each of these allocations fail in turn. Such a test
-shows whether an error handler works for every allocation. A test that fills the GPU checks only one allocation.
+A training step makes a known number of allocations. A test can make each of these allocations fail in turn, to check
+that an error handler works for every allocation. A test that fills the GPU can check only one of them.
 """
 
 import sys
@@ -27,7 +27,7 @@ from legroom.units import GiB, KiB, MiB
 def report_out_of_memory(
     recorder: Recorder, failure: AllocationFailed, device: VirtualDevice, location: OpLocation, op: str
 ) -> torch.OutOfMemoryError:
-    """Record a failed allocation with all objects that retain memory at this moment, and return the error to raise."""
+    """Record a failed allocation and all objects that retain memory at this moment. Returns the error to raise."""
     message = oom_message(failure, device)
     free = device.capacity - device.context_bytes - device.allocator.reserved
     call_oom_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
@@ -66,7 +66,7 @@ def _allocated_in_this_step(recorder: Recorder) -> list[StepStorage]:
 
 
 def oom_message(failure: AllocationFailed, device: VirtualDevice) -> str:
-    """Return the message that torch 2.11 raised on a real GPU."""
+    """Return the error message in the form that torch 2.11 uses on a real GPU."""
     allocator = device.allocator
     in_use = allocator.reserved + device.context_bytes
     limit = allocator.limit
@@ -93,8 +93,9 @@ def _size(size: int) -> str:
 
 
 class InjectedFailure(AllocationFailed):
-    """A failure that a test requested. The allocator does not retry the allocation, regardless of how much
-    memory is free."""
+    """A failure that a test requested. The allocator raises the error without retrying the allocation, regardless of
+    how much memory is free.
+    """
 
 
 class Faults:

@@ -1,11 +1,12 @@
 """Temporarily replaces attributes of modules and classes, and restores them exactly.
 
-All replacements of a virtual GPU are tables of owner, name and value. If this version of torch does not have a name,
-the name is skipped, unless the table requests to add it. A CPU build of torch lacks the C functions that torch's own
-Python code calls. Adding these functions lets the Python code run unchanged, with its own argument handling and errors.
+All replacements of a virtual GPU are defined in tables with the columns owner, name and value. If this version of torch
+does not have a name, the replacement is skipped, unless the table says that the name is to be added. A CPU build of
+torch lacks the C functions that torch's own Python code calls. These functions are added so that torch's Python code
+runs unchanged, with its own argument handling and errors.
 
-Libraries that are imported while a script runs may import replaced functions and keep them. After the replacement has
-ended, a replaced function therefore calls the original function.
+Libraries that are imported while a script runs may import a replacement and keep it. A replacement therefore calls the
+original function after the virtual GPU has ended.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[R
 
 @contextlib.contextmanager
 def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
-    """Apply the replacements within the block, and restore every attribute afterwards, even after an error."""
+    """Apply the replacements inside the `with` block, and restore every attribute afterwards, even after an error."""
     undo: list[tuple[Any, str, Any]] = []
     is_active = [True]
     try:
@@ -65,8 +66,9 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
 
 
 def optional_module(name: str) -> Any:
-    """Return a module that some versions of torch lack, or None. For a module that is wrapped in an object
-    with properties, return the wrapped module."""
+    """Return a module that some versions of torch lack, or None. If torch wraps the module in an object with
+    properties, return the wrapped module.
+    """
     try:
         module = importlib.import_module(name)
     except ImportError:
@@ -105,7 +107,7 @@ def _frames_to_user() -> int:
 
 
 def _while_active(value: Callable[..., Any], original: Callable[..., Any], is_active: list[bool]) -> Any:
-    """Return a function with the name and docstring of `original` that calls `value` while the replacement is
+    """Return a function with the name and docstring of `original` that calls `value` as long as the replacement is
     active.
     """
 

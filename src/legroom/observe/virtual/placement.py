@@ -3,9 +3,9 @@
 With this mode, tensors report their virtual device, and calls with a device argument are rewritten. All operations run
 on the CPU, so a program computes bit-for-bit the same results as without the mode.
 
-PyTorch disables the mode while a torch function written in Python runs, so the body of that function operates on CPU
-tensors. Tensors that the body creates without tensor inputs are placed on the device of the arguments. If the body
-calls user code, `callbacks` enables the mode again.
+PyTorch disables the mode while it runs a torch function that is written in Python, so the code of this function
+operates on CPU tensors. Tensors that this code creates without tensor inputs are placed on the device of the function's
+arguments. If the function calls user code, `callbacks` enables the mode again.
 """
 
 import contextlib
@@ -144,7 +144,7 @@ class PlacementMode(TorchFunctionMode):
         return self._to(tensor, "cuda", element)
 
     def _share_memory(self, tensor: Any) -> Any:
-        """Do nothing, because device memory can be sent to other processes without a copy."""
+        """For a device tensor, do nothing, because device memory can be sent to other processes without a copy."""
         return tensor.share_memory_() if self.device_index(tensor) is None else tensor
 
     def _set_grad(self, tensor: Any, gradient: Any) -> None:
@@ -233,8 +233,8 @@ class PlacementMode(TorchFunctionMode):
         return copied
 
     def _deepcopy_without_data(self, tensor: Any, target: int | None, memo: dict[int, Any]) -> Any:
-        """Copy a fake tensor. PyTorch would also copy the fake mode of the tensor, and views would no longer be
-        views.
+        """Copy a fake tensor. PyTorch's own deep copy would also copy the fake mode, and copies of views would no
+        longer be views.
         """
         fake_tensors = self.recorder.fake_tensors
         if fake_tensors is None:
@@ -312,8 +312,8 @@ class PlacementMode(TorchFunctionMode):
         return made if named is None else self._to(made, named)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Run a torch function. Tensors that the function creates without tensor inputs are placed on the device of its
-        arguments.
+        """Run a torch function. If the function creates tensors without tensor inputs, they are placed on the device of
+        its arguments.
         """
         context = self.recorder.context
         outer = context.factory_target, context.call
@@ -363,7 +363,7 @@ class PlacementMode(TorchFunctionMode):
             context.target, context.category = outer
 
     def _register(self, made: Any, target: int, category: Category | None = None) -> None:
-        """Register results whose memory no operation reported (`torch.tensor`, storage copies)."""
+        """Register the memory of results that no operation reported (`torch.tensor`, storage copies)."""
         if isinstance(made, Tensor):
             storage = storage_of(made) if made.layout is torch.strided else None
             if storage is not None:
@@ -464,7 +464,7 @@ _FACTORIES = {
         "empty_strided",
     )
 }  # fmt: skip
-"""Maps each function without tensor arguments to an overload of the operation that it runs."""
+"""Maps each factory function (a function without tensor arguments) to an overload of the operation that it runs."""
 _SPARSE = (
     torch.sparse_coo_tensor,
     torch.sparse_csr_tensor,
@@ -476,8 +476,8 @@ _SPARSE = (
 
 
 class _Move(torch.autograd.Function):
-    """An autograd function that copies a tensor to another device and copies the gradient back. For CPU tensors, torch
-    would not move the gradient.
+    """An autograd function that copies a tensor to another device and copies the gradient back. Both tensors are CPU
+    tensors, so torch itself would not copy the gradient.
     """
 
     @staticmethod
@@ -497,11 +497,12 @@ class _Move(torch.autograd.Function):
 def cuda_default_device() -> Iterator[None]:
     """Make `cuda` work as the default device.
 
-    A default device is a torch mode that adds `device=` to every call. `with torch.device("cuda")` enters this mode
-    above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters the default-device mode
-    below `PlacementMode`, so the default-device mode would create tensors on a real device. With
-    `torch.set_default_device("cuda")`, the default-device mode therefore leaves the call unchanged, and `PlacementMode`
-    reads the default device itself."""
+    A default device is a torch mode that adds `device=` to every call. `with torch.device("cuda")` enters the
+    default-device mode above `PlacementMode`, so `PlacementMode` handles the call with the added argument.
+    `torch.set_default_device("cuda")` enters the default-device mode below `PlacementMode`, so the default-device mode
+    would create tensors on a real device. In this case, the default-device mode leaves the call unchanged, and
+    `PlacementMode` reads the default device itself.
+    """
     original = _device_module.DeviceContext.__torch_function__
 
     def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -520,8 +521,8 @@ def cuda_default_device() -> Iterator[None]:
 
 @functools.cache
 def _without_results() -> list[Any]:
-    """Return functions that are called often and never create a tensor on a requested device. These functions read a
-    property of a tensor or change the grad mode, and need no `CallContext`.
+    """Return functions that are called often and never create a tensor. These functions read a property of a tensor or
+    change the grad mode, and need no `CallContext`.
     """
     getters = [each.__get__ for each in vars(torch._C.TensorBase).values() if isgetsetdescriptor(each)]
     return [*getters, *filter(None, [getattr(torch._C, "_set_grad_enabled", None)])]
