@@ -1,9 +1,9 @@
 """Gives other processes of the program the same virtual GPUs. Tensors that are sent between processes stay on their
 device.
 
-Each process has devices of the full size, because virtual GPUs do not include the memory of other processes. The events
-of other processes are recorded separately (see `children.captures`). As on CUDA, a tensor that is sent to another process
-is shared. The memory of a shared tensor counts for the process that allocated it.
+Each process has devices of the full size, because the memory of other processes is not subtracted. The events of other
+processes are recorded separately (see `children.captures`). As on CUDA, a tensor that is sent to another process is
+shared. The memory of a shared tensor counts for the process that allocated it.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import optional_module
 
 VARIABLE = "LEGROOM_VIRTUAL_GPUS"
-"""The environment variable from which Python programs inherit virtual GPUs, as JSON."""
+"""The environment variable that passes virtual GPUs to other Python programs, as JSON."""
 _FOLDER = str(Path(__file__).with_name("inherited"))
 _host: VirtualHost | None = None
-"""The virtual GPUs of this process."""
+"""The object that provides the virtual GPUs of this process."""
 
 
 @contextlib.contextmanager
 def other_processes(
     host: VirtualHost, enter_when_unpickled: Callable[[Sequence[GpuSpec]], object]
 ) -> Iterator[None]:
-    """Within the block, processes that the program starts inherit the devices of `host`."""
+    """Inside the `with` block, processes that the program starts inherit the devices of `host`."""
     global _host
     specs = [device.spec for device in host.devices]
     with (
@@ -54,7 +54,7 @@ def other_processes(
 
 @contextlib.contextmanager
 def _inherited_by_programs(specs: Sequence[GpuSpec]) -> Iterator[None]:
-    """Within the block, Python programs that are started with this environment (`subprocess`, `os.system`,
+    """Inside the `with` block, Python programs that are started with this environment (`subprocess`, `os.system`,
     torchrun) have the same GPUs.
 
     At startup, Python imports `inherited/sitecustomize.py` from PYTHONPATH. With `python -I` or `python -E`, Python
@@ -84,8 +84,8 @@ def _other_folders() -> list[str]:
 
 
 def inherited_gpus() -> list[GpuSpec]:
-    """Return the GPUs that this process inherits: the GPUs of its parent, without the GPUs that CUDA_VISIBLE_DEVICES
-    hides.
+    """Return the GPUs that this process inherits. These are the GPUs of its parent process, except those that
+    CUDA_VISIBLE_DEVICES hides.
     """
     text = os.environ.get(VARIABLE)
     if not text:
@@ -111,7 +111,9 @@ def inherited_gpus() -> list[GpuSpec]:
 
 @contextlib.contextmanager
 def _sent_tensors(host: VirtualHost) -> Iterator[None]:
-    """Within the block, `torch.multiprocessing` sends device tensors through shared host memory, with their device."""
+    """Inside the `with` block, `torch.multiprocessing` sends device tensors through shared host memory, and the
+    receiving process restores their device.
+    """
     reductions = optional_module("torch.multiprocessing.reductions")
     reducers: Any = getattr(multiprocessing.reduction.ForkingPickler, "_extra_reducers", None)
     if reductions is None or reducers is None:

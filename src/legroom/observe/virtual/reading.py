@@ -1,8 +1,8 @@
 """Handles reads of device tensor values in Python: conversions to NumPy and lists, printing, formatting and pickling.
 
-The function mode calls these handlers instead of torch's methods. A device tensor reports its virtual device, and NumPy
-rejects it like a CUDA tensor. A tensor without data (`FakeTensors`) returns placeholder values, so a statement that
-reads values does not end the trace.
+The function mode calls these handlers instead of torch's methods. A device tensor reports its virtual device, and
+cannot be converted to a NumPy array, like a real CUDA tensor. A tensor without data (`FakeTensors`) returns placeholder
+values, so a statement that reads values does not end the trace.
 """
 
 from collections.abc import Callable
@@ -115,7 +115,7 @@ class TensorReads:
         return self._host_copy(tensor).tolist()
 
     def _reduce(self, tensor: Any, protocol: Any) -> Any:
-        """Pickle a placeholder that uses the memory of one element, regardless of its shape."""
+        """Pickle a placeholder tensor that uses the memory of a single element, regardless of its shape."""
         if not isinstance(tensor, FakeTensor):
             return tensor.__reduce_ex__(protocol)
         index = self._device_index(tensor)
@@ -125,8 +125,8 @@ class TensorReads:
         return _unpickled, (value, device, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
 
     def with_numbers(self, data: Any) -> Any:
-        """In nested lists, replace tensors that have no data with numbers. `torch.tensor` reads such lists in C++, where no
-        mode applies.
+        """In nested lists, replace single-element tensors that have no data with numbers. `torch.tensor` reads these
+        lists in C++, where no mode applies.
         """
         if self._fake_tensors is None or type(data) not in (list, tuple):
             return data
@@ -152,8 +152,8 @@ def _unpickled(value: Tensor, device: str, requires_grad: bool, is_parameter: bo
 
 
 def _device_in_text(index: int) -> list[Replacement]:
-    """Replace a private torch function that appends the device when torch prints a tensor. Without this function, no
-    device is printed.
+    """Replace the private torch function that appends the device to the text of a printed tensor. If torch lacks this
+    function, the device is not printed.
     """
     printing: Any = torch._tensor_str
     original = getattr(printing, "_add_suffixes", None)

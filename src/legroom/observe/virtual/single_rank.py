@@ -1,13 +1,13 @@
 """Traces one rank alone, with a process group of the full world size and no other ranks.
 
-The memory of a rank depends on the world size, which determines its shards, samples and pipeline stage, but rarely on
-the data that the rank receives. An estimate therefore needs no other ranks. PyTorch's fake process group completes
-every collective at once and moves no data. Objects that one rank creates and broadcasts (a plan, a path) are an
-exception.
+The memory of a rank depends on the world size, because the world size determines the rank's shards, samples and
+pipeline stage. It rarely depends on the data that the rank receives. An estimate therefore needs no other ranks.
+PyTorch's fake process group completes every collective at once and moves no data. One exception is an object that one
+rank creates and broadcasts (a plan, a path).
 
-The sending rank stores these objects in the folder LEGROOM_SINGLE_RANK, where the ranks that are traced later read
-them. The fake process group is one of torch's testing tools. If this version of torch lacks the fake process group,
-rank 0 of 1 is traced instead, so the estimate does not include the savings from sharding.
+The sending rank stores this object in the folder LEGROOM_SINGLE_RANK, and the ranks that are traced later read it
+there. The fake process group is one of torch's testing tools. If this version of torch lacks it, rank 0 of 1 is traced
+instead, so the estimate does not include the savings from sharding.
 """
 
 import contextlib
@@ -46,27 +46,31 @@ def modules_of_groups() -> tuple[Any, ...]:
 
 
 def replacements() -> Iterable[Replacement]:
-    """Replace process groups, stores and rendezvous for a rank without peers. The rank is described by torchrun's
-    variables.
+    """Return replacements for process groups, stores and rendezvous that let a rank run without other ranks. The rank
+    and the world size come from torchrun's environment variables.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return _replacements(rank, size, Path(os.environ[VARIABLE]))
 
 
 _early_names: dict[str, Any] = {}
-"""The functions that `first_of_spawned_ranks` installs, for scripts that imported the original functions earlier."""
+"""The replacement functions of `first_of_spawned_ranks`, for scripts that imported the original functions before they
+were replaced.
+"""
 
 
 def early_name(name: str) -> Any:
-    """Return the function that replaces `name` in scripts that have already imported it, or None if no function
-    replaces it.
+    """Return the function that scripts use in place of `name` if they imported it before it was replaced. Return None
+    if `name` is not replaced.
     """
     return _early_names.get(name)
 
 
 @contextlib.contextmanager
 def first_of_spawned_ranks(size: int, folder: Path) -> Iterator[None]:
-    """Within the block, this process is rank 0 of `size`, or of the world size that the script passes."""
+    """Inside the `with` block, this process is rank 0 of `size` ranks. If the script passes a world size, that number
+    replaces `size`.
+    """
     with replaced(_replacements(0, size, folder)):
         c10d, *_ = modules_of_groups()
         _early_names.update({name: getattr(c10d, name, None) for name in ("init_process_group", "new_group")})
@@ -151,12 +155,12 @@ class _BroadcastFiles:
 
 
 def _gather_own_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Assume that all ranks gather the same object."""
+    """Fill the list with this rank's object, as if all ranks had contributed the same object."""
     object_list[:] = [obj] * len(object_list)
 
 
 def _no_function() -> None:
-    """Do nothing. This function replaces a function that is missing in this build of torch."""
+    """Do nothing. This function is used in place of a torch function that this build of torch lacks."""
 
 
 def _fake_store() -> Any:
@@ -166,8 +170,8 @@ def _fake_store() -> Any:
 
 
 def _with_local_reduction(parallel: Any) -> Any:
-    """Add a communication hook. The reducer expects a result for each bucket, but a fake group returns no result. The
-    hook returns the bucket itself.
+    """Add a communication hook. The reducer needs a result for each bucket, but a fake process group returns no result.
+    Therefore the hook returns the bucket itself.
     """
     original_init, register = parallel.__init__, parallel.register_comm_hook
 

@@ -2,12 +2,12 @@
 
 `torch.save` writes the device of each storage, and `torch.load` restores the storage to that device or to
 `map_location`. Both use a registry of pairs of functions. One function of a pair returns the location tag of a storage,
-and the other moves a storage to the tagged location. This module adds one pair to the registry. The module also
-replaces methods of `UntypedStorage`. `storage.cuda()` uses these methods, for example in a function that is passed as
-`map_location`. `copy.deepcopy(model)` uses these methods because it copies storages without the dispatcher.
+and the other moves a storage to the tagged location. This module registers one pair for virtual devices. The module
+also replaces methods of `UntypedStorage`. `storage.cuda()` uses these methods, for example in a function that is passed
+as `map_location`. `copy.deepcopy(model)` uses these methods because it copies storages without the dispatcher.
 
-While the placement mode is active, `storage.device` is the virtual device. Inside torch's own functions,
-`storage.device` is the CPU, like the device of a tensor.
+While the placement mode is active, `storage.device` is the virtual device. While torch's own functions run,
+`storage.device` is the CPU, and so is the device of a tensor.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from legroom.observe.virtual.placement import is_placement_active
 from legroom.observe.virtual.torch_api.devices import index_of
 
 BEFORE_TORCH = 0
-"""The priority of this module's pair. PyTorch registers its own pair for the CPU, which would accept every storage,
-with priority 10.
+"""The priority of the pair that this module registers. PyTorch registers its own pair for the CPU, which would accept
+every storage, with priority 10.
 """
 
 
@@ -87,7 +87,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def saved_and_loaded(host: VirtualHost) -> Iterator[None]:
-    """Within the block, `torch.save` writes virtual devices and `torch.load` restores storages to them."""
+    """Inside the `with` block, `torch.save` writes virtual devices and `torch.load` restores storages to them."""
     registry = torch.serialization._package_registry
     validate: Any = torch.serialization._validate_device
     original_clone: Any = torch.UntypedStorage.clone

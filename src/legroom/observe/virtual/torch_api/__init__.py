@@ -1,1 +1,1 @@
-"""Replacements for the parts of PyTorch that a virtual GPU changes, in one module per part."""
+"""Replacements for the parts of PyTorch that a virtual GPU changes. Each part has its own module."""

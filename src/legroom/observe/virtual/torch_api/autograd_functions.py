@@ -3,8 +3,8 @@
 
 If the loss does not depend on an output, autograd passes zeros to `backward` as the gradient of that output. These
 zeros are created in C++, where every output is on the CPU, so the zeros would be on the device of the loss. This module
-moves the zeros to the device of the output. Without torch's private class for the backward node, the zeros are not
-moved.
+moves the zeros to the device of the output. If torch's private class for the backward node is missing, the zeros are
+not moved.
 """
 
 import functools

@@ -1,8 +1,9 @@
 """CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
 
 A machine without a GPU has none of these libraries. With the replacements in this module, scripts can set flags and
-push NVTX ranges. If torch would select a kernel from a CUDA library, the replaced library rejects the tensor, so the
-CPU kernel runs. PyTorch does not warn that it was built without CUDA.
+push NVTX ranges. Where torch would select a kernel from a CUDA library, the replacement reports that it does not
+support the tensor, so the CPU kernel runs. The replacements also prevent torch's warnings that it was built without
+CUDA.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ CUDNN_VERSION = 91002
 
 
 def replacements() -> Iterable[Replacement]:
-    """Return replacements for the functions of each library, under the names that its module looks up."""
+    """Return replacements for the functions of each library, with the names under which torch looks them up."""
     yield from table(
         optional_module("torch.backends.cudnn"),
         {
@@ -46,10 +47,10 @@ def replacements() -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
-    """Yield replacements that keep the math attention kernel allowed, regardless of which CUDA kernels a script allows.
+    """Yield replacements that keep the math attention kernel enabled, even if a script enables only other kernels.
 
-    The CPU does not have the kernel of `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)`, so attention would fail if all
-    other kernels were disabled. The script still reads its own setting, which is applied when the virtual GPU ends.
+    The CPU does not implement `SDPBackend.EFFICIENT_ATTENTION`, so a script that enables only this kernel would fail.
+    The script can still read its own setting, which takes effect when the virtual GPU ends.
     """
     allow, allowed = torch._C._set_sdp_use_math, torch._C._get_math_sdp_enabled
     chosen = _Setting(allowed())
@@ -76,7 +77,7 @@ def _profiler_on_cpu() -> Iterable[Replacement]:
 
 
 class _Setting:
-    """A value that torch stores in C++."""
+    """A setting that torch would store in C++, stored in Python instead."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -89,7 +90,7 @@ class _Setting:
 
 
 class _Ranges(threading.local):
-    """Replaces NVTX. Only the nesting depth of ranges is counted."""
+    """Replaces NVTX. The replacement only counts how deeply the ranges are nested."""
 
     depth = 0
     handles = 0
@@ -107,13 +108,13 @@ class _Ranges(threading.local):
         return self.handles
 
     def rangeEnd(self, _handle: int) -> None:  # noqa: N802
-        """Do nothing, because no profiler records it."""
+        """Do nothing, because there is no NVTX profiler."""
 
     def markA(self, _message: str) -> None:  # noqa: N802
-        """Do nothing, because no profiler records it."""
+        """Do nothing, because there is no NVTX profiler."""
 
     def deviceRangeStart(self, _message: str, _stream: int = 0) -> int:  # noqa: N802
         return self.rangeStartA(_message)
 
     def deviceRangeEnd(self, _handle: int, _stream: int = 0) -> None:  # noqa: N802
-        """Do nothing, because no profiler records it."""
+        """Do nothing, because there is no NVTX profiler."""

@@ -37,7 +37,7 @@ from legroom.observe.virtual.torch_api.tensors import dlpack, pinned, tensor_typ
 
 @contextlib.contextmanager
 def patches(host: VirtualHost) -> Iterator[None]:
-    """Within the block, torch reports the virtual devices of `host`. These blocks cannot be nested."""
+    """Inside the `with` block, torch reports the virtual devices of `host`. These `with` blocks cannot be nested."""
     with contextlib.ExitStack() as stack:
         current = stack.enter_context(streams.streams(host))
         generators = stack.enter_context(random.generators(host))

@@ -4,8 +4,8 @@ PyTorch's own Python functions are not replaced. These functions check their arg
 call a C function (`torch._C._cuda_getDevice`). This module replaces the C functions, or adds them on a CPU build.
 Functions that a script imported earlier (`from torch.cuda import is_available`) therefore also work.
 
-Memory, compute capability, multiprocessors and shared memory come from the `GpuSpec` of the device. Cache size, clock
-rates and similar values affect no result, so the values of an A100 are always used.
+Memory, compute capability, multiprocessors and shared memory come from the `GpuSpec` of the device. The cache size, the
+clock rates and similar values affect no result, so they are always the values of an A100.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _call_now(function: Callable[[], object], **options: Any) -> None:
-    """Call the function now. PyTorch would call the function when CUDA is initialized."""
+    """Call the function now. PyTorch would delay the call until CUDA is initialized."""
     function()
 
 
@@ -132,14 +132,14 @@ def index_of(host: VirtualHost, device: Any) -> int:
 
 
 def free_bytes(device: VirtualDevice) -> int:
-    """Return the free memory as `cudaMemGetInfo` reports it: memory that neither the context uses nor PyTorch's
-    allocator has reserved.
+    """Return the free memory as `cudaMemGetInfo` reports it. This is the memory that is neither used by the context nor
+    reserved by PyTorch's allocator.
     """
     return max(device.capacity - device.context_bytes - device.allocator.reserved, 0)
 
 
 class _DeviceFunctions:
-    """Python implementations of the C functions."""
+    """Python implementations of torch's C functions."""
 
     def __init__(self, host: VirtualHost) -> None:
         self._host = host
@@ -158,8 +158,8 @@ class _DeviceFunctions:
         self._is_initialized = True
 
     def is_initialized(self) -> bool:
-        """Return whether the program has used a device. Libraries select the device of a rank only if the program has
-        not used a device yet.
+        """Return whether the program has used a device. Libraries check this, and select the device of a rank only if
+        the program has not used a device yet.
         """
         return self._is_initialized or any(device.allocator.peak_reserved for device in self._host.devices)
 
@@ -209,7 +209,9 @@ class _DeviceFunctions:
         }
 
     def idle(self, value: int) -> Any:
-        """Return a sensor's value for an idle device. Raises an error if the device does not exist."""
+        """Return a function that reports the value of a sensor on an idle device. The function raises an error if the
+        device does not exist.
+        """
 
         def read(device: Any = None) -> int:
             index_of(self._host, device)
@@ -321,8 +323,8 @@ class _DeviceMeta(type):
 
 @contextlib.contextmanager
 def integers_name_devices() -> Iterator[None]:
-    """Within the block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to an accelerator
-    device. A CPU build of torch raises an error for an integer.
+    """Inside the `with` block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to an
+    accelerator device. A CPU build of torch raises an error for an integer.
 
     `torch.device` cannot be subclassed, so a different class replaces it. The replacement class creates real devices,
     and `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the

@@ -1,7 +1,7 @@
-"""Replaces torch functions and modules outside `torch.cuda` that would treat the program's CUDA tensors as CPU tensors.
+"""Replaces torch functions and modules outside `torch.cuda` that would not recognize the program's CUDA tensors.
 
-Each of these functions reads the real device of a tensor, often in C++, where no mode applies. The replacement treats
-such a tensor as a CUDA tensor but computes on the CPU.
+Each of these functions reads the real device of a tensor, which is the CPU, often in C++ code where no mode applies.
+The replacements treat tensors on a virtual GPU as CUDA tensors, but compute on the CPU.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _autocast() -> Iterable[Replacement]:
-    """Make `torch.autocast("cuda")` also enable autocast for the CPU, with the same data type.
+    """Make `torch.autocast("cuda")` also enable autocast for the CPU, with the same dtype.
 
     PyTorch keeps one autocast state per device type. The states for CUDA and the CPU are both set when an autocast
     region is entered, and restored when the region ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and
-    checkpointing therefore return the same results as on a GPU. Host tensors within the region are cast too, because
+    checkpointing therefore return the same results as on a GPU. Host tensors in the region are also cast, because
     autocast cannot distinguish them from device tensors.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
@@ -63,12 +63,12 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _transformer_fast_paths() -> Iterable[Replacement]:
-    """Keep the fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation.
+    """Keep the fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation mode.
 
     On the CPU and on CUDA, these modules call one fused operation, unless an argument overrides torch functions. An
-    active function mode also disables the fused operation, and the results would then differ from the results on the
-    CPU. `has_torch_function` is therefore replaced in these modules. PyTorch's own functions use a separate copy of
-    `has_torch_function`, which is not replaced.
+    active function mode would also disable the fused operation, and change the results. `has_torch_function` is
+    therefore replaced in these modules. PyTorch's other functions use a separate copy of `has_torch_function`, which is
+    not replaced.
     """
 
     def has_torch_function(relevant: Iterable[Any]) -> bool:
@@ -106,8 +106,8 @@ def _created_on_host(original: Any) -> Any:
 def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
     """Create tensors that contain other tensors (`AsyncCollectiveTensor`) on the CPU and register their device.
 
-    If such tensors were on a real device that this build of torch does not support, a backward pass would end
-    the process.
+    On a real device that this build of torch does not support, a backward pass through these tensors would end the
+    process.
     """
     original: Any = getattr(torch.Tensor, "_make_wrapper_subclass", None)
     if original is None:
@@ -135,8 +135,9 @@ _Groups = dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int
 def _grouped_tensors(host: VirtualHost) -> Iterable[Replacement]:
     """Make optimizers and gradient clipping group tensors by their virtual device.
 
-    PyTorch groups the tensors in C++, where all tensors are on the CPU. With several virtual GPUs, or with parameters
-    on the host, one group would mix devices. Versions of torch without this C function group the tensors in Python.
+    PyTorch groups the tensors in C++, where all tensors are on the CPU. If the parameters are on several virtual GPUs,
+    or also on the host, one group would contain tensors on different devices. If torch has no C function for grouping,
+    it groups the tensors in Python, and no replacement is needed.
     """
     original = getattr(torch._C, "_group_tensors_by_device_and_dtype", None)
     if original is None:
@@ -167,8 +168,8 @@ def _optimizers() -> Iterable[Replacement]:
 
     On CUDA, optimizers update all parameters at once (`foreach`). Optimizers also use `foreach` on a virtual GPU, so
     that the memory of `foreach` is counted. Three optimizers and weight averaging compute in a different order with
-    `foreach`, but a virtual GPU must return bit-for-bit the same results as the CPU. For these optimizers, the
-    temporary tensors of `foreach`, about one copy of the parameters, are not counted.
+    `foreach`, but a virtual GPU must return bit-for-bit the same results as the CPU. The estimate does not include the
+    temporary tensors of `foreach` for these optimizers, which are about as large as the parameters.
     """
 
     def neither_fused_nor_foreach(*_arguments: Any, **_options: Any) -> tuple[bool, bool]:
@@ -186,7 +187,7 @@ _parameter: Any = nn.parameter
 
 @contextlib.contextmanager
 def lazy_parameters_without_data() -> Iterator[None]:
-    """Within the block, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, like all other
+    """Inside the `with` block, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, like all other
     parameters.
 
     Until the first forward pass determines its shape, a lazy parameter is an empty real tensor of a special class,

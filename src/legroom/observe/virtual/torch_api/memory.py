@@ -76,7 +76,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def call_oom_observers(index: int, requested: int, total: int, free: int) -> None:
-    """Call the attached observers, as torch does before it raises an out-of-memory error."""
+    """Call the observers that the program attached, as torch does before it raises an out-of-memory error."""
     for observer in tuple(_observers):
         observer(index, requested, total, free)
 
@@ -149,7 +149,7 @@ class _MemoryFunctions:
         return f"GPU:{found.index}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
 
     def snapshot(self, *_selection: Any) -> dict[str, Any]:
-        """Return the segments and blocks of every device. The history is empty."""
+        """Return a snapshot with the segments and blocks of every device. The history is empty."""
         return {
             "segments": [
                 _segment_for_torch(device.index, segment)
@@ -173,7 +173,7 @@ class _MemoryFunctions:
             allocator.change_settings(AllocatorSettings.parse(settings, before=allocator.settings))
 
     def raw_alloc(self, size: int, _stream: int = 0) -> int:
-        """Allocate memory that a different library requests. Only this table keeps the storage alive."""
+        """Allocate memory that a different library requests. Only `_raw` keeps the storage alive."""
         make_storage: Any = torch.UntypedStorage
         storage: torch.UntypedStorage = make_storage(size)
         self._host.mark(storage, self._host.current)

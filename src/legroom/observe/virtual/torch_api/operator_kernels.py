@@ -1,11 +1,11 @@
 """Kernels of operators that a program registers (`torch.library.custom_op`, `Library.impl`, `torch.library.impl`).
 
 PyTorch selects a kernel by the real device of the tensors, which is always the CPU. Therefore this module registers one
-function for the CPU, which calls the program's kernel for CUDA or for the CPU, depending on the virtual device. A
-kernel written in Triton or C++ fails with its own error. Kernels are user code. Kernels run with the virtual GPU's
-modes, so their tensors are on virtual devices, and their memory is counted.
+function for the CPU, which calls the program's kernel for CUDA or for the CPU, depending on the virtual device. A CUDA
+kernel written in Triton or C++ raises its own error, because it cannot run on the CPU. Kernels are user code. Kernels
+run with the virtual GPU's modes, so their tensors are on virtual devices, and their memory is counted.
 
-An operator that was defined before the virtual GPU was entered is included only if it is a `custom_op`.
+An operator that was defined before the virtual GPU became active is supported only if it is a `custom_op`.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import optional_module, replaced, table
 
 UserCode = Callable[[], AbstractContextManager[None]]
-"""A function that creates a context in which user code runs with the modes of the virtual GPU."""
+"""A function that returns a context manager, inside which user code runs with the modes of the virtual GPU."""
 _BACKENDS = ("CPU", "CUDA")
 _COMPOSITE = ("", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 
 @contextlib.contextmanager
 def operator_kernels(host: VirtualHost, user_code: UserCode) -> Iterator[None]:
-    """Within the block, kernels that the program registers are selected by the virtual device."""
+    """Inside the `with` block, the virtual device of the tensors determines which of the program's kernels runs."""
     library: Any = torch.library.Library
     original_impl = library.impl
 
@@ -85,8 +85,8 @@ def _autograd_as_user_code(register: Any, user_code: UserCode) -> Any:
 def _existing_operator(
     definition: Any, host: VirtualHost, impl: Callable[..., Any], user_code: UserCode
 ) -> Iterator[None]:
-    """Treat the kernels of an existing operator as user code. The operator's kernel for CUDA is registered
-    permanently.
+    """Inside the `with` block, run the kernels of an existing operator as user code. The operator's CUDA kernel stays
+    registered after the block.
     """
     kernels: dict[Any, Any] | None = getattr(definition, "_backend_fns", None)
     if not kernels:
@@ -107,7 +107,9 @@ def _existing_operator(
 
 
 _Kernel = tuple[Any, Callable[..., Any], bool]
-"""A weak reference to the library that owns the kernel, the kernel, and whether it receives the dispatch key set."""
+"""A kernel: a weak reference to the library that owns it, its function, and whether the function receives the dispatch
+key set.
+"""
 
 
 class _Kernels:
@@ -137,11 +139,12 @@ class _Kernels:
 
 
 _operators: dict[str, _Kernels] = {}
-"""The kernels by qualified name. The selecting function stays registered until its library is deleted, so this dict
-outlives a virtual GPU."""
+"""Maps the qualified name of an operator to its kernels. The function that selects a kernel stays registered until its
+library is deleted, so this dict is kept after a virtual GPU ends.
+"""
 _composites: dict[str, _Kernel] = {}
-"""The program's kernels for all devices, by qualified name. Versions of torch without `get_kernel` cannot return these
-kernels.
+"""Maps the qualified name of an operator to the program's kernel for all devices. The kernels are stored because torch
+cannot return them in versions without `get_kernel`.
 """
 
 
@@ -169,8 +172,8 @@ def _register(
     kernel: Callable[..., Any],
     with_keyset: bool,
 ) -> bool:
-    """Add a kernel to the selecting function of an operator. Returns False if the selecting function cannot call an
-    existing kernel of the operator.
+    """Add a kernel to the function that selects the kernels of an operator. Returns False if the operator has an
+    existing kernel that this function cannot call.
     """
     name = _qualified(library, op_name)
     known = _operators.get(name)
@@ -202,8 +205,8 @@ def _has_kernel(name: str) -> bool:
 
 
 def _kernel_before(name: str) -> Any:
-    """Return the kernel for the CPU that the program replaces. Return None if there is no such kernel, or in versions
-    of torch without `get_kernel`.
+    """Return the existing CPU kernel of an operator, which the program's kernel replaces. Return None if there is none,
+    or if this version of torch lacks `get_kernel`.
     """
     get: Any = getattr(torch.library, "get_kernel", None)
     if get is None or not _has_kernel(name):

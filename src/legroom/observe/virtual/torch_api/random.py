@@ -47,11 +47,11 @@ class _OnDevice(torch.Generator):
         return torch.device("cuda", self._index)
 
     def get_offset(self) -> int:
-        """Return the number of drawn values, which only CUDA's generator counts."""
+        """Return 0. Only CUDA's own generator counts the values that it has drawn."""
         return 0
 
     def set_offset(self, offset: int) -> "_OnDevice":
-        """Do nothing, because drawn values are not counted."""
+        """Do nothing, because this generator does not count the values that it has drawn."""
         return self
 
 
@@ -87,11 +87,11 @@ class _DefaultGenerator(_OnDevice):
 
 
 def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
-    """Create the class that replaces `torch.Generator` while a virtual GPU is active.
+    """Create the class that replaces `torch.Generator` as long as a virtual GPU is active.
 
-    Code that imported this class keeps it after the virtual GPU ends. Every generator is an instance of this class,
-    including generators that were created earlier. If the script defines a subclass, `isinstance` with this subclass
-    works as usual.
+    Code that imported the replacement class still uses it after the virtual GPU ends. `isinstance` treats every
+    generator as an instance of the replacement class, including generators that were created earlier. For a subclass
+    that the script defines, `isinstance` works as usual.
     """
     original: Any = torch.Generator
 
@@ -117,7 +117,7 @@ def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
         _index = -1
 
         def __init__(self, *_arguments: Any, **_options: Any) -> None:
-            """Do nothing, because `__new__` creates the object, as in torch's own class."""
+            """Do nothing, because `__new__` has already set up the object, as in torch's own class."""
 
     Generator.__module__, Generator.__qualname__ = original.__module__, original.__qualname__
     return Generator

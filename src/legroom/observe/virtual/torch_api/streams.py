@@ -1,11 +1,11 @@
 """Streams and events of a virtual GPU.
 
-Operations run on the CPU and have finished when their call returns, so synchronization does nothing. A stream
-determines only the memory pool of an allocation, and an event stores only the host's time. The allocator needs
-`current_stream_id` at each allocation.
+Operations run on the CPU and are finished when their call returns, so synchronization does nothing. A stream determines
+only the memory pool of an allocation, and an event stores only the host's time. The allocator needs `current_stream_id`
+at each allocation.
 
-As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority. After the
-32nd stream of a priority, torch uses the first stream again.
+As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority. After 32
+streams of one priority, torch uses the first stream again.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def current_stream_id(index: int) -> int:
 
 @contextlib.contextmanager
 def streams(host: VirtualHost) -> Iterator["Streams"]:
-    """Within the block, `Stream` and `Event` belong to this host."""
+    """Inside the `with` block, `Stream` and `Event` use the devices of this host."""
     global _active
     _active = Streams(host)
     try:
@@ -72,7 +72,7 @@ def replacements(active: "Streams") -> Iterable[Replacement]:
 
 
 class Streams:
-    """The current streams, and the next stream of each pool."""
+    """The current streams of all threads, and the next stream of each pool of 32 streams."""
 
     def __init__(self, host: VirtualHost) -> None:
         self.host = host
@@ -138,9 +138,9 @@ class Streams:
 class _ReplacementMeta(type):
     """The metaclass of classes that replace one of torch's classes (`original`).
 
-    A library that was imported while the virtual GPU was active may still use the replacement afterwards. In that case,
-    the replacement creates objects of torch's own class. `isinstance` always treats these objects as instances of the
-    replacement.
+    A library that was imported while the virtual GPU was active may still use the replacement afterwards. After the
+    virtual GPU ends, the replacement creates objects of torch's own class. `isinstance` always treats objects of
+    torch's own class as instances of the replacement.
     """
 
     original: Any
@@ -261,7 +261,7 @@ class Stream(GenericStream):
 
 
 class ExternalStream(Stream):
-    """A stream that a different library created. A virtual GPU cannot use a stream from a different library."""
+    """A stream that another library created. A virtual GPU cannot use a stream from another library."""
 
     original: Any = torch.cuda.ExternalStream
 

@@ -15,7 +15,7 @@ from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 
 def replacements() -> Iterable[Replacement]:
-    """Return replacements for the C functions of `torch.nn.parallel.comm` and the threads of `parallel_apply`."""
+    """Return replacements for the C functions of `torch.nn.parallel.comm`, and for the threads of `parallel_apply`."""
     yield from table(
         torch._C,
         {

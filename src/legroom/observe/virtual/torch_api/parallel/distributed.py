@@ -2,8 +2,8 @@
 
 Processes on one or more machines form process groups, as with NCCL. Each process has its own virtual GPUs. The gradient
 buckets of `DistributedDataParallel` are on the device of the model. Two differences remain. First, `get_backend()`
-returns gloo. Second, NCCL's buffers are not counted. On an H200, one rank allocates 556 MiB for these buffers outside
-torch's allocator at its first all-reduce.
+returns gloo. Second, the memory of NCCL's buffers is not counted. On an H200, one rank allocates 556 MiB for these
+buffers outside torch's allocator at its first all-reduce.
 """
 
 import functools
@@ -19,8 +19,8 @@ from legroom.observe.virtual.patching import Replacement, answer, optional_modul
 
 GLOO_RELEASE_SECONDS = 0.1
 """The maximum time in seconds for which gloo's threads may reference a tensor after `wait()` returns. On a busy
-machine, 3 of 100 all-reduces of two ranks kept such a reference, for up to 7 ms. NCCL works in the order of the GPU's
-streams, so there is no such delay on a real GPU.
+machine, gloo still referenced the tensor in 3 of 100 all-reduces of two ranks, for up to 7 ms. On a real GPU, this
+delay does not exist, because NCCL runs in the order of the GPU's streams.
 """
 
 
@@ -52,8 +52,8 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 class ProcessGroupNCCL:
-    """Replaces `torch.distributed.ProcessGroupNCCL` in torch builds without NCCL. No group is an instance of this
-    class, and its options have no effect.
+    """Replaces `torch.distributed.ProcessGroupNCCL` in torch builds without NCCL. No process group is an instance of
+    this class, and its options have no effect.
     """
 
     class Options:

@@ -1,10 +1,10 @@
-"""Random numbers in sharded tensors (`DTensor`), for parameters that FSDP2 or tensor parallelism initializes and for
-dropout.
+"""Random numbers in sharded tensors (`DTensor`). FSDP2 and tensor parallelism use them to initialize parameters, and
+dropout uses them too.
 
-On CUDA, each rank advances the generator of its GPU to the offset of its shard. A virtual GPU uses the
-generator of the CPU, which has no offsets. Instead, each shard has its own seed. Replicas of a shard
-therefore get equal numbers, different shards get different numbers, and the generators of all ranks stay
-equal. With one shard, the numbers are the same as for a plain tensor.
+On CUDA, each rank advances the generator of its GPU to the offset that belongs to its shard. A virtual GPU uses the
+generator of the CPU, which has no offsets. Instead, each shard has its own seed. Replicas of the same shard therefore
+get equal numbers, and different shards get different numbers. The generators of all ranks stay in the same state. If
+there is only one shard, the numbers are the same as for a plain tensor.
 """
 
 import contextlib
@@ -63,7 +63,9 @@ def _tracker() -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def _distribute_region(tracker: Any, spec: Any, generator: Any = None) -> Iterator[None]:
-    """Within the block, random operations use the numbers of this rank's shard, from `generator` if it is given."""
+    """Inside the `with` block, random operations draw the numbers of this rank's shard. The numbers come from
+    `generator` if it is given.
+    """
     default = torch.default_generator
     outer = None if generator is None else default.get_state()
     if generator is not None:

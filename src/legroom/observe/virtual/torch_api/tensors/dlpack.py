@@ -1,4 +1,5 @@
-"""DLPack capsules of device tensors. A capsule has the device type CUDA, so libraries for the CPU (NumPy) reject it.
+"""Converts device tensors to and from DLPack capsules. A capsule has the device type CUDA, so libraries for the CPU
+(NumPy) reject it.
 
 The memory of the tensor is host memory. Therefore the capsule is created for the CPU, and its device is
 changed in place. Before torch imports the capsule, the device type is changed back to CPU. The structures have the
@@ -17,7 +18,7 @@ from legroom.observe.virtual.patching import Replacement, optional_module, table
 CPU, CUDA = 1, 2
 """The values of `DLDeviceType` in the DLPack standard."""
 _DEVICE_OFFSETS = {b"dltensor": 8, b"dltensor_versioned": 40}
-"""The offset of the field `device` in bytes, by the name of the capsule."""
+"""Maps the name of a capsule to the byte offset of its `device` field."""
 
 _name = ctypes.pythonapi.PyCapsule_GetName
 _name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]

@@ -43,7 +43,9 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 def _tensor_type(host: VirtualHost, name: str, data_type: torch.dtype) -> type:
     class TensorType(type):
-        """Recognizes tensors by device and data type, and creates them when called."""
+        """The metaclass of the legacy tensor types. `isinstance` compares the device and the dtype, and a call creates
+        a tensor.
+        """
 
         def __instancecheck__(cls, value: object) -> bool:
             return (
@@ -53,8 +55,9 @@ def _tensor_type(host: VirtualHost, name: str, data_type: torch.dtype) -> type:
             )
 
         def __call__(cls, *arguments: Any, **_options: Any) -> Any:
-            """Create a tensor. If the arguments are sizes, the tensor is uninitialized. A sequence, an array or a
-            tensor is copied."""
+            """Create a tensor. If the arguments are sizes, the tensor is uninitialized. If the argument is a sequence,
+            an array or a tensor, its values are copied.
+            """
             device = torch.device("cuda", host.current)
             if not arguments:
                 return torch.empty(0, dtype=data_type, device=device)
