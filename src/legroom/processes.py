@@ -1,11 +1,12 @@
 """Starts helper processes, with and without fork.
 
-On Linux, helper processes are forks, which start in a few milliseconds with torch already imported. Windows has no fork.
-On macOS, a fork of a process that has used system libraries can crash. On both systems, and with `LEGROOM_FORK=off`,
-each helper is a new Python process that imports its modules again. Every module that forks asks `can_fork` first.
+On Linux, helper processes are forks, which start in a few milliseconds with torch already imported. Windows has no
+fork. On macOS, a fork of a process that has used system libraries can crash. On both systems, and with
+`LEGROOM_FORK=off`, each helper is a new Python process that imports its modules again. Every module checks `can_fork`
+before it forks.
 
-`SpawnedProcess` starts such a process and connects to it through a socket on this machine. Neither descriptors that a
-process inherits nor signals work in the same way on all systems, so it uses none of them.
+`SpawnedProcess` starts a new Python process and connects to it through a socket on this machine. It does not use
+inherited descriptors or signals, because these work differently on different systems.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ _TOKEN = "LEGROOM_PROCESS_TOKEN"
 _LOCAL = "127.0.0.1"
 _PARENT_CHECK_SECONDS = 1.0
 _CONNECT_SECONDS = 60.0
-"""The maximum time in seconds until a new process connects. A virus scanner can delay the start of Python."""
+"""The maximum time in seconds to wait until a new process connects. A virus scanner can delay the start of Python."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,7 +50,7 @@ def can_fork() -> bool:
 
 def exit_with_parent(by: int = -KILLED) -> None:
     """Make this process receive a signal when its parent exits for any reason. The signal is sent only on Linux. On
-    other systems, the process keeps running.
+    other systems, the process continues to run.
     """
     with contextlib.suppress(
         OSError, AttributeError, TypeError
@@ -67,10 +68,12 @@ def kill_with_children(pid: int) -> None:
 
 
 class SpawnedProcess:
-    """A new Python process that calls a function with its end of a pipe."""
+    """A new Python process that calls a function. The function receives one end of a pipe."""
 
     def __init__(self, function: str, *, stdin: Any = subprocess.DEVNULL, output: Path | None = None) -> None:
-        """Start the process. `function` has the form `module:name`. The process prints to `output`, or nowhere."""
+        """Start the process. `function` has the form `module:name`. The output of the process is written to `output`,
+        or discarded if `output` is None.
+        """
         self._listening: socket.socket | None = socket.create_server((_LOCAL, 0))
         self._token = secrets.token_bytes(32)
         self._pipe: Connection[Any, Any] | None = None
@@ -144,7 +147,9 @@ class SpawnedProcess:
 
 
 def _is_expected(connection: socket.socket, token: bytes) -> bool:
-    """Return True if the other end sends the token. Other users of this machine can connect to the port too."""
+    """Return True if the other end of the connection sends the token. The token is required because other users of this
+    machine can also connect to the port.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(5)
     received = b""
@@ -165,8 +170,9 @@ def main(function: str, port: str, parent: str) -> None:
 
 
 def _exit_after(parent: int) -> None:
-    """Exit this process when the process that started it has exited. Its parent is another process on Windows, where
-    the `python` of a virtual environment starts the real interpreter."""
+    """Exit this process when the process that started it has exited. On Windows, the starting process may not be the
+    direct parent, because the `python` of a virtual environment starts the real interpreter.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(parent)
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:

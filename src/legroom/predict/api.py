@@ -57,9 +57,10 @@ def max_batch(
     multiple_of: int = 1,
     safe: bool = False,
 ) -> int | None:
-    """Return the largest batch size that fits, or None if not even the smallest batch fits. A trace confirms the result.
+    """Return the largest batch size that fits, or None if not even the smallest batch fits. The result was confirmed by
+    a trace at this batch size.
 
-    With `safe`, the safe bound must fit too.
+    With `safe`, the upper bound of the estimate (`Estimate.safe`) must also fit.
     """
     check_count("multiple_of", multiple_of)
     traced = _Target(target, args, gpu, optimizer, 2)

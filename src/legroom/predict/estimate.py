@@ -1,5 +1,6 @@
-"""The estimate of a training step. The estimate contains the verdict, the memory use, and the lines that use the
-memory at the peak."""
+"""The estimate of a training step. The estimate contains the verdict (whether the step fits), the memory use, and the
+lines of code that use the memory at the peak.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,27 +21,30 @@ class Estimate:
 
     gpu: GpuSpec
     peak_requested: int
-    """The sum of the sizes that tensors and libraries request."""
+    """The peak sum of the sizes that tensors and libraries request, before the allocator rounds them up."""
     peak_allocated: int
     """The value of `torch.cuda.max_memory_allocated()`: the sum of all requests, each rounded up by the allocator."""
     peak_reserved: int
     """The value of `torch.cuda.max_memory_reserved()`: the memory that the allocator reserves on the device."""
     peak_device: int
-    """The memory that `nvidia-smi` shows. For a GPU given by name, the value is `peak_reserved` plus the CUDA context
-    and NCCL's buffers."""
+    """The memory that `nvidia-smi` shows. If the GPU is given by name, the value is `peak_reserved` plus the memory of
+    the CUDA context and of NCCL's buffers.
+    """
     safe: int
     """An upper bound on `peak_device`."""
     verdict: FitVerdict
     batch_size: int | None
     max_batch_size: int | None
-    """The largest batch size that fits, or None if the batch size could not be changed. This batch size was traced."""
+    """The largest batch size that fits, or None if the batch size could not be changed. A trace at this batch size
+    confirmed that it fits.
+    """
     steps: int
     mode: Mode
     state: State
     """The live tensors at the peak."""
     trace: Trace
     decided_by: Literal["training", "validation"] = "training"
-    """The part of the run that has the peak: training or validation."""
+    """Whether the peak occurs in training or in validation."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -71,7 +75,7 @@ class Estimate:
 
     @property
     def timeline(self) -> list[Any]:
-        """Samples of the allocated bytes per category during the traced steps. The number of samples is limited."""
+        """A limited number of samples of the allocated bytes per category during the traced steps."""
         return Ledger(self.trace.events).timeline()
 
     def as_json(self, script: str = "") -> dict[str, Any]:

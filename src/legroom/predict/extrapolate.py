@@ -3,12 +3,13 @@
 A training step makes the same requests in the same order at every batch size, and the size of nearly every request is
 linear in the batch size. Two traces therefore determine a third trace, request by request. The extrapolated trace can
 be replayed like a real trace. The replay predicts the peak, fragmentation and the allocator's cache. An extrapolated
-trace is never the final result, because the batch size that it suggests is traced.
+trace is never the final result, because the batch size that it suggests is then traced.
 
-This module makes no assumptions. If two traces do not make the same requests in the same order, nothing is
-extrapolated. In that case, an additional size is traced, which is cheap. `train.sizes.extrapolation` extrapolates the
-requests of a step on a real GPU, where each additional size requires a run. That module also aligns requests that
-differ, estimates requests without a counterpart, and starts with the memory that is already in use on the GPU.
+This module extrapolates only if the traces match. If two traces do not make the same requests in the same order,
+nothing is extrapolated. In that case, an additional batch size is traced, which is cheap. `train.sizes.extrapolation`
+extrapolates the requests of a step on a real GPU, where each additional size requires a run. In contrast to this
+module, it also aligns requests that differ, estimates requests without a counterpart, and starts with the memory that
+is already in use on the GPU.
 """
 
 from collections.abc import Callable
@@ -79,18 +80,19 @@ def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int],
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """The paired requests of two traces. Each request of the large trace has the bytes and the id of its counterpart
-    in the small trace."""
+    """The paired requests of two traces. Each request of the trace at the large batch size is paired with the size of
+    the matching request at the small batch size.
+    """
 
     requests: list[tuple[MemoryRequest, int]]
     counterparts: dict[int, int]
-    """Maps ids in the large trace to ids in the small trace."""
+    """Maps the ids of allocations in the large trace to the ids of the matching allocations in the small trace."""
 
 
 def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:
-    """Pair each memory request of one trace with the matching request of the other trace. Requests for optional memory
-    may differ, because the workspace of a convolution may be needed at only one of the two sizes. If a request for
-    optional memory has no counterpart, its size does not change.
+    """Pair each memory request of one trace with the matching request of the other trace. Optional requests may differ,
+    because a convolution may need a workspace at only one of the two batch sizes. An optional request without a
+    counterpart keeps its size.
     """
     ignored: set[int] = set()
     if [(one.bytes < 0, one.stream) for one in small] != [(one.bytes < 0, one.stream) for one in large]:

@@ -1,7 +1,7 @@
 """Decides whether a trace fits on a GPU of a given size, and computes the peaks of the trace on that GPU.
 
 The peak reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore the
-decision requires a replay with that capacity. The peak of an unlimited replay is not enough.
+trace must be replayed with this capacity, because the peak of a replay without a limit may be higher.
 """
 
 from typing import Literal
@@ -17,12 +17,16 @@ from legroom.units import MiB
 FitVerdict = Literal["fits", "uncertain", "does-not-fit"]
 
 MARGIN = 0.04
-"""The fraction of the peak that the safe bound adds for unseen kernels. Other library versions increase the bound
-further. Of 180 measured convolutional networks, 2 exceeded this bound, and 5 exceeded a bound with half this fraction.
-A higher bound would not be useful."""
+"""The fraction of the peak that the safe bound adds, because the run may use kernels that were never measured. If
+library versions differ from the measured versions, the fraction is larger. Of 180 measured convolutional networks, 2
+exceeded this bound. With half this fraction, 5 networks would have exceeded the bound. A larger fraction would make the
+bound too high to be useful.
+"""
 
 MIN_MARGIN = 4 * MiB
-"""The safe bound adds at least two of the 2 MiB segments in which small blocks are reserved."""
+"""The minimum number of bytes that the safe bound adds: two of the 2 MiB segments that the allocator reserves for small
+blocks.
+"""
 
 
 def replay(
@@ -31,7 +35,7 @@ def replay(
     """Replay a trace on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
     allocated.
 
-    If `capacity` is None, return the likely peaks, which are slightly too high if the kernels are uncertain.
+    If `capacity` is None, return the likely peaks. These are slightly too high if it is uncertain which kernels run.
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)
@@ -57,16 +61,18 @@ def available_bytes(trace: Trace) -> int:
 
 
 def safety_margin(trace: Trace, peaks: ReplayPeaks) -> int:
-    """Return the number of bytes that the safe bound adds to the peak. The result is the known uncertainty plus a
-    fraction of the peak."""
+    """Return the number of bytes that the safe bound adds to the peak. The result is the uncertainty that the trace
+    reports, plus a fraction of the peak.
+    """
     share = MARGIN + uncertainty.version_margin(trace.differing_versions)
     return trace.uncertain_bytes + max(MIN_MARGIN, round(share * peaks.reserved))
 
 
 def safe_reserved(trace: Trace, peaks: ReplayPeaks, margin: int | None = None) -> int:
-    """Return an upper bound on reserved memory, which is the peak plus `margin` (by default `safety_margin`).
+    """Return an upper bound on the reserved memory: the peak plus `margin` (by default `safety_margin`).
 
-    If `cudnn.benchmark` is enabled, the bound is the whole memory, because cuDNN may use all free memory.
+    If `cudnn.benchmark` is enabled, the bound is all memory that PyTorch can use, because cuDNN may use all free
+    memory.
     """
     if BENCHMARK in trace.notes:
         return available_bytes(trace)

@@ -1,8 +1,8 @@
-"""Finds the largest batch size that fits from traces at a few sizes, and traces that size.
+"""Traces a few batch sizes to find the largest one that fits, and confirms it with a trace at this size.
 
-Two traces predict the trace at every other size (see `extrapolate`). The predicted traces show which size is the
-largest that fits, and that size is traced. If the trace matches the prediction, that size is the result. If the trace
-differs (because of attention, padding, or a kernel that changes with the size), the search continues with the new
+Two traces predict the trace at every other size (see `extrapolate`). The search finds the largest size whose predicted
+trace fits, and traces it. If this trace matches the prediction, the search is finished. If the trace differs from the
+prediction (because of attention, padding, or a kernel that changes with the size), the search continues with the new
 trace. Every result has been traced and replayed with the capacity of the GPU.
 """
 
@@ -24,7 +24,7 @@ TOLERANCE = 0.001
 """The search ends when the remaining range is below this fraction of the result."""
 
 LIKELY_MARGIN = 0.01
-"""The search tries a size that exceeds the linear prediction by this fraction, to find an upper bound."""
+"""To find an upper bound, the search tries a size that is larger than the linear prediction by this fraction."""
 MAX_FACTOR = 64
 """The next size is at most this many times the largest size that fits."""
 
@@ -34,10 +34,10 @@ class BatchSearch:
     """The batch sizes that were tried, and the result."""
 
     tried: dict[int, bool] = field(default_factory=dict)
-    """Maps each batch size to True if it fits."""
+    """Maps each batch size that was tried to True if it fits."""
     traces: dict[int, Trace] = field(default_factory=dict)
     is_complete: bool = True
-    """True if the search ended before its deadline. Otherwise, larger sizes may fit."""
+    """False if the search was stopped by its deadline, so that larger sizes may fit."""
 
     @property
     def largest(self) -> int | None:
@@ -59,12 +59,13 @@ def largest_batch(
     safe: bool = False,
     deadline: float | None = None,
 ) -> BatchSearch:
-    """Search from `start`. `known` is the trace of the current size, if there is one. With `safe`, the safe bound must
-    fit too.
+    """Search from `start`. `known` is the trace of the batch size `start`, if there is one. With `safe`, a size must
+    also fit with the safety margin.
 
-    A size fits only if it fits in every uncertain case of its trace (see `uncertainty`). The workspace sizes of some
-    kernels and the addresses of segments are uncertain. The search stops after `max_traces` traces, at the `deadline` (of
-    `time.monotonic`), or if `trace_at` raises `OutOfTime`. The largest size that was found to fit is the result.
+    Some properties of a trace are uncertain, and a size fits only if it fits in every possible case (see
+    `uncertainty`). For example, the workspace sizes of some kernels and the addresses of segments are uncertain. The
+    search stops after `max_traces` traces, when `time.monotonic()` reaches `deadline`, or if `trace_at` raises
+    `OutOfTime`. The largest size that was found to fit is the result.
     """
     searcher = _Searcher(trace_at, capacity, multiple_of, safe)
     try:
@@ -89,11 +90,11 @@ class _Searcher:
     def __init__(self, trace_at: Callable[[int], Trace], capacity: int, multiple_of: int, safe: bool) -> None:
         self.search = BatchSearch()
         self.low, self.high = 0, MAX_BATCH + multiple_of
-        """The largest size that fits, and the smallest size that does not fit."""
+        """The largest size known to fit, and the smallest size known not to fit."""
         self._trace_at, self._capacity, self._multiple_of, self._safe = trace_at, capacity, multiple_of, safe
         self._peaks: dict[int, ReplayPeaks] = {}
         self._predicted: dict[int, ReplayPeaks] = {}
-        """Maps the sizes that were predicted to be the largest to their predicted peaks."""
+        """Maps each size that was predicted to be the largest fitting size to its predicted peaks."""
 
     @property
     def is_open(self) -> bool:
@@ -102,7 +103,7 @@ class _Searcher:
         )
 
     def try_size(self, wanted: float) -> None:
-        """Trace the allowed size that is nearest to `wanted` and was not traced yet."""
+        """Trace the allowed size that is nearest to `wanted`, unless it was already traced."""
         step = self._multiple_of
         size = max(step, min(MAX_BATCH, int(wanted) // step * step))
         if size <= self.low:
@@ -122,7 +123,7 @@ class _Searcher:
             self.high = min(self.high, size)
 
     def predicted_largest(self) -> int | None:
-        """Return the largest size that fits according to the two nearest traces."""
+        """Return the largest size that fits, as predicted from the two nearest traces."""
         at = self._extrapolation()
         if at is None:
             return None
@@ -145,7 +146,7 @@ class _Searcher:
         return low
 
     def _bisect(self, low: int, high: int, fits: Callable[[int], bool]) -> int:
-        """Return the largest size that fits. `low` fits, and `high` does not fit."""
+        """Return the largest size for which `fits` returns True. `low` fits, and `high` does not fit."""
         step = self._multiple_of
         while high - low > max(step, low * TOLERANCE):
             middle = max(low + step, (low + high) // 2 // step * step)
@@ -166,8 +167,9 @@ class _Searcher:
         return min(max(self.low + self._multiple_of, likely), self.low * MAX_FACTOR)
 
     def _is_confirmed(self) -> bool:
-        """Return True if the largest size that fits was predicted and traced, and the trace differs from the
-        prediction by less than one sample."""
+        """Return True if the largest fitting size was predicted, and its trace confirms the prediction. The peaks must
+        differ by less than the memory of one sample.
+        """
         predicted = self._predicted.get(self.low)
         if predicted is None:
             return False
@@ -179,7 +181,7 @@ class _Searcher:
         )
 
     def _bytes_per_sample(self) -> float:
-        """Return the increase of the peak per sample over all traced sizes."""
+        """Return the number of bytes that the peak grows per sample, over all traced sizes."""
         small, large = min(self._peaks), max(self._peaks)
         return (self._peaks[large].allocated - self._peaks[small].allocated) / max(1, large - small)
 
@@ -191,7 +193,7 @@ class _Searcher:
         return max(1, int(large + (self._capacity - self._peaks[large].allocated) / slope))
 
     def _extrapolation(self) -> Callable[[int], Trace] | None:
-        """Return an extrapolation from the two traced sizes that are nearest to the remaining range."""
+        """Return a function that extrapolates from the two traced sizes that are nearest to the remaining range."""
         middle = (self.low + min(self.high, MAX_BATCH)) / 2
         nearest = sorted(self.search.traces, key=lambda size: abs(size - middle))[:2]
         if len(nearest) < 2:

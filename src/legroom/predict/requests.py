@@ -26,8 +26,9 @@ class MemoryRequest(NamedTuple):
 KERNELS_RUN = MemoryRequest(0, 0, 0)
 """Marks the first kernel. Running kernels changes the addresses at which the device places segments (see `AddressSpace`)."""
 LIBRARY_LOADED = MemoryRequest(-1, 0, 0)
-"""Marks the creation of a cuBLAS handle, just before torch allocates the workspace. The handle uses address space and
-memory."""
+"""Marks the creation of a cuBLAS handle, just before torch allocates the workspace of the handle. The handle uses
+address space and memory.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class ReplayPeaks:
     allocated: int
     reserved: int
     failed_at: int | None
-    """The position of the request that failed, or None if all required requests succeeded."""
+    """The position of the request that failed, or None if no request failed, except for optional ones."""
 
 
 def replay_requests(
@@ -54,13 +55,13 @@ def replay_requests(
     allocated.
 
     `handle` is the memory outside PyTorch that each cuBLAS handle uses, in bytes. `capacity` does not include this
-    memory. Until a handle is created, PyTorch can use the memory. If PyTorch has reserved the memory before the
-    handle is created, creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache
-    and try again.
+    memory, but PyTorch can use it until a handle is created. If PyTorch has reserved the memory before the handle is
+    created, creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache and try
+    again.
 
-    `segment_address(size, stream)` returns the address of each new segment. A request for optional memory, such as the
-    workspace of a cuDNN kernel, is not repeated after it failed. Torch then uses and caches a kernel that needs no
-    workspace.
+    `segment_address(size, stream)` returns the address of each new segment. If an optional request fails, such as the
+    workspace of a cuDNN kernel, later optional requests of the same size are skipped, because torch then uses and
+    caches a kernel that needs no workspace.
     """
     if capacity is not None and handle:
         requests = list(requests)

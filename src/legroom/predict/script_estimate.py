@@ -31,7 +31,7 @@ from legroom.units import format_size
 ShowProgress = Callable[[str], None]
 
 SEARCH_SECONDS = 60.0
-"""The search for the largest batch size stops after this many seconds and returns the best bounds so far."""
+"""The search for the largest batch size stops after this many seconds, and returns the best result so far."""
 NO_VALIDATION_NOTE = "No validation was traced. The estimate covers only the training steps"
 
 
@@ -45,13 +45,13 @@ class ScriptEstimate:
     options: tuple[PlannedOption, ...]
     options_tried: bool = True
     batch_setting: BatchSetting | None = None
-    """The setting of the script's batch size (an argument, a variable or a line), or None if unknown."""
+    """The setting that determines the script's batch size (an argument, a variable or a line), or None if unknown."""
 
     @property
     def batch_change(self) -> str:
         """An instruction that sets the largest batch size, or "" if the setting is unknown.
 
-        With gradient accumulation or several GPUs, the value of the setting may be a multiple of the script's batch size.
+        With gradient accumulation or several GPUs, the value of the setting may be a multiple of the traced batch size.
         """
         size, largest = self.estimate.batch_size, self.estimate.max_batch_size
         if self.batch_setting is None or not size or largest is None:
@@ -60,7 +60,9 @@ class ScriptEstimate:
 
     @property
     def fitting_command(self) -> str:
-        """The script with the argument for the largest batch size that fits, or "" if no argument sets the batch size."""
+        """The command line of the script with the largest batch size that fits, or "" if no argument sets the batch
+        size.
+        """
         setting, size, largest = self.batch_setting, self.estimate.batch_size, self.estimate.max_batch_size
         if setting is None or setting.arguments is None or not size or largest is None:
             return ""
@@ -105,8 +107,8 @@ def estimate_script(
 
     With `plan`, the options are traced even if the script fits. `process` is the tracing process of the script, if it
     is already running. `on_verdict` is called as soon as the verdict is known. `on_long_wait` is called a few times
-    during a long wait, with a description of the wait. If a script needs data that a trace does not have, or if the
-    trace cannot follow the script, the script runs with real values on the CPU.
+    during a long wait, with a description of the wait. If a script needs real values, or if it cannot be traced without
+    data, it runs with real values on the CPU.
     """
     waiting = _Waiting(show_progress, on_long_wait)
     job = _ScriptJob(
@@ -153,7 +155,7 @@ def _place(error: str) -> str:
 
 
 class _Waiting:
-    """Reports waits every few seconds as progress, and a few times as a message."""
+    """Reports each wait: every few seconds as progress, and a few times as a message."""
 
     MESSAGES = (30.0, 120.0, 240.0)
     """The waiting times in seconds after which a message is shown."""
@@ -300,7 +302,9 @@ class _ScriptJob:
     def _search_by_setting(
         self, setting: BatchSetting, check: SettingCheck, current: Estimate, deadline: float
     ) -> tuple[BatchSearch | None, CannotTrace | None]:
-        """Search by starting the script again for every batch size. Return the result, or the reason if the search fails."""
+        """Search by starting the script again for every batch size. Return the result of the search, or the reason why
+        it failed.
+        """
         try:
             return self._search(self._by_setting(setting, check), current, deadline), None
         except CannotTrace as failure:
@@ -335,7 +339,7 @@ _MISSING_VARIABLE = re.compile(
 def needs_torchrun(error: str) -> bool:
     """Return True if a script failed because torchrun's variables are not set.
 
-    Legroom sets the variables only after such a failure, because some scripts train differently with them.
+    Legroom sets these variables only after a failure, because some scripts train differently if the variables are set.
     """
     return _MISSING_VARIABLE.search(error) is not None
 
@@ -343,8 +347,8 @@ def needs_torchrun(error: str) -> bool:
 def single_rank_environment(folder: str) -> dict[str, str]:
     """Return the variables that torchrun sets for a single rank.
 
-    The process group has no threads, because a fork would lose them. Objects that the rank broadcasts are stored in
-    `folder`.
+    The process group of this rank runs without threads, because a fork would lose the threads. Objects that the rank
+    broadcasts are stored in `folder`.
     """
     # Imported late, because the module imports torch and few scripts need it.
     from legroom.observe.virtual.single_rank import VARIABLE as LONE_RANK

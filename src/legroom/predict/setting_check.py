@@ -1,4 +1,4 @@
-"""Determines which script setting determines the batch size, by starting the script again with a different value."""
+"""Finds the setting that determines the batch size of a script, by starting the script again with a different value."""
 
 import time
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ CHECK_SECONDS = 30.0
 
 @dataclass(slots=True)
 class SettingCheck:
-    """Checks the candidates of one script (see `BatchSetting`) until `deadline` (of `time.monotonic`)."""
+    """Checks the candidates of one script (see `BatchSetting`) until `time.monotonic()` reaches `deadline`."""
 
     script: Script
     gpu: GpuSpec
@@ -31,12 +31,12 @@ class SettingCheck:
     deadline: float
     _running: WorkerProcess | None = None
     _first: tuple[BatchSetting, int, Trace] | None = None
-    """The trace of a successful check. The search reuses this trace."""
+    """The trace from a successful check, which the search for the largest batch size reuses."""
 
     def for_loader(self, size: int) -> BatchSetting | None:
         """Return the setting that changes the batch size of the script's DataLoader. `size` is the current batch size.
 
-        If there is no time for a check, the result is the most likely candidate with this value.
+        If there is no time for a check, the most likely candidate is returned, provided that its value is `size`.
         """
         for setting in self.traced.settings[:MAX_CHECKED]:
             try:
@@ -68,7 +68,7 @@ class SettingCheck:
         return None
 
     def trace(self, setting: BatchSetting, size: int) -> Trace:
-        """Trace the script with a different value of a setting. Raises `CannotTrace`."""
+        """Restart the script with a different value of a setting, and trace it. Raises `CannotTrace`."""
         if self._first is not None and self._first[:2] == (setting, size):
             return self._first[2]
         with self._restarted(setting, size, limit=float("inf")) as again:
@@ -100,9 +100,9 @@ class SettingCheck:
 
 
 def _is_doubled(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> bool:
-    """Return True if the first dimension of a tensor is twice as large, and no other dimension changed.
+    """Return True if the same dimension of some tensors has doubled, and no other dimension has changed.
 
-    For models with the batch in the second dimension, the second dimension is compared.
+    Usually this is the first dimension, but some models have the batch in the second dimension.
     """
     if len(before) != len(after) or any(len(a) != len(b) for a, b in zip(before, after, strict=True)):
         return False

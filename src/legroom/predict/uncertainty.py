@@ -1,16 +1,17 @@
-"""Computes by how much the reserved memory of a run may exceed its trace, because parts of the trace are uncertain.
+"""Computes by how much the reserved memory of a run may exceed the prediction, because parts of the trace are
+uncertain.
 
-Reserved memory depends on two facts that a trace does not contain. First, the workspace sizes of some kernels are
-uncertain (`ScratchAlloc.alternatives` lists the possible sizes). Each workspace is a small part of the peak, but a
+The reserved memory depends on two properties that a trace does not contain. First, the workspace sizes of some kernels
+are uncertain (`ScratchAlloc.alternatives` lists the possible sizes). Each workspace is a small part of the peak, but a
 workspace that does not fit any free block in the cache needs a new segment. Second, if several free blocks have the
 same size, torch up to 2.12 uses the block at the lowest address, and the driver chooses the addresses.
 
-Therefore a trace is replayed several times. The replays use the most likely alternative for each uncertain size, then
-the second most likely, and so on. Other replays use random alternatives, the largest alternative for some of the
-sizes, or other segment addresses. The estimate is the higher of two results: the replay of the trace itself and the
-replay with the most likely alternatives. If an estimate is too low, a run fails. If an estimate is too high, only
-memory is wasted. The safe bound uses the highest of all results. The random numbers are seeded, so the same trace has
-the same uncertainty.
+Therefore a trace is replayed several times. In the first replay, every uncertain size is replaced by its most likely
+alternative, in the second replay by the second most likely, and so on. Other replays use random alternatives, the
+largest alternative for some of the sizes, or other segment addresses. The estimate is the higher of two peaks: the peak
+of the trace itself, and the peak with the most likely alternatives. An estimate that is too low makes a run fail. An
+estimate that is too high only wastes memory. The safe bound is based on the highest peak of all replays. The random
+numbers are seeded, so the result for a trace is always the same.
 """
 
 import random
@@ -22,21 +23,24 @@ from legroom.observe.cuda_rules.versions import RULES_VERSION
 from legroom.predict.requests import MemoryRequest, ReplayPeaks, replay_requests
 
 SUBSETS = (2, 1)
-"""The uncertain sizes are divided into two subsets, then into one. In each replay, the sizes of one subset use their
-largest alternatives."""
+"""The uncertain sizes are divided into this number of subsets. In each replay, the sizes of one subset use their
+largest alternatives.
+"""
 ADDRESS_ORDERS = 2
-"""The number of replays with other segment addresses."""
+"""The number of replays with different segment addresses."""
 RANDOM_DRAWS = 6
 """The number of replays with random alternatives."""
 MIN_CASES, MAX_REQUESTS = 8, 500_000
-"""The minimum number of combinations of alternatives that are tried, and the maximum total number of requests for
-further combinations."""
+"""At least this many combinations of alternatives are tried. Further combinations are tried only up to this total
+number of requests.
+"""
 
 
 VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
-"""The fraction of the peak that the safe bound adds for a library whose version the rules do not cover. cuDNN 9.21
-changed the reserved memory of 24 networks by -9% to +7%, and the bound adds 4% for any version. Other releases of torch
-were not measured."""
+"""Maps each library to the fraction of the peak that the safe bound adds if the rules do not cover its version. cuDNN
+9.21 changed the reserved memory of 24 networks by -9% to +7%. The bound already adds 4% for every version. Releases of
+torch other than the measured release were not tested.
+"""
 
 
 class UncertainTrace(Protocol):
@@ -49,7 +53,9 @@ class UncertainTrace(Protocol):
 
 
 def likely_peaks(trace: UncertainTrace, settings: AllocatorSettings | None = None) -> ReplayPeaks:
-    """Return the peaks of a trace on an unlimited device. The result is the higher of the two most likely cases."""
+    """Return the peaks of a trace on an unlimited device. The result is the higher of two peaks: with the recorded
+    sizes, and with the most likely alternatives.
+    """
     peaks = replay_requests(trace.requests(), settings=settings)
     if trace.alternatives:
         other = replay_requests(trace.requests(instead=_of_rank(trace, 0)), settings=settings)
@@ -68,7 +74,7 @@ def uncertain_bytes(trace: UncertainTrace, settings: AllocatorSettings | None = 
 
 
 def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | None = None) -> bool:
-    """Return True if a trace fits `capacity` bytes in every case that is tried."""
+    """Return True if a trace fits `capacity` bytes in every replay that is tried."""
     return all(
         replay_requests(requests, capacity, settings=settings, segment_address=segment_address).failed_at
         is None
@@ -95,8 +101,8 @@ def version_note(differing: Mapping[str, str]) -> str:
 
 
 def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callable[[int, int], int] | None]]:
-    """Yield variants of the trace. Each variant consists of its requests and the addresses of segments. None means
-    consecutive addresses.
+    """Yield variants of the trace. Each variant consists of memory requests, and of a function that assigns addresses
+    to segments. None means consecutive addresses.
 
     The most informative cases come first, because fewer cases are tried for long traces.
     """
@@ -114,7 +120,7 @@ def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callabl
 
 
 def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Yield combinations of alternative sizes, by request id."""
+    """Yield combinations of alternative sizes, as dicts that map request ids to sizes."""
     if not trace.alternatives:
         return
     yield _of_rank(trace, 0)
@@ -130,16 +136,17 @@ def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
 
 
 def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
-    """Return a random alternative for each uncertain size. Sizes with the same list of alternatives get the same
-    alternative."""
+    """Return a random alternative for each uncertain size. If several sizes have the same list of alternatives, they
+    all get the same alternative.
+    """
     generator = random.Random(seed)
     chosen = {others: generator.choice(others) for others in sorted(set(trace.alternatives.values()))}
     return {number: chosen[others] for number, others in trace.alternatives.items()}
 
 
 def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Return the largest alternative of some uncertain sizes, or half of it. A medium size may fit no free block,
-    while a large size gets its own segment.
+    """Yield combinations with the largest alternatives of some uncertain sizes, and one with half of each largest
+    alternative. The half is tried because a medium size may fit no free block, while a large size gets its own segment.
 
     A layer uses the same kernel in every step, so sizes with the same alternatives change together.
     """

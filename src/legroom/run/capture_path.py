@@ -45,7 +45,7 @@ class OpenCapture:
     name: str | None
     """The path relative to the current directory, or None if no capture is written."""
     warning: str = ""
-    """The reason why no capture is written."""
+    """The reason why no capture is written, or "" if one is written."""
 
     def discard(self) -> None:
         """Close and delete the capture."""

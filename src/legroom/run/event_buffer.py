@@ -1,8 +1,8 @@
 """Collects the events of a run and passes them to a consumer in batches.
 
 A program with tiny operations emits more than 100,000 events per second. Recording an event must therefore cost as
-little as possible, so `add` is the `append` of a list. Batches are passed to the consumer at the end of each step. A
-background thread also passes pending events to the consumer from time to time.
+little as possible, so `add` is the `append` method of a list. Batches are passed to the consumer at the end of each
+step. A background thread also passes pending events to the consumer from time to time.
 """
 
 import time
@@ -13,15 +13,15 @@ from legroom.memory.events import Event, Sink
 from legroom.memory.interrupts import delayed_interrupts
 
 MAX_PENDING = 4096
-"""The number of pending events at which `write` passes the events on."""
+"""If at least this many events are pending, `write` passes them to the consumer."""
 MAX_FRACTION = 0.05
-"""The fraction of the run time that `step_ended` may use. The events of long steps are passed on at once, and the
-events of several short steps together.
+"""The maximum fraction of the run time that `step_ended` may use. If steps are long, the events of each step are passed
+on immediately. If steps are short, the events of several steps are passed on together.
 """
 
 
 class EventBuffer:
-    """Collects events. `add` and `write` are Sinks.
+    """Collects events. `add` and `write` can be used as event sinks.
 
     Events may be added at any time, on any thread, even while the consumer runs.
     """
@@ -31,7 +31,9 @@ class EventBuffer:
         self._consume = consume
         self._pending: list[Event] = []
         self.add: Sink = self._pending.append
-        """Adds an event without running Python code. The caller must call `step_ended` or `flush` regularly."""
+        """Adds an event. This is a method of a list, so it runs no Python code. The caller must call `step_ended` or
+        `flush` regularly.
+        """
         self._lock = Lock()
         self._owner: int | None = None
         self._next_drain = 0.0
@@ -56,7 +58,7 @@ class EventBuffer:
 
     def _drain(self, *, wait: bool) -> None:
         """Pass the pending events to the consumer. If another thread is already passing events and `wait` is False,
-        return immediately. The events then stay pending until the next call.
+        return immediately. In that case, the events stay pending until the next call.
         """
         me = get_ident()
         if not self._pending or self._owner == me:

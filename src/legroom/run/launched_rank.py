@@ -2,7 +2,7 @@
 to a file for the launcher.
 
 With a real or virtual GPU, the memory of the rank is recorded to a separate capture. On the CPU, nothing is recorded,
-because tracking every tensor is slow. The rank prints no report, because the launcher reports for all ranks.
+because recording every tensor is slow. The rank prints no report, because the launcher reports for all ranks.
 """
 
 import atexit
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script given in `arguments` with the settings of the environment, and return its exit code."""
+    """Run the script that `arguments` specifies, with the settings from the environment. Returns the script's exit
+    code.
+    """
     exit_with_parent()
     settings = RankSettings.from_environment()
     is_module = arguments[0] == "-m"
@@ -55,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _report_waits() -> None:
-    """Report waits inside DDP, FSDP2 and other torch code as soon as the script has a process group."""
+    """As soon as the script has a process group, report waits inside DDP, FSDP2 and other torch code."""
     while True:
         time.sleep(1.0)
         is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
@@ -123,7 +125,9 @@ class OutcomeWriter:
         self._text = self._traceback = ""
 
     def on_exception(self, text: str, traceback: str) -> None:
-        """Record the time, and the size of the log before the traceback. The launcher prints the traceback itself."""
+        """Record the time of the error, and the size of the log file before the traceback is written. The launcher
+        prints the traceback itself, so it needs the position where the traceback starts.
+        """
         sys.stderr.flush()
         self._failed_at, self._log_size = time.time(), os.fstat(2).st_size
         self._text, self._traceback = text, traceback

@@ -35,7 +35,7 @@ class LiveStatusWriter:
         self._history = StepHistory()
 
     def write(self) -> None:
-        """Write the current state. An error in Legroom ends the updates, but not the run."""
+        """Write the current state. An error in Legroom stops the updates of the live file, but not the run."""
         self._file.publish(self._status)
 
     def remove(self) -> None:
@@ -58,7 +58,7 @@ class LiveStatusWriter:
         )
 
     def _latest_finding(self) -> tuple[str, str]:
-        """Return the newest out-of-memory error or leak, and the advice on it."""
+        """Return the newest out-of-memory error or leak, with advice on how to fix it."""
         leaks, failures = self._session.leaks, self._failures()
         leak = max(leaks, key=lambda each: each.step) if leaks else None
         if failures and (leak is None or failures[-1].step >= leak.step):

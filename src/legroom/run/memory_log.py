@@ -45,7 +45,9 @@ def check_log(value: str) -> None:
 
 
 def open_log(value: str, *, capture: Path, several_gpus: bool) -> "MemoryLog":
-    """Return the log that `--log` names. `capture` is the path of the capture. By default, the log is next to it."""
+    """Return the log that the value of `--log` specifies. `capture` is the path of the capture. By default, the log is
+    in the same folder as the capture.
+    """
     kind, _, folder = value.partition(":")
     if kind == WANDB:
         return WandbMemoryLog(capture.absolute(), several_gpus)
@@ -68,12 +70,13 @@ class MemoryLog(FailSafeLog):
         self._lock = threading.Lock()
 
     def add(self, events: Iterable[Event]) -> None:
-        """Collect the steps among `events`. `write` writes them."""
+        """Collect the events that describe the end of a step. `write` writes them."""
         self._pending.extend(event for event in events if isinstance(event, Step))
 
     def write(self) -> None:
-        """Write the steps that were added. If another thread writes, for example because it starts a wandb run, leave
-        the steps to the next call."""
+        """Write the steps that were collected so far. If another thread is already writing (for example, because it
+        starts a wandb run), the steps stay pending until the next call.
+        """
         if self._lock.acquire(blocking=False):
             try:
                 self._write_pending()
@@ -102,7 +105,7 @@ class MemoryLog(FailSafeLog):
         raise NotImplementedError
 
     def _values(self, step: Step) -> dict[str, float]:
-        """Return the memory in MiB, by the name of each value in the log."""
+        """Return a dict that maps the name of each logged value to the memory in MiB."""
         group = f"memory/gpu{step.device}" if self._several_gpus else "memory"
         return {
             f"{group}/allocated_mib": step.allocated / MiB,
@@ -113,7 +116,7 @@ class MemoryLog(FailSafeLog):
 
 
 class TensorBoardMemoryLog(MemoryLog):
-    """Writes to `folder`, which is created when the first step ends."""
+    """Writes a TensorBoard log to `folder`, which is created when the first step ends."""
 
     name = "The TensorBoard log"
 
@@ -142,10 +145,11 @@ class TensorBoardMemoryLog(MemoryLog):
 
 
 class WandbMemoryLog(MemoryLog):
-    """Adds the memory to the script's own run, or to a new run if the script has none when its first step ends.
+    """Adds the memory to the script's own wandb run. If the script has no run when its first step ends, a new run is
+    started.
 
-    In the script's own run, the values are added to the next row that the script logs, because another row would change
-    the numbers of the script's own steps.
+    In the script's own run, the values are added to the next row that the script logs. A separate row would change the
+    step numbers of the script.
     """
 
     name = "The wandb log"

@@ -10,8 +10,9 @@ from legroom.memory.live.status import RunStatus
 
 
 def describe_process(header: Mapping[str, Any], *, started: float, **values: Any) -> RunStatus:
-    """Return the status of this process. `header` contains the command, the folder and the rank, like the header of a
-    capture. `values` are the other fields of the status."""
+    """Return the status of this process. `header` contains the command, the folder and the rank, as in the header of a
+    capture. `values` are the other fields of the status.
+    """
     return RunStatus(
         pid=os.getpid(),
         **identity(header),

@@ -1,7 +1,7 @@
 """Runs a script that was written for Ray Tune. Its calls to `ray.tune.run` and `Tuner.fit` use Legroom's search.
 
-The script is not changed. Trials are started if their memory fits, so `resources_per_trial` is not needed. The results
-have the methods of Ray's `ExperimentAnalysis` and `ResultGrid` that scripts use most.
+The script is not changed. A trial starts when its memory fits, so `resources_per_trial` is not needed. The results have
+the methods of Ray's `ExperimentAnalysis` and `ResultGrid` that scripts use most.
 """
 
 import contextlib
@@ -29,7 +29,9 @@ SILENT = ("progress_reporter", "verbose", "resources_per_trial", "raise_on_faile
 
 
 def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
-    """Run a script, and return its studies. `options` are arguments of `legroom.tune` that override the script."""
+    """Run a script, and return its studies. `options` are arguments of `legroom.tune` that override the arguments in
+    the script.
+    """
     try:
         from ray import tune as ray_tune
     except ImportError:
@@ -67,7 +69,9 @@ def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
 
 @contextlib.contextmanager
 def _old_module_names(ray_tune: Any) -> Iterator[None]:
-    """Make `ray.tune.suggest` the module `ray.tune.search`, as before Ray 2.0. Its submodules are found in the same folder."""
+    """Make `ray.tune.suggest` an alias of the module `ray.tune.search`, as before Ray 2.0. The submodules of
+    `ray.tune.suggest` are found in the same folder.
+    """
     old = f"{ray_tune.__name__}.suggest"
     if old in sys.modules:
         yield
@@ -123,7 +127,7 @@ def _run_arguments(ray_tune: Any, function: Any, arguments: Mapping[str, Any]) -
 
 
 def _stop_arguments(stop: Any, converted: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert `stop={"training_iteration": 10}`. Legroom has no other stopping conditions."""
+    """Convert `stop={"training_iteration": 10}`. Legroom does not support any other stopping conditions."""
     if not stop:
         return {}
     if not isinstance(stop, Mapping) or set(stop) != {"training_iteration"}:
@@ -182,7 +186,9 @@ class RayResults:
     def get_best_trial(
         self, metric: str | None = None, mode: Mode | None = None, scope: str = "last", **_: Any
     ) -> RayTrial | None:
-        """Return the best trial. With the scope "all", a trial is ranked by its best report, otherwise by its last."""
+        """Return the best trial. With the scope "all", a trial is ranked by its best reported value, otherwise by its
+        last reported value.
+        """
         metric, sign = metric or self.study.metric, 1.0 if (mode or self.study.mode) == "min" else -1.0
         ranked = []
         for record in self.study.trials:
@@ -225,7 +231,9 @@ class RayResults:
         return self.best_trial.checkpoint
 
     def dataframe(self, *_: Any, **__: Any) -> Any:
-        """Return one row per trial, with the last metrics and the configuration as `config/NAME`, as in Ray."""
+        """Return one row per trial with the last metrics. As in Ray, the configuration is in columns named
+        `config/NAME`.
+        """
         import pandas
 
         return pandas.DataFrame(

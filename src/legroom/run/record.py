@@ -48,7 +48,7 @@ from legroom.show.report.tracebacks import format_error_line, format_short_trace
 P = ParamSpec("P")
 R = TypeVar("R")
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory for the report. All events are in the capture."""
+"""The number of events that stay in memory to build the report. All events are in the capture."""
 _ON_HOST = "No GPU was found, so the recording contains CPU tensors (host memory)."
 
 
@@ -61,10 +61,10 @@ def record(
 ) -> "BlockRecording | Callable[P, R]":
     """Record the memory of a block of code or of a function.
 
-    Use it as `with legroom.record() as recording:` or as the decorator `@legroom.record()`. A decorated function has the
-    attribute `recording`, which contains its last call. Inside `legroom run` or another recording, the block is recorded
-    separately, and the outer recording continues. Without a GPU, CPU tensors are recorded. `leaks=False` skips the search
-    for leaks, which scans all Python objects several times in the first 20 steps.
+    Use it as `with legroom.record() as recording:` or as the decorator `@legroom.record()`. A decorated function has
+    the attribute `recording`, which contains the recording of its last call. Inside `legroom run` or another recording,
+    the block is recorded separately, and the outer recording continues. Without a GPU, CPU tensors are recorded.
+    `leaks=False` skips the search for leaks, which scans all Python objects several times in the first 20 steps.
     """
     if function is None:
         return BlockRecording(leaks=leaks)
@@ -104,7 +104,7 @@ class BlockRecording:
             self._finished = running.finish(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that records its calls. Recursive calls are parts of the outermost call."""
+        """Return a function that records its calls. Recursive calls belong to the recording of the outermost call."""
 
         @wraps(function)
         def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -126,7 +126,9 @@ class BlockRecording:
 
     @property
     def peak_reserved(self) -> int:
-        """The peak memory that PyTorch's allocator reserved on the same device. For host memory, it equals `peak`."""
+        """The peak memory that PyTorch's allocator reserved on the same device. For host memory, this value equals
+        `peak`.
+        """
         device = self._report.device
         if device is None:
             return 0
@@ -134,8 +136,9 @@ class BlockRecording:
 
     @property
     def steps(self) -> int:
-        """The number of completed steps. An optimizer step ends a step. Without an optimizer, a step is a backward
-        pass, or a batch of a DataLoader if there is no backward pass."""
+        """The number of completed steps. Each optimizer step ends a step. If the program has no optimizer, each
+        backward pass is a step. If there is no backward pass either, each batch of a DataLoader is a step.
+        """
         return self._report.steps
 
     @property
@@ -151,12 +154,14 @@ class BlockRecording:
 
     @property
     def oom(self) -> OomReport | None:
-        """The out-of-memory error raised in the block, or None. It is available even if the block caught the error."""
+        """The out-of-memory error raised in the block, or None. The error is available even if the code in the block
+        caught it.
+        """
         return self._report.oom
 
     @property
     def leaks(self) -> list[Leak]:
-        """Memory that grew with every step, with the variable that retains it, if known."""
+        """The leaks in the block: memory that grew with every step, and the variable that retains the memory, if known."""
         return list(self._report.leaks)
 
     def by_category(self, at: Literal["peak", "end"] = "peak") -> dict[str, int]:
@@ -166,8 +171,9 @@ class BlockRecording:
 
     def by_line(self, at: Literal["peak", "end"] = "peak", *, existing: bool = True) -> list[dict[str, Any]]:
         """Return the lines that allocated the live memory at the peak or at the end of the block, largest first. Each
-        entry has `file`, `line`, `bytes`, `category`, `module`, `function` and `count`, the number of tensors. With
-        `existing=False`, tensors that existed before the block are omitted."""
+        entry has the fields `file`, `line`, `bytes`, `category`, `module`, `function` and `count` (the number of
+        tensors). With `existing=False`, tensors that existed before the block are omitted.
+        """
         state = self._state(at)
         if not existing:
             state = replace(
@@ -186,11 +192,13 @@ class BlockRecording:
 
     @property
     def events(self) -> list[Event]:
-        """All recorded events. If the block had more than about two million events, some are missing."""
+        """All recorded events. If the block emitted more than about two million events, some samples are missing."""
         return read_capture(self._result.path).events
 
     def to_dataframe(self) -> Any:
-        """Return a pandas DataFrame with one row per tensor storage: when and where it was allocated and freed."""
+        """Return a pandas DataFrame with one row per tensor storage. The columns describe when and where the storage
+        was allocated and freed.
+        """
         try:
             import pandas
         except ModuleNotFoundError:
@@ -335,7 +343,7 @@ class _Running:
 
 
 class _Finished:
-    """The result of a recording. The temporary capture is deleted together with this object."""
+    """The result of a recording. The temporary capture is deleted when this object is deleted."""
 
     def __init__(
         self,
@@ -392,8 +400,9 @@ def _is_of_shell(event: Event) -> bool:
 
 
 class _CellFrames(dict[Frame, Frame]):
-    """Maps the frames of notebook cells to frames with the names of the cells. The file of a cell exists only in its
-    kernel, so a capture contains the name."""
+    """Maps a frame in a notebook cell to a frame with the name of the cell. The capture contains the name of the cell,
+    because the file of a cell exists only in its kernel.
+    """
 
     def __missing__(self, frame: Frame) -> Frame:
         named = self[frame] = named_frame(frame)

@@ -65,19 +65,19 @@ from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory for the report: the events around the peak and around failures, and the
-newest events.
+"""The number of events that stay in memory to build the report. These are the events around the peak and around
+failures, and the newest events.
 """
 FLUSH_SECONDS = 0.5
-"""The interval in seconds at which pending events are written while no step ends. Pending events are lost if the
-process is killed.
+"""If no step ends, pending events are written at this interval in seconds. If the process is killed, pending events are
+lost.
 """
 AtExit = Callable[[Callable[[], None]], object]
 
 
 class OutcomeListener(Protocol):
-    """Receives the outcome of a run. With a listener, the outcome is not printed to the terminal. The launcher uses a
-    listener to report for all ranks.
+    """Receives the outcome of a run. If there is a listener, the outcome is not printed to the terminal. The launcher
+    uses a listener to report for all ranks.
     """
 
     header: Mapping[str, object]
@@ -108,10 +108,10 @@ class Recording:
         log: str | None = None,
         listener: OutcomeListener | None = None,
     ) -> None:
-        """`options` contains the options of `legroom run`, for the suggested next command. `spill` is applied while the
-        script runs. With `blocking`, indices are checked before each operation on a real GPU. With
-        `verbose`, the complete report is printed instead of one screen. `log` is the value of `--log`. `listener` receives
-        the outcome. In that case, the outcome is not printed.
+        """`options` contains the options of `legroom run`, which are repeated in the suggested next command. `spill` is
+        active while the script runs. With `blocking`, indices are checked before each operation on a real GPU. With
+        `verbose`, the complete report is printed instead of one screen. `log` is the value of `--log`. `listener`
+        receives the outcome. If a listener is given, the outcome is not printed.
         """
         self._script = script
         self._gpus = gpus
@@ -140,15 +140,18 @@ class Recording:
         self._children: ChildCaptures | None = None
         self._outcome: Outcome | None = None
         self._oom_report: RunReport | None = None
-        """The report of an out-of-memory error, after it was printed. Later events are not part of this report."""
+        """The report of an out-of-memory error, after it was printed. The report does not include events that occur
+        after it was printed.
+        """
         self._closed = False
         self._started = time.perf_counter()
         self._recording = ExitStack()
         self._as_main = ExitStack()
 
     def run(self, *, at_exit: AtExit | None = None) -> int:
-        """Run the script and return its exit code. With `at_exit`, the report is printed by a callback that is
-        registered with `at_exit`, while `__main__` is still the script."""
+        """Run the script and return its exit code. If `at_exit` is given, it is called with a callback that prints the
+        report at exit, while `__main__` is still the script.
+        """
         self._script.check()
         self.start()
         self._as_main.enter_context(installed(self._script))
@@ -167,7 +170,7 @@ class Recording:
         return self._outcome.exit_code or (2 if self._json is not None and self._json.failed else 0)
 
     def end(self, outcome: Outcome) -> None:
-        """Set the outcome of a script that `run` did not start. Call `close` afterwards."""
+        """Set the outcome of a script that was not started by `run`. Call `close` afterwards."""
         self._outcome = outcome
 
     # --- before the script
@@ -321,7 +324,9 @@ class Recording:
     # --- after it
 
     def close(self) -> None:
-        """Finish the capture and print the report. Do nothing when called again, or in a forked child."""
+        """Finish the capture and print the report. If this method was already called, or in a forked child, it does
+        nothing.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -382,7 +387,7 @@ class Recording:
         return render_oom(report) if report.failed_with_oom else render_run(report)
 
     def _finish_silently(self, outcome: Outcome, listener: OutcomeListener) -> None:
-        """Finish the capture without a report. The launcher creates a report from the capture if needed."""
+        """Finish the capture without a report. The launcher builds a report from the capture if it needs one."""
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()
@@ -391,7 +396,9 @@ class Recording:
         listener.on_end(outcome, self._session.fullest())
 
     def _report(self, outcome: Outcome) -> RunReport:
-        """Return the report of the run so far. The report is built from the ledger, so the capture is not read."""
+        """Return the report of the run so far. The report is built from the ledger (the events in memory), so the
+        capture is not read.
+        """
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()
@@ -486,7 +493,9 @@ def _on_fork() -> None:
 
 
 def _guarded(work: Callable[[], None]) -> None:
-    """Run `work` and ignore errors in Legroom, because such errors must not change the exit code of the script."""
+    """Run `work` and suppress errors in Legroom's code, because these errors must not change the exit code of the
+    script.
+    """
     try:
         work()
     except LegroomError as error:

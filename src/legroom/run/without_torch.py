@@ -1,5 +1,5 @@
-"""Runs a script that does not name torch. Torch is imported only if the script imports it, for example through another
-module. The recording starts at that moment.
+"""Runs a script whose source does not contain the word `torch`. PyTorch is imported only if the script imports it, for
+example through another module. The recording starts when torch is imported.
 
 Importing torch takes seconds and hundreds of megabytes, which a script without torch does not need.
 """
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def names_torch(script: Script) -> bool:
-    """Return whether the script may import torch itself. For a module (`-m`), a folder or a pipe, the result is
-    True."""
+    """Return whether the script may import torch directly. For a module (`-m`), a folder or a pipe, the result is
+    always True.
+    """
     if script.is_module or not os.path.isfile(script.name):
         return True
     with open(script.name, "rb") as file:
@@ -33,7 +34,8 @@ def run_until_torch(
     script: Script, start: "Callable[[], Recording]", *, at_exit: "AtExit | None" = None
 ) -> int:
     """Run the script and return its exit code. `start` starts the recording and is called after the script has imported
-    torch. With `at_exit`, the report is printed by a callback that is registered with `at_exit`."""
+    torch. If `at_exit` is given, it is called with a callback that prints the report at exit.
+    """
     after = _RecordingAfterImport(start)
     as_main = ExitStack()
     as_main.enter_context(installed(script))

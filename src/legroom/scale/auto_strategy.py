@@ -10,7 +10,7 @@ from legroom.scale.prediction.strategy_memory import StrategyPrediction
 from legroom.units import format_size
 
 MAX_COLUMNS = 76
-"""The maximum line length. A launcher adds the rank to each line."""
+"""The maximum line length. The limit is below 80 columns, because a launcher adds the rank to each line."""
 COSTS = {
     "ddp": "it sends gradients once per step",
     "fsdp": "it gathers weights twice and sends gradients once per step",
@@ -19,7 +19,7 @@ COSTS = {
     "dp": "it copies the model to every GPU in every step",
     "split": "only one GPU computes at a time",
 }
-"""The cost of each strategy, cheapest first."""
+"""Describes the cost of each strategy, in order of increasing cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class StrategyChoice:
 
     @property
     def message(self) -> str:
-        """The message for the user, or "" if the user selected the strategy."""
+        """The message that explains the choice, or "" if the user selected the strategy."""
         paragraphs = [
             textwrap.fill(text, MAX_COLUMNS, break_on_hyphens=False)
             for text in (self.reason, self.note)
@@ -50,8 +50,9 @@ class StrategyChoice:
 
 
 def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> StrategyChoice:
-    """Return the first strategy that fits. If no strategy fits, return the strategy that exceeds the memory by the
-    smallest amount."""
+    """Return the first strategy that fits. If no strategy fits, return the strategy with the smallest ratio of
+    predicted peak to GPU memory.
+    """
     fitting = [prediction for prediction in predictions if prediction.fits]
     if not fitting:
         best = min((each for each in predictions if each.peak), key=lambda each: each.peak / each.capacity)

@@ -1,4 +1,6 @@
-"""Builds the engine of a strategy. A strategy whose requirements are not met is rejected."""
+"""Builds the engine of a strategy. If the requirements of a strategy are not met, the strategy is rejected with an
+error.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,7 +80,7 @@ def build(
     devices: RankDevices,
     options: ParallelOptions,
 ) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
-    """Return the engine, the reason for its selection, and the scaling of losses."""
+    """Return the engine, the selected strategy with its reason, and the scaling of losses."""
     return Builder(model, optimizer, devices, options).build(strategy)
 
 
@@ -297,7 +299,9 @@ class Builder:
         return self.plan
 
     def _shares(self) -> list[float]:
-        """Return the batch share of each rank. The shares are given by the user or proportional to the memory of each GPU."""
+        """Return the fraction of the batch that each rank gets. The user passes these fractions, or they are
+        proportional to the memory of each GPU.
+        """
         size = self.devices.world.size
         if self.options.shares is not None or size == 1 or self.devices.device.type != "cuda":
             return checked_shares(self.options.shares, size, zero_allowed=False)
@@ -320,8 +324,9 @@ class Builder:
         return TrainingSetup(self.model, self.optimizer, self.options.batch, tuple(capacities), device_model)
 
     def _planning(self) -> LocalPlanning:
-        """Return an object that plans on all ranks together. If the other ranks do not exist, this rank plans for all
-        of them."""
+        """Return an object that makes the plan together with all other ranks. If the other ranks do not exist, because
+        a single rank is traced, this rank makes the plan alone.
+        """
         return (
             DistributedPlanning() if self.devices.world.size > 1 and not has_no_peers() else LocalPlanning()
         )

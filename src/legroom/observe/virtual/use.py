@@ -9,7 +9,7 @@ _in_use: VirtualGPU | None = None
 
 
 def use(*gpus: str | int | GpuSpec | None) -> VirtualGPU | None:
-    """Use a virtual GPU from now on, or end it with `legroom.use(None)`.
+    """Use a virtual GPU from now on. `legroom.use(None)` ends the virtual GPU.
 
     `gpus` are sizes or names, as for `legroom.VirtualGPU`. Another call replaces the virtual GPU. Tensors on the previous
     virtual GPU stay usable as CPU tensors.

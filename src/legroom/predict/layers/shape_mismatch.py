@@ -1,4 +1,4 @@
-"""Finds the layer whose input has the wrong shape, and the edit that fixes it."""
+"""Finds the layer whose input has the wrong shape, and suggests a change to the code that fixes it."""
 
 import math
 import traceback
@@ -30,7 +30,7 @@ class LayerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeMismatch:
-    """The layer or operation that failed, and the edit that fixes it."""
+    """The layer or operation that failed, and the change to the code that fixes it."""
 
     layer: str
     """The path of the layer, for example `classifier.0`, or "" for the model itself."""
@@ -89,7 +89,7 @@ def format_shape(shape: Shape) -> str:
 
 
 Suggestion = tuple[str, str] | None
-"""The expected input and the edit, or None if the shapes are not the cause."""
+"""The expected input and the suggested edit, or None if the shapes are not the cause of the error."""
 
 
 # --- layers

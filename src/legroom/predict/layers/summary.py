@@ -1,8 +1,9 @@
 """Summarizes the layers of a model: output shapes, parameters, and bytes saved for the backward pass.
 
 One training step is traced with fake tensors, as for `estimate`. The trace needs no GPU and computes no values.
-Operations outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model fails, the summary
-contains the layers before the failure. `mismatch` contains the layer that failed and the edit that fixes it.
+Operations that are called outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model
+fails, the summary contains the layers before the failure. `mismatch` describes the layer that failed, and suggests a
+change to the code that fixes it.
 """
 
 import contextlib
@@ -29,11 +30,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """A layer, or an operation outside layers, in call order."""
+    """A row for a layer, or for an operation that is called outside layers. Rows are in call order."""
 
     name: str
-    """The path of the layer, for example `encoder.0.linear`. For an operation, the path is that of the layer whose
-    `forward` calls the operation."""
+    """The path of the layer, for example `encoder.0.linear`. For an operation, this is the path of the layer whose
+    `forward` calls the operation.
+    """
     kind: str
     """The class of the layer or the name of the operation, for example `Linear` or `relu`."""
     depth: int
@@ -42,12 +44,14 @@ class LayerRow:
     has_children: bool
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
-    """The number of parameters, including the parameters of child layers, or 0 if an earlier call counted them."""
+    """The number of parameters, including the parameters of child layers. The number is 0 if an earlier call of the
+    same layer was already counted.
+    """
     own_parameters: int = 0
     """The number of parameters, excluding the parameters of child layers that have their own rows."""
     trainable: int = 0
     saved: int = 0
-    """The number of output bytes that autograd saves for the backward pass, including child layers."""
+    """The number of output bytes that autograd saves for the backward pass, including the outputs of child layers."""
     share: float = 0.0
     """`saved` as a fraction of the peak of a training step."""
 
@@ -142,7 +146,9 @@ def _summary(
 
 
 def _saved(events: list[Event], end: int) -> dict[int, int]:
-    """Return the bytes of activations that are alive at the end of the forward pass, by the position of their allocation."""
+    """Return the sizes of the activations that are alive at the end of the forward pass. The keys are the positions of
+    their allocations in `events`.
+    """
     allocations = {event.id: (at, event) for at, event in enumerate(events[:end]) if type(event) is Alloc}
     freed = {event.id for event in events[:end] if type(event) is Free}
     category = {id: event.category for id, (_, event) in allocations.items()}
@@ -212,7 +218,7 @@ _RESHAPING = {"flatten", "view", "reshape", "cat", "concat", "stack", "matmul", 
 
 
 class _LayerCalls(TorchFunctionMode):
-    """Records every layer, and every operation outside the innermost layers."""
+    """Records each call to a layer, and each operation that is called outside the innermost layers."""
 
     def __init__(self, model: nn.Module, events: list[Event]) -> None:
         super().__init__()
@@ -264,8 +270,9 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters that no child layer has counted. For example, the projections of an attention layer are
-        child layers that are never called."""
+        """Count the parameters of this layer that were not already counted for a child layer. These include the
+        parameters of child layers that are never called, such as the projections of an attention layer.
+        """
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))
         self._counted.update(map(id, own))

@@ -24,7 +24,7 @@ def _raise_no_effect() -> NoReturn:
 
 @contextlib.contextmanager
 def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_no_effect) -> Iterator[None]:
-    """Apply `options` to all code that runs inside the block. `no_effect` is called if an option has no effect."""
+    """Inside the `with` block, apply `options` to all code that runs. `no_effect` is called if an option has no effect."""
     with _Undo() as undo:
         undo.no_effect = no_effect
         for option in options:
@@ -33,7 +33,7 @@ def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_n
 
 
 class _Undo(contextlib.ExitStack):
-    """The callbacks that revert an option, and the function to call if the option has no effect."""
+    """Reverts an option when it is closed, and stores the function to call if the option has no effect."""
 
     no_effect: Callable[[], NoReturn]
 
@@ -141,7 +141,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _eight_bit_optimizer(undo: _Undo) -> None:
-    """Give every optimizer two states of one byte per parameter, like 8-bit Adam, and no temporaries."""
+    """Give every optimizer two state tensors with one byte per parameter, like 8-bit Adam, and no temporary tensors."""
 
     def step(optimizer: Any, closure: Any = None) -> None:
         with torch.no_grad():

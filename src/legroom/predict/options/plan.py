@@ -10,7 +10,7 @@ from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import Trace
 
 StartTrace = Callable[[Sequence[MemoryOption]], Callable[[], Trace]]
-"""A function that starts a trace with these options applied, and returns a function that waits for the trace."""
+"""A function that starts a trace with the given options applied. It returns a function that waits for this trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +65,13 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
         "the optimizer",
     ),
 }
-"""The cost of each option, and the change that applies the option."""
+"""Maps each option to its cost, and to the change that applies it."""
 MIN_SAVING = 0.01
 """The fraction of the peak that an option must save to be listed."""
 
 
 def start_plan(current: Estimate, start: StartTrace) -> list[tuple[MemoryOption, Callable[[], Trace]]]:
-    """Start a trace with each option that may help. `finish_plan` waits for these traces."""
+    """Start one trace for each option that may save memory. `finish_plan` waits for these traces."""
     if not current.trace.trains:
         return []
     return [
@@ -92,9 +92,9 @@ def finish_plan(
 ) -> list[PlannedOption]:
     """Return every option that saves memory, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest` is the trace of the largest batch size that fits. This batch size is also an option if the current batch
-    size does not fit. `how` is the change that sets this batch size. If no single option is enough, options are
-    combined, cheapest first, until the run fits.
+    `largest` is the trace of the largest batch size that fits. If the current batch size does not fit, this batch size
+    is also listed as an option. `how` describes the change that sets this batch size. If no single option is enough,
+    options are combined, cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
     for option, finish in started:

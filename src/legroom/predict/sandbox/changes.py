@@ -17,10 +17,10 @@ _CHANGED_PATHS = {
     "os.remove": (0,), "os.rmdir": (0,), "os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
     "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "os.setxattr": (0,), "os.removexattr": (0,),
 }  # fmt: skip
-"""Maps each audit event to the positions of the paths that it changes."""
+"""Maps each audit event to the positions of those arguments that are paths of changed files."""
 
 _ACTS_ON_LINK = frozenset(["os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink"])
-"""Audit events that change a directory entry and do not follow a link at that entry."""
+"""Audit events that change a directory entry. If the entry is a link, they change the link and not its target."""
 
 
 class RefusedChange(LegroomError, PermissionError):  # noqa: N818

@@ -1,7 +1,8 @@
 """Implements `torch.save` and `torch.load` for a traced script in the sandbox.
 
-A trace has no data, so a saved file contains descriptions of the tensors. The script can load the files that it saved.
-A file that the script saved contains a token of this run, so this module never unpickles files from other sources.
+A trace has no data, so a saved file contains descriptions of the tensors instead of their values. The script can load
+the files that it saved. A file that the script saved contains a token of this run. Only files with this token are
+unpickled.
 """
 
 import contextlib
@@ -111,7 +112,7 @@ def save(obj: Any, f: Any) -> None:
 
 
 def load_saved(f: Any, map_location: Any) -> tuple[bool, Any]:
-    """Return a flag and the object in the file `f`. The flag is True if `save` wrote the file."""
+    """Return whether `save` wrote the file `f`, and the object in the file."""
     if isinstance(f, str | bytes | os.PathLike):
         with open(f, "rb") as file:
             return load_saved(file, map_location)

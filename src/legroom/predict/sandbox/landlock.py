@@ -1,7 +1,7 @@
 """Uses Landlock to restrict writes. The Linux kernel denies writes outside given folders, for this process and every
 process that it starts.
 
-Landlock also covers writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs.
+Landlock also applies to writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs.
 Landlock is available in Linux 5.13 and newer, needs no privileges and cannot be undone.
 """
 

@@ -1,13 +1,13 @@
-"""A file system overlay. A script writes to a scratch folder, and reads its own changes from that folder.
+"""A file system overlay. Lets a script write to a scratch folder, and read its own changes from there.
 
-The user's files are the lower layer and never change. All files that the script writes are placed in the upper layer.
-The upper layer is a folder that contains the same paths. For example, `/home/me/log.csv` becomes
+The user's files are the lower layer and never change. The upper layer is a scratch folder that contains the same paths.
+All files that the script writes are stored in the upper layer. For example, `/home/me/log.csv` becomes
 `UPPER/home/me/log.csv`, and `C:\\me\\log.csv` becomes `UPPER\\C\\me\\log.csv`. Files in the lower layer that the script
 deleted or renamed are recorded in memory.
 
-`resolve` returns the path that a script refers to, without links. `find` returns the real path that stores the content.
-The overlay resolves links itself, because a link that the script created can point to a file that is only in the upper
-layer, where the kernel would not find it.
+`resolve` returns the absolute path that the script refers to, with all links resolved. `find` returns the path of the
+real file that has the content. The overlay resolves links itself. A link that the script created can point to a file
+that exists only in the upper layer, so the kernel would not find it.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Overlay:
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
-        """Do not redirect this thread's calls inside the block."""
+        """Inside the `with` block, the calls of this thread are not redirected."""
         self._threads.depth = getattr(self._threads, "depth", 0) + 1
         try:
             yield
@@ -60,8 +60,9 @@ class Overlay:
 
     @contextlib.contextmanager
     def with_opener(self, file: Any) -> Iterator[None]:
-        """Mark that the block calls `open(file, opener=...)`. Python's audit hook reports this call as if it opened the
-        file itself."""
+        """Inside the `with` block, the script calls `open(file, opener=...)`. Python's audit hook reports this call as
+        if `open` itself opened the file.
+        """
         self._threads.has_opener = file
         try:
             yield
@@ -69,8 +70,9 @@ class Overlay:
             self._threads.has_opener = None
 
     def was_left_to_opener(self, file: Any) -> bool:
-        """Return True if `open` is about to call its `opener` argument for `file`. The result is True once per call to
-        `open`."""
+        """Return True if `open` is about to call its argument `opener` for `file`. For each call to `open`, the result
+        is True only once.
+        """
         is_left = file is not None and getattr(self._threads, "has_opener", None) is file
         if is_left:
             self._threads.has_opener = None
@@ -87,15 +89,16 @@ class Overlay:
     # --- locations of paths
 
     def is_scratch(self, path: str) -> bool:
-        """Return True if a resolved path is not redirected, because it is in the scratch folder or is not one of the
-        user's files."""
+        """Return True if calls with this resolved path are not redirected. This is the case for paths in the scratch
+        folder, and for paths that are not user files.
+        """
         return _is_below(path, self._scratch) or _is_kernel(path)
 
     def resolve(self, path: Any, *, follow: bool = True, folder: int | None = None) -> str:
-        """Return the absolute path without links, in the script's view of the file system.
+        """Return the absolute path with all links resolved, as the script sees the file system.
 
-        With `follow`, a link at the end of the path is resolved too, in addition to links in its folders. `folder` is
-        the file descriptor of a directory. Relative paths start from this directory.
+        With `follow`, a link at the end of the path is resolved, as well as links in its folders. `folder` is the file
+        descriptor of a directory. Relative paths start from this directory.
         """
         text = os.fsdecode(path)
         current = self.directory_of(folder) if folder is not None else self._directory or os.getcwd()
@@ -130,8 +133,9 @@ class Overlay:
         return current
 
     def _link(self, path: str, may_be_upper: bool) -> tuple[str | None, bool]:
-        """Return the target of a link, or None if the path is not a link. The second item is True if the path is in
-        the upper layer."""
+        """Return the target of a link, or None if the path is not a link. The second item of the result is True if the
+        path is in the upper layer.
+        """
         if may_be_upper:
             try:
                 return os.readlink(self._physical(path)), True
@@ -142,8 +146,9 @@ class Overlay:
         return (None if lower is None else _link_of_user(lower)), False
 
     def find(self, path: str) -> str | None:
-        """Return the real path that stores the content of a resolved path, or None if the resolved path does not
-        exist."""
+        """Return the path of the real file that has the content of a resolved path, or None if the resolved path does
+        not exist.
+        """
         upper = self._physical(path)
         if os.path.lexists(upper):
             return upper
@@ -151,8 +156,9 @@ class Overlay:
         return lower if lower is not None and os.path.lexists(lower) else None
 
     def location(self, path: str) -> str:
-        """Return the real path that stores the content of a resolved path. If the path does not exist, return the location to
-        which the script would write."""
+        """Return the path of the real file that has the content of a resolved path. If the resolved path does not
+        exist, return the path to which the script would write.
+        """
         found = self.find(path)
         if found is None:
             parent = self.find(os.path.dirname(path))
@@ -163,8 +169,9 @@ class Overlay:
         return found or self._physical(path)
 
     def require(self, path: str) -> str:
-        """Return the real path that stores the content of a resolved path. If the path does not exist, raise the same error as
-        the kernel."""
+        """Return the path of the real file that has the content of a resolved path. If the path does not exist, raise
+        the same error as the kernel.
+        """
         location = self.location(path)
         os.lstat(location)
         return location
@@ -191,7 +198,9 @@ class Overlay:
         return self.upper + path_in_layer(path)
 
     def _physical(self, path: str) -> str:
-        """Return the path in the upper layer. A path in the scratch folder is in neither layer."""
+        """Return the path in the upper layer that corresponds to `path`. A path in the scratch folder is returned
+        unchanged.
+        """
         return path if self.is_scratch(path) else self._upper(path)
 
     def _lower(self, path: str) -> str | None:
@@ -233,14 +242,14 @@ class Overlay:
         os.mkdir(self._physical(path), mode)
 
     def make_link(self, path: str, target: str) -> None:
-        """Create a symbolic link with the target that the script passed. `resolve` reads this target."""
+        """Create a symbolic link with exactly the target that the script passed. `resolve` reads this target."""
         if self.find(path) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._make_parents(path)
         os.symlink(target, self._physical(path))
 
     def remove(self, path: str) -> None:
-        """Delete a file, a link or a directory from the script's view of both layers."""
+        """Delete a file, a link or a directory, as the script sees it, from both layers."""
         upper = self._physical(path)
         if is_folder(upper):
             shutil.rmtree(upper)
@@ -253,8 +262,9 @@ class Overlay:
             self._deleted.add(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or a directory in the script's view. The content of the lower layer is copied only if the
-        target is outside both layers."""
+        """Move a file or a directory, as the script sees it. Content in the lower layer is copied only if `source` or
+        `target` is outside both layers.
+        """
         self._make_parents(target)
         self._check_rename(source, target)
         if source == target:
@@ -283,7 +293,7 @@ class Overlay:
         self._deleted.update(target + path[len(source) :] for path in gone)
 
     def copy(self, source: str, destination: str) -> None:
-        """Copy a file, a link or a directory from the script's view to a location outside both layers."""
+        """Copy a file, a link or a directory, as the script sees it, to a location outside both layers."""
         found = self.location(source)
         if is_folder(found):
             os.mkdir(destination)
@@ -335,7 +345,7 @@ class Overlay:
         return self._directory
 
     def directory_of(self, descriptor: int) -> str:
-        """Return the path of an open directory in the script's view."""
+        """Return the path of an open directory, as the script sees it."""
         physical = path_of(descriptor)
         return physical[len(self.upper) :] if _is_below(physical, self.upper) else physical
 
@@ -346,8 +356,7 @@ def is_folder(path: str) -> bool:
 
 
 def path_in_layer(path: str, system: ModuleType = os.path) -> str:
-    """Return the part of a path that is appended to the folder of a layer. A drive (`C:`) or a network share becomes a
-    folder."""
+    """Return the path relative to the root of a layer. A drive (`C:`) or a network share becomes a folder."""
     drive, rest = system.splitdrive(path)
     name = drive.replace(":", "").strip(system.sep)
     return f"{system.sep}{name}{rest}" if name else rest
@@ -361,7 +370,7 @@ def without_prefix(path: str) -> str:
 
 
 def _split(path: str, folder: str) -> tuple[str, list[str]]:
-    """Return the folder from which a path starts, and the components of the path, last component first."""
+    """Return the folder in which a path starts, and the components of the path in reverse order."""
     drive, rest = os.path.splitdrive(path)
     return (drive + os.sep if os.path.isabs(path) else folder), rest.split(os.sep)[::-1]
 

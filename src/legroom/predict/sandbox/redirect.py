@@ -1,6 +1,7 @@
 """Redirects Python's file functions to the overlay: `open`, the `os` functions, and `sqlite3.connect`.
 
-Standard library modules that use these functions (pathlib, shutil, tempfile, logging, zipfile, …) are redirected too.
+These replacements also apply to standard library modules that call these functions (pathlib, shutil, tempfile, logging,
+zipfile, …).
 """
 
 import builtins
@@ -184,7 +185,7 @@ _PLAIN_OPEN = os.open
 
 
 class _as_given:  # noqa: N801
-    """Inside the block, make errors contain the paths that the script passed."""
+    """Inside the `with` block, errors contain the paths that the script passed."""
 
     def __init__(self, path: Any, second: Any = None) -> None:
         self._paths = (path, second)
@@ -209,8 +210,9 @@ def _redirect_directories(overlay: Overlay) -> None:
         return overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
 
     def names_in(path: Any, resolved: str) -> list[str] | None:
-        """Return the names in a directory that the script changed, or that it reaches through its own link. Return
-        None for any other directory."""
+        """Return the names in a directory if the script has changed the directory, or reaches it through a link that
+        the script created. Return None for any other directory.
+        """
         is_reached = isinstance(path, int) or os.path.realpath(path) == resolved
         if is_reached and not overlay.is_changed(resolved):
             return None
@@ -358,7 +360,9 @@ class _Entry:
 
 
 def _with_redirected_links(scan: Any, given: Any, folder: str) -> Iterator[Any]:
-    """Yield the entries of an unchanged directory. The targets of its links may be changed."""
+    """Yield the entries of an unchanged directory. Links are redirected, because the script may have changed their
+    targets.
+    """
     with scan:
         for entry in scan:
             yield _Entry(given, folder, os.fsdecode(entry.name)) if entry.is_symlink() else entry

@@ -24,9 +24,10 @@ class Sandbox:
     """Redirects writes by this process, and by all processes that it starts, to `folder`."""
 
     def __init__(self, folder: Path, own: Path | None = None) -> None:
-        """Redirect writes for the rest of the process. `own` is a subfolder of `folder` that the process shares with
-        the process that started it. By default, a new subfolder is created, because other processes in the same
-        estimate use the same folder."""
+        """Redirect writes for the rest of the process. `own` is a subfolder of `folder` that this process shares with
+        the process that started it. By default, a new subfolder is created, because several processes of the same
+        estimate use `folder`.
+        """
         self._folder = folder
         own = own or Path(tempfile.mkdtemp(dir=folder))
         temporary = own / "tmp"
@@ -54,8 +55,8 @@ class Sandbox:
 
     @contextlib.contextmanager
     def located(self, path: Any) -> Iterator[Any]:
-        """Yield the real path that stores the content of a file, for code that opens the file without Python's
-        functions. Nothing is redirected inside the block.
+        """Yield the path of the real file that has the content of `path`, for code that opens the file without Python's
+        functions. Inside the `with` block, calls are not redirected.
         """
         with self.overlay.plain():
             yield self.overlay.location(self.overlay.resolve(path))

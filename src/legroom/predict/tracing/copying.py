@@ -2,7 +2,7 @@
 
 Copied tensors have no data, so a copy needs no memory. Small tensors that are not parameters keep their values.
 Modules, optimizers and containers are deep-copied. If two objects share a tensor, their copies share the copy of the
-tensor. The device `cpu` in copied variables becomes `cuda`, because a step written without a GPU uses `cpu`.
+tensor. In copied variables, the device `cpu` becomes `cuda`, because a step that was written without a GPU uses `cpu`.
 """
 
 import copy
@@ -19,7 +19,7 @@ from legroom.observe.fake.known_values import MAX_TRACKED_BYTES
 
 
 class DeviceCopies:
-    """Copies objects to `cuda`. All copies use one memo, so shared objects stay shared."""
+    """Copies objects to `cuda`. All copies use the same memo, so objects that were shared stay shared."""
 
     def __init__(self) -> None:
         self._memo: dict[int, Any] = {}
@@ -61,7 +61,9 @@ class DeviceCopies:
             return CellType()
 
     def _namespace(self, function: FunctionType) -> dict[str, Any]:
-        """Return the globals of the function. Training objects are copied, and functions in the module use the copy."""
+        """Return a copy of the globals of a function. Training objects in it are copied, and functions of the module
+        use the copied globals.
+        """
         original = function.__globals__
         copied = self._globals.get(id(original))
         if copied is None:

@@ -9,9 +9,9 @@ _ALWAYS = (SyntaxError, ImportError, FileNotFoundError, NotADirectoryError, IsAD
 def fails_without_legroom(error: BaseException | None, *, device_used: bool) -> bool:
     """Return True if `error` is certainly an error in the script itself.
 
-    Until a script uses the device, its values are real. Any earlier error is the script's own error, unless Legroom's
-    code raised it. After that point, placeholders and shape inference may cause errors. `error` is None if the script
-    exited with an error code.
+    Before a script uses the device, all its values are real. An error at this stage is the script's own error, unless
+    Legroom's code raised it. After the first use of the device, placeholders and shape inference may cause errors.
+    `error` is None if the script exited with an error code.
     """
     if isinstance(error, _ALWAYS):
         return True

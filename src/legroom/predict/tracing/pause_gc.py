@@ -1,9 +1,10 @@
 """Pauses Python's garbage collector while a script imports its libraries.
 
 Importing torch and transformers creates several hundred thousand objects that stay alive. The collector scans these
-objects repeatedly, which takes a fifth of the import time. After an import, the new objects are frozen (`gc.freeze`).
-Later collections skip frozen objects, and forks do not copy the pages that a scan would touch. Once device memory is in
-use, the collector runs as usual, because it affects when the script's tensors are freed.
+objects repeatedly, which takes a fifth of the import time. After an import, the new objects are frozen (`gc.freeze`),
+and later collections skip them. In forks, the memory pages of frozen objects are not copied, because no collection
+writes to them. Once device memory is in use, the collector runs as usual, because it affects when the script's tensors
+are freed.
 """
 
 import builtins
@@ -15,8 +16,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def gc_paused_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
-    """Disable garbage collection during imports. After an import that creates many objects, all existing objects are
-    excluded from garbage collection (`gc.freeze`) if `may_freeze` returns True."""
+    """Disable garbage collection while modules are imported. After an import that creates many objects, all existing
+    objects are excluded from garbage collection (`gc.freeze`) if `may_freeze` returns True.
+    """
     plain_import = builtins.__import__
     depth = 0
 

@@ -62,19 +62,21 @@ from legroom.predict.tracing.workers.forked import MAX_TRACES
 from legroom.processes import can_fork, exit_with_parent
 
 MAX_ERROR_LENGTH = 300
-"""The maximum length of the script's error in a report. The output of the script contains the complete error."""
+"""The maximum length of the script's error message in a report. The output of the script contains the complete message."""
 MAX_VALIDATION = 10.0
-"""The maximum processor time in seconds for the first validation batch, counted from the end of the training steps."""
+"""The maximum processor time in seconds for tracing the first validation batch after the training steps."""
 MAX_EVALUATION = 3.0
-"""The maximum time in seconds for an evaluation before training. The estimate covers only training."""
+"""The maximum time in seconds for an evaluation that runs before training. The estimate covers only training."""
 MAX_TRACING = {"fake": 60.0, "cpu": 120.0}
-"""The maximum time in seconds for a trace with at least one training step, or without an optimizer. Real values take
-longer."""
+"""The maximum time in seconds for a trace that has completed a training step, or that has no optimizer. Real values
+take longer.
+"""
 MORE_STEPS, MAX_WAIT_FOR_OPTIMIZERS = 8, 10.0
-"""The maximum number of additional steps until every optimizer has stepped twice, and the maximum time in seconds to
-wait for an optimizer that has not stepped."""
+"""The maximum number of additional steps that are traced until every optimizer has stepped twice. The second number is
+the maximum time in seconds to wait for an optimizer that has not stepped yet.
+"""
 MAX_FIRST_STEP = 180.0
-"""The maximum time in seconds for a trace without a training step."""
+"""The maximum time in seconds for a trace that has not completed a training step."""
 
 
 class TracingProcess:
@@ -108,25 +110,25 @@ class TracingProcess:
         self._sample_shapes: tuple[torch.Size, ...] | None = None
         """The shapes of the loader's last batch."""
         self._evaluation_ends: float | None = None
-        """The time at which to stop an evaluation that comes before the training (see `_training_follows`)."""
+        """The time at which an evaluation that comes before the training is stopped (see `_training_follows`)."""
         self._resize_to: int | None = None
         self._validation_starts: int | None = None
-        """The number of events when the training steps were complete, if the trace continues with the validation."""
+        """The number of recorded events at the end of the training steps, if the trace continues with the validation."""
         self._validation_batches = 0
         self._max_first_step: float = min(MAX_FIRST_STEP, job["seconds"] or MAX_FIRST_STEP)
-        """The maximum time in seconds for a fork, even if no step is complete."""
+        """The maximum time in seconds for a fork, even if it has not completed a step."""
         self._time_limit = TimeLimit()
         self._started = 0.0
-        """The time at which a fork started."""
+        """The time at which this fork started."""
         self._first_batch = 0
-        """The number of events when a fork started."""
+        """The number of recorded events when this fork started."""
         self._is_own_failure = True
         """True if an error is certainly an error of the script itself (see `own_failures`)."""
         self._imports = contextlib.ExitStack()
         """Contexts that are active during imports. The contexts are closed at the first batch, because few imports
         happen after it."""
         self._options = contextlib.ExitStack()
-        """The options of a fork. The options are never reverted, because the fork exits with the options applied."""
+        """The options of a fork. They are never reverted, because the fork exits with the options applied."""
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork does not inherit threads
@@ -332,8 +334,8 @@ class TracingProcess:
         """Return True if the training has not started yet. In that case, an optimizer exists, but no batch was used
         for training so far.
 
-        The batches so far were prefetched or used for an evaluation. The step count then starts again, and the next
-        loader is treated as the training loader.
+        The batches so far were prefetched or used for an evaluation. In this case, the step count starts again, and the
+        next loader is treated as the training loader.
         """
         clock = self.device.recorder.clock
         if clock.trains or not clock.has_optimizer():
@@ -343,10 +345,10 @@ class TracingProcess:
         return True
 
     def _optimizers_follow(self, step: int) -> bool:
-        """Return True if more steps are traced because of another optimizer, as in a GAN. An optimizer has stepped
-        for the first time during the last step, or has not stepped yet.
+        """Return True if more steps must be traced because of an additional optimizer, as in a GAN. This is the case if
+        an optimizer stepped for the first time in the last step, or has not stepped yet.
 
-        The last step is repeated in the replay, so it must not contain the allocation of optimizer state.
+        The last traced step must not allocate optimizer state, because the replay repeats this step.
         """
         clock = self.device.recorder.clock
         if step + 1 >= self.steps + MORE_STEPS or not clock.trains:
@@ -378,7 +380,7 @@ class TracingProcess:
 
     def _stop_at_first_call(self) -> None:
         """Wait for requests at the first call to a model, if no loader was iterated before. The process waits before
-        the call instead of in a hook, because hooks that an option adds must also run for this call.
+        the call and not in a hook of the call, because hooks that an option adds must also run for this call.
         """
         plain_call = torch.nn.Module.__call__
 
@@ -403,7 +405,7 @@ class TracingProcess:
         torch.compile = compile
 
     def _end_on_error(self) -> None:
-        """Exit the process if the model fails. An option may be the cause, so the script must not handle the error."""
+        """Exit the process if the model fails. An option may have caused the error, so the script must not handle it."""
 
         def ends_on_error(function: Any) -> Any:
             @functools.wraps(function)
@@ -451,8 +453,8 @@ class TracingProcess:
         clock.on_step_end = on_step_end
 
     def _training_traced(self) -> None:
-        """Stop tracing training steps. If a DataLoader provides their batches, the first validation batch is traced as
-        well.
+        """Stop tracing training steps. If the batches of the training steps come from a DataLoader, the first
+        validation batch is also traced.
         """
         is_fed = self.device.recorder.clock.trains and isinstance(self._loader, DataLoader)
         if self._validation_starts is not None or not is_fed:
@@ -476,8 +478,9 @@ class TracingProcess:
         return used
 
     def _end_validation(self, outcome: str, error: str) -> None:
-        """End the traced validation. Keep its events in the trace if the validation allocated device memory. An error
-        in the validation does not affect the result for the training."""
+        """End the traced validation. If the validation allocated device memory, its events stay in the trace. An error
+        in the validation does not affect the estimate for training.
+        """
         start = self._validation_starts
         if any(type(event) is Alloc for event in self.trace.events[start:]):
             self.trace.validation_starts = start
@@ -559,13 +562,13 @@ def _apply_edits(edits: Mapping[str, str]) -> None:
 
 
 def _where() -> str:
-    """Return the user's line that is currently running, prefixed with a comma."""
+    """Return the line of the user's code that is running now, prefixed with a comma."""
     frame, _ = user_frame(sys._getframe(2))
     return f", {os.path.basename(frame.file)}:{frame.line}" if frame else ""
 
 
 def _describe(error: BaseException, hooked: bool) -> tuple[str, str]:
-    """Return the error in one line, and the user's line that raised it."""
+    """Return the error in one line, and the line of the user's code that raised the error."""
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
@@ -584,8 +587,9 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _line(error: BaseException, found: Frame) -> int:
-    """Return the line that failed, from the traceback. The current line of the frame would be wrong, because it
-    changes while a `finally` block runs."""
+    """Return the number of the line that failed, as stated in the traceback. The frame's current line may be wrong,
+    because it changes while a `finally` block runs.
+    """
     lines = [
         entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == found.file
     ]
@@ -597,8 +601,7 @@ _NO_DATA = "Cannot access data pointer"
 
 
 def _no_loader() -> None:
-    """Return None. This function is used instead of a weak reference for iterators that were created in a different
-    way."""
+    """Return None. This function replaces the weak reference to the loader if an iterator was not created by a loader."""
 
 
 def _parameters(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:

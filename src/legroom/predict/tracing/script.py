@@ -21,9 +21,10 @@ REPORT_SECONDS = 3.0
 
 
 class CannotTrace(LegroomError):  # noqa: N818
-    """Raised if a script could not be traced. `output` is the text that the script printed. `needs_data` means that
-    the script may run with real values instead. `error` is the script's error. `reserved` is the number of bytes that
-    the script needed up to the error."""
+    """Raised if a script could not be traced. `output` is the text that the script printed. `needs_data` means that the
+    script may succeed if it runs with real values. `error` is the script's error. `reserved` is the number of bytes of
+    device memory that the script needed before the error.
+    """
 
     def __init__(
         self, message: str, *, output: str = "", needs_data: bool = False, error: str = "", reserved: int = 0
@@ -59,12 +60,12 @@ class TracedScript:
         self._count = 0
         self._done: set[int] = set()
         self._forks: dict[int, int] = {}
-        """Maps the number of a trace to the id of the process that runs it."""
+        """Maps the number of a trace to the process id of the fork that runs it."""
         reply = self._reply(waits_for="reach its first batch")
         self._ended = reply if reply["event"] == "ended" else None
         """The result of a script that ended before its first batch."""
         self.settings: list[BatchSetting] = reply.get("settings", [])
-        """The candidates for the setting of the batch size, most likely first."""
+        """The candidates for the batch size setting, most likely first."""
         self.shapes: list[tuple[int, ...]] = reply.get("shapes", [])
         """The shapes of the first model call, if there is no DataLoader."""
         self.batch_size: int | None = reply.get("batch_size")
@@ -78,7 +79,7 @@ class TracedScript:
         urgent: bool = True,
         with_uncertainty: bool = True,
     ) -> "PendingTrace":
-        """Start a trace from the first batch. Traces that are not `urgent` wait for urgent traces.
+        """Start a trace from the first batch. A trace that is not `urgent` starts only after all urgent traces.
 
         With `with_uncertainty=False`, `Trace.uncertain_bytes` stays 0, because computing it takes time.
         """

@@ -1,7 +1,7 @@
 """A terminal without input, for the process that traces a script.
 
-With `python`, the standard input of a script is usually a terminal, and some scripts query the size of the terminal
-(`stty size`). A script that reads input from this terminal gets an end of file.
+When a script runs with `python`, its standard input is usually a terminal, and some scripts query the size of this
+terminal (`stty size`). A script that reads input from this terminal gets an end of file.
 """
 
 import contextlib
@@ -9,11 +9,11 @@ import os
 import shutil
 
 END_OF_FILE = b"\x04" * 256
-"""End-of-file characters. Each character ends one read."""
+"""End-of-file characters. Each of these characters ends one call to `read`."""
 
 
 def open_terminal() -> tuple[int, int] | None:
-    """Open a pseudo-terminal of the same size as the user's terminal. Return the descriptors of Legroom's end and of
+    """Open a pseudo-terminal of the same size as the user's terminal. Return two file descriptors: Legroom's end and
     the script's end.
 
     Return None if the system has no pseudo-terminals.
@@ -37,8 +37,9 @@ def open_terminal() -> tuple[int, int] | None:
 
 
 def report_terminal_size() -> None:
-    """Make `os.get_terminal_size` use the standard input if another descriptor is not a terminal, because the output of
-    the script goes to a file."""
+    """Make `os.get_terminal_size` return the size of the standard input's terminal if the given descriptor is not a
+    terminal. The output of the script goes to a file.
+    """
     plain = os.get_terminal_size
 
     def get_terminal_size(*descriptor: int) -> os.terminal_size:

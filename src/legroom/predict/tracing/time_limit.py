@@ -1,4 +1,4 @@
-"""Calls a function in the main thread after a time, even if the main thread is busy.
+"""Calls a function in the main thread after a given time, even if the main thread is busy.
 
 On systems with interval timers, a signal interrupts the main thread, even while it sleeps. On Windows, a thread raises
 an interrupt in the main thread, which handles it at its next Python instruction.
@@ -17,7 +17,9 @@ class TimeLimit:
 
     def __init__(self) -> None:
         self._limits = 0
-        """The number of limits that were set. A thread whose limit was replaced exits."""
+        """The number of limits that were set so far. A thread that waits for an earlier limit exits when it sees a
+        higher number.
+        """
 
     def set(
         self, action: Callable[[], Any], seconds: float, *, processor_seconds: float | None = None

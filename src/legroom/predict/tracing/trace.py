@@ -37,22 +37,22 @@ class Trace:
     gpu: GpuSpec
     """The GPU whose kernels the trace describes."""
     mode: Mode
-    """`fake` for tensors without data, or `cpu` for real values, if the program needed them."""
+    """`fake` if tensors have no data, or `cpu` if the program needed real values."""
     events: list[Event] = field(default_factory=list)
     steps: int = 0
     trains: bool = False
     """True if the trace contains a backward pass or an optimizer step."""
     batch_size: int | None = None
     uncertain_bytes: int = 0
-    """The number of bytes by which reserved memory may be higher (see `uncertainty`)."""
+    """The number of bytes by which the reserved memory may be higher than predicted (see `uncertainty`)."""
     alternatives: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Workspaces whose size is uncertain. Maps their ids to other possible sizes, most likely first."""
+    """Maps the id of each workspace of uncertain size to other possible sizes, most likely first."""
     optional: set[int] = field(default_factory=set)
     """Ids of optional workspaces. The program continues if such a workspace cannot be allocated."""
     values_substituted: int = 0
-    """The number of values read by the program that were replaced by a placeholder."""
+    """The number of values that the program read and for which it got a placeholder."""
     differing_versions: dict[str, str] = field(default_factory=dict)
-    """Maps libraries to their installed versions, for libraries whose version differs from the measured version."""
+    """Maps each library whose version differs from the measured version to its installed version."""
     notes: list[str] = field(default_factory=list)
     validation_starts: int | None = None
     """The position in `events` after the training steps, if a validation batch follows them."""
@@ -60,7 +60,7 @@ class Trace:
     first_batch: int | None = None
     """The position in `events` at the first batch, if the time limit allowed only one training step."""
     is_settled: bool = True
-    """True if every optimizer that stepped during the last step had stepped before (see `TrainingClock`)."""
+    """True if every optimizer that stepped in the last traced step had already stepped before (see `TrainingClock`)."""
     is_finished: bool = False
     """True if the script ended during the trace. In that case, all events after the last step are part of the trace."""
     is_partial: bool = False
@@ -68,7 +68,7 @@ class Trace:
 
     @property
     def lacks_second_step(self) -> bool:
-        """True if the first step allocated optimizer state, and no later step was traced or is added by `requests`."""
+        """True if the first step allocated optimizer state, and neither the trace nor `requests` contains a later step."""
         return (
             self.trains
             and self.first_batch is None
@@ -82,9 +82,8 @@ class Trace:
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
         """Return all requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
-        All steps make the same requests. However, the allocator's cache may still grow after the traced steps, because
-        each step starts with the blocks that the previous step left in the cache. `instead` maps ids to replacement
-        sizes.
+        All steps make the same requests, but each step starts with the cache that the previous step left. The cache may
+        therefore grow even after the traced steps. `instead` maps ids to sizes that replace the recorded sizes.
         """
         instead = instead or {}
         requests: list[MemoryRequest] = []
@@ -177,7 +176,7 @@ class Trace:
         """Return the memory that CUDA libraries of this program use outside PyTorch's allocator, in bytes. Memory that
         `GpuSpec.context` includes is not counted.
 
-        The result is negative if the program uses fewer cuBLAS handles than the context includes.
+        If the program uses fewer cuBLAS handles than `GpuSpec.context` includes, the result is negative.
         """
         operations, streams, handles = set(), set(), 0
         workspaces = self._library_workspaces()
@@ -194,7 +193,9 @@ class Trace:
         )
 
     def _signatures(self) -> dict[int, tuple[Any, ...]]:
-        """Return a key for each id. The key identifies the same storage in different steps."""
+        """Return a dict that maps each id to a key. Allocations of the same storage in different steps have the same
+        key.
+        """
         return {
             event.id: (event.bytes, event.op, event.module, event.phase, event.frame)
             for event in self.events
@@ -203,10 +204,10 @@ class Trace:
 
 
 def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest]:
-    """Return the requests of a second step if only the first step of an optimizer was traced.
+    """Return the requests of a second step, for traces that contain only the first step of an optimizer.
 
-    The result contains the requests that the first step frees again. All other memory (gradients, optimizer state) is already
-    allocated when the second step starts, so the peak of the second step is higher.
+    The second step repeats the requests whose memory the first step frees. All other memory (gradients, optimizer
+    state) is already allocated at the start of the second step, so the second step has a higher peak.
     """
     allocated = {request.id for request in first if request.bytes >= 0}
     temporary = allocated & {request.id for request in first if request.bytes < 0}
@@ -222,7 +223,7 @@ _SOLVER = re.compile(
 def _without_single_allocations(
     step: list[MemoryRequest], others: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]]
 ) -> list[MemoryRequest]:
-    """Return the requests of a step without the storages that only this step allocates and that stay allocated.
+    """Return the requests of a step, except for storages that only this step allocates and does not free.
 
     For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. If the remaining requests (`others`) also allocate a storage that stays alive, the storage is a leak that recurs in
         every step.
@@ -248,9 +249,10 @@ def _surviving(step: list[MemoryRequest]) -> set[int]:
 def _repeated(
     step: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]], times: int
 ) -> tuple[list[MemoryRequest], dict[int, int]]:
-    """Return the repeated requests of a step, and a map from the ids of the step to the ids of the last repetition.
+    """Return the requests of a step, repeated `times` times. Also return a dict that maps the ids of the step to the
+    ids of the last repetition.
 
-    If a storage outlives its step, it is freed at the position where its counterpart in the next step is freed.
+    If a storage outlives its step, it is freed at the position where the matching storage is freed in the next step.
     """
     requests: list[MemoryRequest] = []
     allocated = {request.id for request in step if request.bytes > 0}

@@ -70,7 +70,8 @@ def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -
 def trace_steps(
     make_step: Callable[[], Callable[[], object]], gpu: GpuSpec, *, steps: int = 2, mode: Mode = "fake"
 ) -> Trace:
-    """Trace `steps` calls to the function that `make_step()` returns. The traced device is `cuda` in both functions.
+    """Trace `steps` calls to the function that `make_step()` returns. In `make_step` and in the returned function, the
+    traced device is `cuda`.
 
     One more call is traced if an optimizer stepped for the first time during the last step (see `TrainingClock.is_settled`).
     """
@@ -88,12 +89,14 @@ def trace_steps(
 
 
 def needs_values(error: BaseException) -> bool:
-    """Return True if a trace without data failed because shapes depend on values. A run with real values may succeed."""
+    """Return True if a trace without data failed because the shapes of tensors depend on values. A run with real values
+    may succeed.
+    """
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def needs_arithmetic(error: BaseException) -> bool:
-    """Return True if `needs_values` is true, or a custom operation has no fake implementation."""
+    """Return True if `needs_values` returns True, or if a custom operation has no fake implementation."""
     if needs_values(error) or isinstance(error, UnsupportedOperatorException):
         return True
     return type(error) is RuntimeError and _NO_FAKE_IMPLEMENTATION in str(error)

@@ -70,9 +70,9 @@ def start_tracing(
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
-    `gpus` contains all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced.
-    `edits` maps files of the script to their new content. Only the new process reads the new content. `seconds` is a
-    time limit for a trace, in addition to the limits in `process`.
+    `gpus` contains all GPUs that are visible to the script, if there are several. The trace uses the GPU with the index
+    `local_rank`. `edits` maps files of the script to their new content. Only the new process sees the new content, and
+    the files on disk do not change. `seconds` is a time limit for a trace, in addition to the limits in `process`.
     """
     check_setting()
     job = {
@@ -83,12 +83,12 @@ def start_tracing(
 
 
 _workers: dict[bool, ForkedWorkers | SpawnedWorkers] = {}
-"""The workers of this process. The key is True for workers that are forks."""
+"""The workers of this process: forks under the key True, new processes under the key False."""
 _workers_lock = threading.Lock()
 
 
 def _tracing_workers() -> ForkedWorkers | SpawnedWorkers:
-    """Return the workers of this process. All of them exit together with this process."""
+    """Return the workers of this process. When this process exits, all its workers exit too."""
     forks = can_fork()
     with _workers_lock:
         workers = _workers.get(forks)

@@ -1,10 +1,10 @@
 """Splits a model so that the memory of all stages is balanced: parameters, gradients, optimizer state, activations and
 buffers.
 
-The costs of each position come from one trace of a whole step. The first split is computed from the sums of these
-costs. A trace then predicts the peak of each of its stages (see `stage_memory`). The differences between these peaks
-and the sums are used as corrections. These steps are repeated until the predicted peaks are even or the split does not
-change.
+One trace of a whole training step provides the memory cost of each position in the graph. The first split is computed
+from the sums of these costs over each stage. A trace then predicts the peak of each stage in this split (see
+`stage_memory`). The next split uses the differences between the predicted peaks and the sums as corrections. These
+steps are repeated until the predicted peaks are even or the split does not change.
 """
 
 import itertools
@@ -16,9 +16,11 @@ from legroom.scale.cutting.forward_graph import CannotSplitModel
 from legroom.scale.cutting.stages import GraphPartitioner
 
 MAX_CUT_POSITIONS = 160
-"""The maximum number of positions to consider. If there are more, the positions with the fewest bytes to send are used."""
+"""The maximum number of positions in the graph that are considered for a split. If there are more positions, those at
+which the fewest bytes must be sent are considered.
+"""
 EVEN_RATIO = 1.05
-"""If the ratio of the largest stage to the smallest is at most this value, no further split is tried."""
+"""If the largest stage is at most this many times as large as the smallest stage, no further split is tried."""
 MAX_ITERATIONS = 8
 PENALTY_POWER = 6
 
@@ -30,7 +32,7 @@ class PositionCosts:
     saved: list[int]
     """The number of bytes saved for the backward pass of one micro-batch."""
     weights: list[list["WeightCost"]]
-    """The tensors of the model that are read at each position."""
+    """For each position, the parameters and buffers that are read there."""
 
 
 class WeightCost(NamedTuple):
@@ -38,19 +40,19 @@ class WeightCost(NamedTuple):
 
     key: int
     total: int
-    """The size of the tensor, including its gradient and optimizer state."""
+    """The memory of the tensor, its gradient and its optimizer state."""
     temporary: int
-    """The additional memory during the optimizer step."""
+    """The additional memory that the optimizer step needs for this tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchFlow:
-    """The flow of micro-batches through the stages."""
+    """The numbers of micro-batches that are in the stages at the same time."""
 
     in_flight: tuple[int, ...]
-    """The maximum number of micro-batches that wait for their backward pass, for each stage."""
+    """For each stage, the maximum number of micro-batches that wait for their backward pass."""
     buffered: int
-    """The number of micro-batches whose inputs and gradients have separate buffers."""
+    """The number of micro-batches that have their own buffers for inputs and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,9 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """The unevenness of the stages, which is used to compare splits. A split whose largest stage is larger can be
-        better if its other stages are more even."""
+        """A measure of how uneven the stages are, which is used to compare splits. A split with a larger largest stage
+        can be better if its other stages are more even.
+        """
         return float(max(self.peaks) * self.spread**0.5)
 
 
@@ -78,8 +81,9 @@ def balance_stages(
     flow: MicroBatchFlow,
     predict_peaks: Callable[[Sequence[int]], tuple[int, ...]],
 ) -> BalancedCut:
-    """Return the boundaries for which the predicted peaks of the stages are most even. `predict_peaks(boundaries)`
-    returns the peak of every stage."""
+    """Return the stage boundaries with the most even predicted peaks. `predict_peaks(boundaries)` returns the peak of
+    every stage.
+    """
     stages = len(flow.in_flight)
     positions = cut_positions(partitioner)
     if len(positions) < stages - 1:
@@ -120,7 +124,7 @@ def cut_positions(partitioner: GraphPartitioner) -> list[int]:
 
 
 class _CostSums:
-    """Computes the cost of a stage between two positions from cumulative sums."""
+    """Computes the memory cost of a stage between two positions, from cumulative sums."""
 
     def __init__(self, partitioner: GraphPartitioner, costs: PositionCosts, flow: MicroBatchFlow) -> None:
         self.length = length = partitioner.graph.length
@@ -162,11 +166,11 @@ class _CostSums:
 def _most_even(
     sums: _CostSums, positions: Sequence[int], stages: int, differences: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the stage boundaries for which the memory costs of the stages differ least. For each stage, `differences`
-    contains the predicted cost minus the cost computed from `sums`.
+    """Return the stage boundaries with the most even memory costs. For each stage, `differences` contains the predicted
+    cost minus the cost computed from `sums`.
 
-    Several target sizes are tried, and the target size that produces the most even stages is used. Minimizing only the
-    largest stage could leave other stages half empty, because the next position has more bytes to send.
+    The function tries several target sizes, and uses the one with the most even stages. If only the largest stage were
+    minimized, other stages could stay half empty.
     """
     ends = [*positions, sums.length]
     begins = [0, *positions]

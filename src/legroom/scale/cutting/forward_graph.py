@@ -3,10 +3,10 @@
     graph = record_forward(model, arguments, named)       # on meta copies: computes nothing and does not change the model
     graph.nodes(0, graph.length)                          # the layers and the operations between them, in order
 
-A layer is a single node. A module that calls other modules is recorded as a node, and its children are recorded too.
-A stage that contains the whole module calls the module itself. If a module is divided between stages, the stages run
-its recorded children. Sizes are recorded as constants, so a graph is valid for one shape of inputs, in training or in
-evaluation mode.
+A layer is a single node. A module that calls other modules is recorded as a node, and its children are recorded too. A
+stage that contains a complete module calls the module itself. If a module is divided between several stages, each stage
+runs the recorded children that it contains. Sizes are recorded as constants, so a graph is valid for one shape of
+inputs, in training or in evaluation mode.
 """
 
 import contextlib
@@ -43,20 +43,20 @@ class CannotSplitModel(LegroomError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An input or intermediate tensor of the forward pass."""
+    """A reference to an input tensor or an intermediate tensor of the forward pass."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A parameter, buffer or other tensor of the model."""
+    """A reference to a parameter, a buffer or another tensor of the model."""
 
     name: str
 
 
 class StageDevice:
-    """A placeholder for the device of the stage."""
+    """A placeholder for the device on which a stage runs."""
 
 
 STAGE_DEVICE = StageDevice()
@@ -64,7 +64,7 @@ STAGE_DEVICE = StageDevice()
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """The shape and dtype of a slot."""
+    """The shape and dtype of the tensor in a slot."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -95,8 +95,9 @@ class GraphNode:
     with_gradients: bool
     begin: int
     end: int
-    """The range of positions in the graph. A layer or operation has one position. A module that calls other modules
-    spans their positions."""
+    """The first position of the call in the graph, and the position after the last. A layer or an operation has exactly
+    one position. A module that calls other modules covers the positions of all these calls.
+    """
     children: list["GraphNode"] = field(default_factory=list)
     modified_slots: list[int] = field(default_factory=list)
     """The slots that the call modifies in place."""
@@ -132,8 +133,9 @@ class ForwardGraph:
         return self.root.end
 
     def nodes(self, begin: int, end: int) -> list[GraphNode]:
-        """Return the nodes between two positions. A module that is only partly between the positions is replaced by
-        its children."""
+        """Return the nodes between two positions. If a module is only partly between the positions, its children are
+        returned instead.
+        """
         found: list[GraphNode] = []
 
         def collect(node: GraphNode) -> None:
@@ -198,7 +200,7 @@ def meta_copies(model: nn.Module, *values: Any) -> tuple[Any, ...]:
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters, buffers, and tensors that are plain attributes of modules, with their names."""
+    """Yield the name and the tensor of each parameter and buffer, and of tensors that are plain attributes of modules."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for holder in (module._parameters, module._buffers, vars(module)):
             for name, value in holder.items():
@@ -355,8 +357,9 @@ class _Recorder(TorchFunctionMode):
             self._open[-1].children.append(node)
 
     def _with_references(self, value: Any, owner: str) -> Any:
-        """Return a copy of a value in which references replace the tensors. Other objects that contain tensors cannot
-        be recorded."""
+        """Return a copy of a value in which each tensor is replaced by a reference. Other objects that contain tensors
+        cannot be recorded.
+        """
 
         def reference(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
@@ -404,8 +407,9 @@ _METADATA_FUNCTIONS = {
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return True if a module is recorded as one node. Such a module has no children, or is a torch module that uses
-    its children without calling them."""
+    """Return True if a module is recorded as one node. This is the case if the module has no children, or if it is a
+    torch module that uses its children without calling them.
+    """
     if next(module.children(), None) is None:
         return True
     if isinstance(module, nn.Sequential):
@@ -431,7 +435,7 @@ def _contains_tensors(value: Any, depth: int = 2) -> bool:
 
 
 def _is_empty_cache(value: Any) -> bool:
-    """Return True if the object is a cache. Layers add tensors to a cache."""
+    """Return True if the object is a cache, to which layers add tensors."""
     return "Cache" in type(value).__name__
 
 
@@ -446,7 +450,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return a value in which the CPU replaces other devices, for operations that do not depend on the inputs."""
+    """Return a copy of a value in which every device is the CPU, for operations that do not depend on the inputs."""
     arguments, named = trees.tree_map(lambda leaf: _CPU if isinstance(leaf, torch.device) else leaf, value)
     return arguments, {**named, "device": _CPU} if isinstance(named.get("device"), str) else named
 

@@ -59,7 +59,7 @@ class ForkedWorkers:
         """Maps process ids to exit codes."""
 
     def is_usable(self) -> bool:
-        """Return True if the server runs, belongs to this process, and was started with the current settings."""
+        """Return True if the server is running, was started by this process, and was started with the current settings."""
         return (
             self._owner == os.getpid()
             and self._process.poll() is None
@@ -67,8 +67,9 @@ class ForkedWorkers:
         )
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "ForkedWorker":
-        """Start a worker. The worker gets a scratch `folder`, and the environment variables of this process and of
-        `environment`."""
+        """Start a worker. The worker uses the scratch folder `folder`. Its environment variables are those of this
+        process, updated with `environment`.
+        """
         folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
         output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
         ours, theirs = Pipe()
@@ -95,8 +96,9 @@ class ForkedWorkers:
         return worker
 
     def pid(self, request: int, *, wait: bool = True) -> int | None:
-        """Return the process id of a request. Return None if the server has exited, or if `wait` is False and the
-        server has not started the process yet."""
+        """Return the id of the process that the server started for a request. Return None if the server has exited.
+        With `wait=False`, also return None if the server has not started the process yet.
+        """
         with self._lock:
             while len(self._started) <= request and self._read(wait):
                 pass
@@ -124,7 +126,7 @@ class ForkedWorkers:
         self._output.close()
 
     def _read(self, wait: bool) -> bool:
-        """Read the server's messages. Return False if there are no messages."""
+        """Read the server's messages. Return False if no messages are available."""
         try:
             received = self._ours.recv(4096, 0 if wait else socket.MSG_DONTWAIT)
         except OSError:
@@ -150,7 +152,7 @@ class ForkedWorker:
     folder: tempfile.TemporaryDirectory[str]
     """A scratch folder for the process and its replies. The folder is removed when the process is closed."""
     _terminal: IO[bytes] | None = None
-    """Legroom's end of the process's terminal. The terminal exists as long as this file is open."""
+    """Legroom's end of the worker's pseudo-terminal, which must stay open as long as the worker runs."""
 
     def running_line(self, pid: int | None = None) -> str:
         """Return the line of the user's code that the process (or its fork `pid`) is running, or "" if unknown."""

@@ -1,8 +1,9 @@
 """Workers for systems that cannot fork. Each worker is a new process that imports torch and runs the script.
 
-A fork continues the script from its first batch for each trace. A new process cannot do that, so it runs the script
-again up to the first batch, and then traces it once. The first process of a script serves the first request itself.
-While a script runs, another process imports torch in advance, because nearly every estimate needs more than one trace.
+A forked worker continues the script from its first batch for each trace. A new process cannot continue there, so it
+runs the script again up to the first batch, and then traces it once. The first process that runs a script also handles
+the first request. While a script runs, another process already imports torch, because nearly every estimate needs more
+than one trace.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from legroom.processes import SpawnedProcess
 
 
 class SpawnedWorkers:
-    """Starts the processes of workers, one in advance."""
+    """Starts the processes of workers, and always starts one process in advance."""
 
     def __init__(self) -> None:
         self.settings = startup_settings()
@@ -41,8 +42,9 @@ class SpawnedWorkers:
         return self._owner == os.getpid() and self.settings == startup_settings()
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "RepeatedScript":
-        """Start a worker. The worker gets a scratch `folder`, and the environment variables of this process and of
-        `environment`."""
+        """Start a worker. The worker uses the scratch folder `folder`. Its environment variables are those of this
+        process, updated with `environment`.
+        """
         return RepeatedScript(
             self, {**job, "environment": {**os.environ, **(environment or {})}, "cwd": os.getcwd()}
         )
@@ -75,13 +77,13 @@ class _Spawned:
         self._output = output
         terminal = open_terminal()
         self._terminal = None if terminal is None else terminal[0]
-        """Legroom's end of the process's terminal. The terminal exists as long as this descriptor is open."""
+        """Legroom's end of the worker's pseudo-terminal, which must stay open as long as the worker runs."""
         stdin = subprocess.DEVNULL if terminal is None else terminal[1]
         self.process = SpawnedProcess(f"{__name__}:work", stdin=stdin, output=output)
         if terminal is not None:
             os.close(stdin)
         self.request: dict[str, Any] | None = None
-        """The request that the process traces, or will trace when it has reached the first batch."""
+        """The request that the process traces now, or will trace when the script reaches its first batch."""
 
     def begin(self, job: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, EOFError):  # has exited; receiving the first reply raises EOFError
@@ -99,7 +101,9 @@ class _Spawned:
 
 
 class RepeatedScript:
-    """A script that a new process runs for each trace. Requests and replies are the same as for a forked worker."""
+    """Traces a script by starting a new process for each trace. Requests and replies are the same as for a forked
+    worker.
+    """
 
     def __init__(self, workers: SpawnedWorkers, job: dict[str, Any]) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
@@ -110,7 +114,7 @@ class RepeatedScript:
         self._is_ready = False
         """True if the first process waits for a request at its first batch."""
         self._shown = self._first
-        """The process whose output is shown."""
+        """The process whose output is included in reports."""
         self._requests: list[dict[str, Any]] = []
         self._replies: deque[dict[str, Any]] = deque()
         self._is_killed = False
@@ -176,7 +180,7 @@ class RepeatedScript:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Start the next traces, if the number of running processes allows it."""
+        """Start as many of the waiting traces as the limit on running processes allows."""
         self._requests.sort(key=lambda request: not request["urgent"])
         if self._requests and self._is_ready:
             self._is_ready = False
