@@ -69,8 +69,8 @@ MAX_SCAN_FRACTION = 0.05
 """After the longest delay, another series starts only while scans have used less than this fraction of the run time."""
 
 MAX_STEADY_SECONDS = 2.0
-"""The search for the holders of steady growth may use this many seconds, or `MAX_SCAN_FRACTION` of the run time if that
-is longer.
+"""The searches for the holders of steady growth may use this many seconds, or `MAX_SCAN_FRACTION` of the run time if
+that is longer. Afterwards, the next search runs when the number of iterations has doubled.
 """
 MAX_AGE_AT_END = 0.7
 """If the last scan ran in the last part of the run, after at least this fraction of the iterations, the growth that it
@@ -140,7 +140,7 @@ class LeakDetector:
         self._traced: tuple[Suspect, StoringTrace, int] | None = None
         self._traced_lines: dict[tuple[str, str | None], Frame] = {}
         """Maps the name and file of a holder to the line found by tracing."""
-        self._steady_seconds = 0.0
+        self._steady_seconds, self._searched_at = 0.0, 0
         self._trends = {True: DeviceTrend(), False: DeviceTrend()}
         """The trends of device memory: True is the key for training iterations, False for other iterations."""
         self._retained: dict[tuple[object, ...], weakref.ref[torch.Tensor]] = {}
@@ -242,7 +242,8 @@ class LeakDetector:
         new_maximum = self._consecutive_maxima == 1 and self._window is None
         watched = self.iterations
         searches = watched.trains or watched.by_model_calls or watched.has_only_batches
-        if searches and self._rare_scans.is_due(iteration, new_maximum=new_maximum):
+        device, host = map(min, self._recent.values())
+        if searches and self._rare_scans.is_due(iteration, new_maximum=new_maximum, in_use=device or host):
             self._timed(self._scan_for_rare_growth, iteration)
         if self._window is None:
             due = [symptom for symptom in symptoms if self._opens_window(symptom, iteration, now)]
@@ -256,12 +257,12 @@ class LeakDetector:
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
         """Return whether a sign of a leak starts a series of scans. After many series, another series starts only if
-        scans have used a small fraction of the run time. For example, the limit applies to a heap that grows without a
-        leak.
+        scans have used a small fraction of the run time, or if the number of iterations has doubled. For example, the
+        limit applies to a heap that grows without a leak.
         """
         if iteration < self._not_before[symptom]:
             return False
-        if self._windows_opened[symptom] < MAX_DELAY_EXPONENT:
+        if self._windows_opened[symptom] < MAX_DELAY_EXPONENT or iteration >= 2 * self._not_before[symptom]:
             return True
         return self.scan_seconds < MAX_SCAN_FRACTION * (now - self._began)
 
@@ -285,12 +286,12 @@ class LeakDetector:
     def _search_steady_growth(self, iteration: int) -> None:
         """Search for the holders of steady growth, unless a leak was already found."""
         steady = self._rare_scans.steady
-        now = time.perf_counter()
         if self.leaks or not steady.grows:
             return
-        if self._steady_seconds > max(MAX_STEADY_SECONDS, MAX_SCAN_FRACTION * (now - self._began)):
+        limit = max(MAX_STEADY_SECONDS, MAX_SCAN_FRACTION * (time.perf_counter() - self._began))
+        if self._steady_seconds > limit and iteration < 2 * self._searched_at:
             return
-        started = time.thread_time()
+        started, self._searched_at = time.thread_time(), iteration
         steady.search(iteration)
         self._steady_seconds += time.thread_time() - started
         for suspect in steady.suspects:

@@ -4,14 +4,16 @@ Sampling an iteration means reading the counters after the iteration. The measur
 include work that cannot be measured (hooks, and marking the roots of backward passes). The next iteration is sampled as
 soon as the total time of all samples is within the budget. If iterations take 20 ms or more, every iteration is
 sampled. If iterations take 5 ms, about every fourth iteration is sampled. If memory may be growing, the next iteration
-is always sampled, and later samples are delayed to stay within the budget. The first iterations are always sampled, so
-the result for a short program does not depend on the machine load.
+is always sampled, and later samples are delayed to stay within the budget. The result must not depend on the speed of
+the machine. Therefore the first iterations are always sampled, and later the distance between two samples is limited
+to `MAX_DISTANCE` iterations, or to a small fraction of all iterations if that is more.
 
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive iterations.
 Therefore one additional series of scans lasts for the whole run, with scans that are far apart. Scans run after an
 iteration in which a counter reached a new maximum, and from time to time to find growth that the counters do not show.
-A scan that finds nothing new delays the next scan. The time of the first scans is not limited. Later scans use a small
-fraction of the run time.
+A scan that finds nothing new delays the next scan. The first scans are not limited. Later scans use a small fraction
+of the run time, except for a scheduled scan while memory grows: the number of these scans is proportional to the
+logarithm of the number of iterations.
 """
 
 import time
@@ -22,6 +24,8 @@ from legroom.observe.leaks.window import ScanWindow
 UNTIMED_FACTOR = 2.0
 """The total cost of a sampled iteration divided by its measured time. The value comes from `bench.overhead.watch`."""
 FREE_ITERATIONS = 256
+MAX_DISTANCE = 16
+MAX_DISTANCE_FRACTION = 1 / 64
 FIRST_RARE_SCAN = 5
 """Before this iteration, a new maximum of a counter does not start a scan. After a scan, the next one is due when the
 number of iterations has grown by half, or by a quarter from iteration `STEADY_FROM`.
@@ -52,13 +56,18 @@ class SamplingBudget:
         self._debt = 0.0
         self._last = 0.0
         self._free = free
+        self._iterations = self._sampled = 0
+        """The number of iterations, and its value at the last sample."""
 
     def is_due(self, now: float) -> bool:
+        self._iterations += 1
         if self._free:
             self._free -= 1
             return True
-        due = now >= self._next
-        if not due:
+        due = now >= self._next or self._is_overdue(self._iterations)
+        if due:
+            self._sampled = self._iterations
+        else:
             self._expect(now)
         return due
 
@@ -79,8 +88,12 @@ class SamplingBudget:
         iteration. Marking an iteration that is not sampled costs little, but not marking a sampled iteration delays the
         report.
         """
-        self.expects_sample = now + 1.2 * (now - self._last) >= self._next
+        soon = now + 1.2 * (now - self._last) >= self._next
+        self.expects_sample = soon or self._is_overdue(self._iterations + 1)
         self._last = now
+
+    def _is_overdue(self, iterations: int) -> bool:
+        return iterations - self._sampled > max(iterations * MAX_DISTANCE_FRACTION, MAX_DISTANCE)
 
 
 class RareGrowthScans:
@@ -98,14 +111,24 @@ class RareGrowthScans:
         self._delay_exponent = 0
         self._started = time.perf_counter()
         self._seconds = 0.0
+        self._in_use = 0
+        """The value of `in_use` at the last scan."""
 
-    def is_due(self, iteration: int, *, new_maximum: bool) -> bool:
-        """Return whether a scan is due. `new_maximum` means that a counter has reached a new maximum."""
-        if iteration < self._next and not (new_maximum and iteration >= self._not_before):
+    def is_due(self, iteration: int, *, new_maximum: bool, in_use: int) -> bool:
+        """Return whether a scan is due. `new_maximum` means that a counter has reached a new maximum. `in_use` is the
+        smallest number of bytes in use after the last iterations.
+        """
+        scheduled = iteration >= self._next
+        if not scheduled and not (new_maximum and iteration >= self._not_before):
             return False
-        if self._window.scans < FREE_SCANS:
-            return True
-        return self._seconds < self._fraction * (time.perf_counter() - self._started)
+        allowed = (
+            self._window.scans < FREE_SCANS
+            or (scheduled and in_use > self._in_use)
+            or self._seconds < self._fraction * (time.perf_counter() - self._started)
+        )
+        if allowed:
+            self._in_use = in_use
+        return allowed
 
     def scan(self, iteration: int) -> list[Suspect]:
         started = time.thread_time()

@@ -105,7 +105,8 @@ class SteadyGrowth:
             for each in found
         }
         self._created_in |= {id(view): self._created_in[of] for view, of in views}
-        self.suspects = []
+        if not self._targets:
+            self.suspects = []
 
     def search(self, iteration: int) -> None:
         """Search for the holders of the chosen survivors."""

@@ -1,5 +1,7 @@
 """Sampling stays within its budget, samples again at once if something may grow, and predicts the next sample."""
 
+from itertools import pairwise
+
 from legroom.observe.leaks.sampling_budget import UNTIMED_FACTOR, SamplingBudget
 
 
@@ -51,3 +53,9 @@ def test_the_first_iterations_are_always_sampled_at_no_cost() -> None:
     assert budget.is_due(1.0)
     budget.spend(1.0, 0.5, again=False)
     assert budget.is_due(1.1)
+
+
+def test_the_number_of_iterations_between_two_samples_is_limited_at_any_speed() -> None:
+    found = sampled(SamplingBudget(0.003), seconds=1e-9, cost=1.0, iterations=2000)
+    assert all(after - before <= max(after / 60, 17) for before, after in pairwise([*found, 2000]))
+    assert len(found) < 256 + 4 * 64

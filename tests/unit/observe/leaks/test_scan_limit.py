@@ -11,6 +11,7 @@ def detector(*, windows: int, scan_seconds: float, run_seconds: float) -> tuple[
     found._began = now - run_seconds
     found.scan_seconds = scan_seconds
     found._windows_opened["host"] = windows
+    found._not_before["host"] = 8
     return found, now
 
 
@@ -27,6 +28,13 @@ def test_later_windows_open_while_scans_use_a_small_fraction_of_the_time():
     watched, now = detector(windows=MAX_DELAY_EXPONENT, scan_seconds=1.1 * used, run_seconds=100.0)
     assert not watched._opens_window("host", 10, now)
     assert watched._opens_window("host", 10, now + 20)
+
+
+def test_a_window_opens_regardless_of_the_time_when_the_number_of_iterations_has_doubled():
+    watched, now = detector(windows=MAX_DELAY_EXPONENT, scan_seconds=50.0, run_seconds=100.0)
+    watched._not_before["host"] = 300
+    assert not watched._opens_window("host", 599, now)
+    assert watched._opens_window("host", 600, now)
 
 
 def test_the_limit_applies_to_each_symptom_alone():

@@ -7,11 +7,13 @@ import linecache
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.memory.detected_leak import DetectedLeak
+from legroom.observe.leaks import detector
 from legroom.observe.leaks.detector import LeakDetector
 
 
@@ -33,6 +35,12 @@ def test_code_that_would_empty_the_container_but_never_runs_does_not_hide_the_le
         lambda step, loss, output: buffer.emit(output.detach().clone(), failed=False), iterations=44
     )
     assert leak.name == "buffer.records"
+
+
+def test_a_search_of_any_duration_does_not_hide_steady_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detector, "MAX_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(detector, "MAX_SCAN_FRACTION", 0.0)
+    test_code_that_would_empty_the_container_but_never_runs_does_not_hide_the_leak()
 
 
 @dataclasses.dataclass(frozen=True)
