@@ -51,8 +51,8 @@ class PersistentAlloc(NamedTuple):
 
 
 class OutputCopy(NamedTuple):
-    """On CUDA, the operation's `index`-th result is a copy. In the trace, it is a view. Allocate the new memory, then
-    free the old memory.
+    """On CUDA, the operation's `index`-th result is a copy, but in the trace, the result is a view. Allocate the new
+    memory, then free the old memory.
     """
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
@@ -77,7 +77,7 @@ class OpCall:
 
     func: Any
     arguments: dict[str, Any]
-    """The arguments by their names in the operation's schema, with defaults."""
+    """Maps the parameter names in the operation's schema to the arguments, including default values."""
     result: Any
     gpu: GpuSpec
     in_backward: bool

@@ -85,7 +85,7 @@ class CudaRules:
         return plan
 
     def differing_versions(self) -> dict[str, str]:
-        """Return the libraries that the program uses in a version that the rules do not cover, with this version."""
+        """Return the name and version of each library that the program uses and whose version the rules do not cover."""
         cudnn = installed_cudnn() if self._uses_cudnn else None
         return RULES_VERSION.differing(torch=torch.__version__, cudnn=cudnn)
 

@@ -97,7 +97,7 @@ class DeviceAllocations:
         because memory was freed.
         """
         self.sink = sink
-        """The receiver of events, which may be replaced at any time."""
+        """The sink that receives the events, which may be replaced at any time."""
         self.followers = 0
         """The number of recordings that also receive the events (see `observe.following`)."""
         self.devices = devices

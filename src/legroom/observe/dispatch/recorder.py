@@ -61,8 +61,8 @@ from legroom.observe.training import TrainingClock
 class Recorder:
     """Tracks the live storages of one run and emits an event for every allocation, free and category change.
 
-    `attach()` starts recording on this thread. `mode()` returns a dispatch mode for another thread that shares the
-    state of this recorder. One lock protects the state, because Python threads (DataParallel) share the devices.
+    `attach()` starts recording on this thread. `mode()` returns a dispatch mode that shares the state of this recorder,
+    for use on another thread. One lock protects the state, because Python threads (DataParallel) share the devices.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Recorder:
         self._exit.close()
 
     def mode(self) -> TorchDispatchMode:
-        """Return a dispatch mode for one thread that shares the state of this recorder."""
+        """Return a dispatch mode for one thread. The mode shares the state of this recorder."""
         mode = EagerMode(self) if self._eager else RecordingMode(self)
         self._modes.add(mode)
         return mode
@@ -265,9 +265,9 @@ class Recorder:
         self._record_results(func, args, kwargs, new or [], out, plan)
 
     def _is_alias_of_known(self, args: Sequence[Any], key: int) -> bool:
-        """Return whether the unknown storage `key` needs no memory of its own, because the first argument is in host
-        memory or already recorded. An in-place operation on a tensor with data returns a tensor without data if another
-        argument has no data. In a sparse tensor, indices and values have different storages.
+        """Return whether the unknown storage `key` is not recorded, because the first argument is in host memory or
+        already recorded. An in-place operation on a tensor with data returns a tensor without data if another argument
+        has no data. In a sparse tensor, indices and values have different storages.
         """
         storage = storage_of(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         if storage is None:
@@ -331,9 +331,9 @@ class Recorder:
     ) -> Any:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
-        During the call, the dispatch modes are disabled, because they take about ten times as long as creating a small
-        tensor. If the operation must go through the modes, this method runs nothing and returns None. This is the case
-        if other modes are active, if CUDA rules or fake tensors are used, or if the result may be too large.
+        During the call, the dispatch modes are disabled, because they would take about ten times as long as creating a
+        small tensor. If the operation must go through the modes, this method runs nothing and returns None. This is the
+        case if other modes are active, if CUDA rules or fake tensors are used, or if the result may be too large.
         """
         if (
             self.rules is not None
@@ -422,8 +422,8 @@ class Recorder:
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Wait up to `seconds` until another thread has freed storages, and free their memory. Returns whether memory
-        was freed. The caller holds the lock, so other threads can only append to `_expired`.
+        """Wait up to `seconds` until another thread has dropped storages, then free the memory of these storages.
+        Returns whether memory was freed. The caller holds the lock, so other threads can only append to `_expired`.
         """
         deadline = time.monotonic() + seconds
         while not self._expired:
@@ -446,9 +446,9 @@ class Recorder:
         return error
 
     def _storage_expired(self, expired: Any) -> None:
-        """Record that a storage was freed. This callback of the weak references may run at any time on any thread, even
-        inside the allocator during a garbage collection. Therefore the callback does not free the memory itself. The
-        thread that holds the lock frees the memory, before it releases the lock or later.
+        """Record that a storage was freed. This function is the callback of the weak references. It may run at any time
+        on any thread, even inside the allocator during a garbage collection. Therefore the callback does not free the
+        memory itself. Instead, the thread that holds the lock frees the memory, when it releases the lock or later.
         """
         if weak_references_end_early and (storage := surviving_storage(expired.key)) is not None:
             again = LiveStorage(storage, self._storage_expired)
@@ -616,8 +616,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.__torch_dispatch__(func, types, args[:position], {**named, **(kwargs or {})})
 
     def _on_named_device(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that has a device argument and that bypasses the function mode. Operations called in
-        TorchScript, in C++ or inside a torch function bypass this mode.
+        """Run an operation that has a device argument and is not passed to the function mode. Operations called in
+        TorchScript, in C++ or inside a torch function are not passed to the function mode.
         """
         recorder, context = self._recorder, self._recorder.context
         assert recorder.current_device is not None
@@ -687,7 +687,8 @@ def _is_composite(func: Any) -> bool:
     composite operation.
 
     An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager
-    mode. Running such an operation as composite would crash, because there is no composite C++ kernel.
+    mode. If the recorder ran it as a composite operation, the process would crash, because there is no composite C++
+    kernel.
     """
     if getattr(func, "namespace", "") != "aten" or _COMPOSITE in getattr(func, "py_kernels", ()):
         return False

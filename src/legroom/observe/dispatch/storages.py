@@ -69,7 +69,7 @@ def _can_flatten(kind: type) -> bool:
 
 
 def inner_tensor(tensor: Any) -> Any:
-    """Return the first tensor inside a tensor that contains other tensors, or None if it contains no tensor."""
+    """Return the first inner tensor of a tensor that contains other tensors, or None if it contains none."""
     kind: Any = type(tensor)
     if kind in _PLAIN or not is_wrapper(kind):
         return None
@@ -88,8 +88,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _storage_of_wrapped(tensor: Any) -> Any:
     """Return the storage of a tensor wrapped by a `torch.func` transform (`vmap`, `jvp`, `hessian`).
 
-    Without torch's private functions for these tensors, the result is None, and tensors that such a function creates
-    are treated as host memory.
+    If torch's private functions for these tensors are missing, the result is None, and tensors that a `torch.func`
+    transform creates are treated as host memory.
     """
     functions: Any = getattr(torch._C, "_functorch", None)
     is_wrapped = getattr(functions, "is_functorch_wrapped_tensor", None)

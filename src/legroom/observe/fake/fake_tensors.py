@@ -2,12 +2,12 @@
 
 Device tensors are fake. Host tensors are real, so data loading, sampling and logging run as usual. When the host reads
 a small device tensor that does not depend on the model, the real values are returned (`known_values`). When the host
-reads any other device tensor, a placeholder is returned. In this case, `.item()` returns 1, `all()`, `equal()` and
-`allclose()` return True, other Boolean values are False, and `.cpu()` returns ones.
+reads any other device tensor, a placeholder is returned. The placeholder is 1 for `.item()`, True for `all()`,
+`equal()` and `allclose()`, False for other Boolean values, and ones for `.cpu()`.
 
 Models are usually built in host memory first. Real host tensors would cost time and memory. Therefore large tensors
 that a module creates in its constructor are fake from the beginning. All parameters and buffers that a module registers
-are fake too.
+are also fake.
 """
 
 import contextlib
@@ -257,9 +257,9 @@ def _any_fake(values: Any) -> bool:
 
 
 def _check_indices(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise torch's own error if the indices are not integers. Shape inference accepts such indices in many releases
-    (`embedding` from 2.8 to 2.10, other operations in all releases). The operation runs on small host tensors to get
-    the error.
+    """Raise torch's own error if the indices are not integers. In many releases, torch's shape inference accepts
+    indices that are not integers (`embedding` from 2.8 to 2.10, other operations in all releases). The operation runs
+    on small host tensors to get the error.
     """
     index = args[1] if id(func) in _EMBEDDING else args[2]
     if isinstance(index, torch.Tensor) and index.dtype.is_floating_point:

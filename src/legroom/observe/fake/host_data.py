@@ -2,8 +2,9 @@
 
 A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling
 these batches would take most of the time. The values of these batches are not needed, because the values of large
-tensors are not tracked (see `known_values`). Therefore only the beginning of such a tensor is filled. The rest of the
-tensor contains zeros. The operating system reserves physical memory for the rest only when a program writes to it.
+tensors are not tracked (see `known_values`). Therefore only the beginning of a large random tensor is filled. The rest
+of the tensor contains zeros. The operating system reserves physical memory for the rest only when a program writes to
+it.
 """
 
 from typing import Any

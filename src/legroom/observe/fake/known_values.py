@@ -1,11 +1,12 @@
 """Values of fake tensors that do not depend on the model: labels and masks of a batch, positions, anchors, noise.
 
-Such a tensor has a host copy with data. If all arguments of an operation have values, the operation also runs on the
-host copies. A selection (`x[mask]`, `nonzero`, `bincount`) therefore has its real size, and a check (`mask.all()`) has
-its real result. Tensors that depend on a parameter, and tensors larger than `MAX_TRACKED_BYTES`, have no values.
+A tensor with known values has a host copy with data. If all arguments of an operation have values, the operation also
+runs on the host copies. An operation that selects elements (`x[mask]`, `nonzero`, `bincount`) therefore returns a
+result of the real size, and a check (`mask.all()`) returns the real value. The values of tensors that depend on a
+parameter, and of tensors larger than `MAX_TRACKED_BYTES`, are unknown.
 
-A host copy belongs to a storage, not to a tensor, so views and in-place operations work without special cases. Random
-values are drawn without advancing the host's generator.
+Each host copy belongs to a storage, not to a tensor, so views and in-place operations need no special cases. Drawing
+random values for these tensors does not advance the host's generator.
 """
 
 import functools
@@ -70,8 +71,8 @@ class KnownValues:
             )
 
     def propagate(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """After an operation returned the fake `result`, run it on the known values of its arguments as well. If the
-        operation cannot run on values, forget the values that it overwrote.
+        """After an operation returned the fake `result`, also run the operation on the known values of its arguments.
+        If the operation cannot run on values, forget the values that it overwrote.
         """
         values = self._with_values(func, args, kwargs, result)
         if values is not None:
@@ -136,8 +137,8 @@ class KnownValues:
     def _with_values(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
     ) -> tuple[list[Any], dict[str, Any]] | None:
-        """Return the arguments, with fake tensors replaced by their values. Return None if a fake tensor has no values
-        or the result is too large.
+        """Return the arguments, with fake tensors replaced by their values. Return None if the values of a fake tensor
+        are unknown, or if the result is too large.
         """
         if id(func) in _UNINITIALIZED or _communicates(func):
             return None

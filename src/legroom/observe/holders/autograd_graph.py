@@ -34,7 +34,7 @@ _unpacks_freely = False
 def unpack_until_packed() -> Iterator[None]:
     """Allow the search to read saved tensors by unpacking them, until the program uses a pack hook.
 
-    Versions of torch without `SavedTensor.data` can read saved tensors only in this way. Enter the block before the
+    Versions of torch without `SavedTensor.data` can read saved tensors only in this way. Enter this context before the
     program builds graphs, because hooks that were entered earlier are not detected.
     """
     global _unpacks_freely
@@ -72,8 +72,8 @@ def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
 
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors that one node saved. Packed tensors are not unpacked. The result is empty if the graph was
-    freed.
+    """Return the tensors that one node saved. Tensors that a hook has packed are not unpacked. The result is empty if
+    the graph was freed.
     """
     try:
         if _unpacks_freely:
@@ -131,8 +131,8 @@ def _saved_variables(node: Any) -> Iterator[Any]:
 def _data_of(saved: Any) -> Any:
     """Return the content of a saved variable: the tensor itself, or the object that a pack hook returned.
 
-    In versions of torch without `SavedTensor.data`, the result is always None. If a program uses a pack hook with such
-    a version, activations are recognized only by their lifetime.
+    In versions of torch without `SavedTensor.data`, the result is always None. If a program uses a pack hook with one
+    of these versions, activations are recognized only by their lifetime.
     """
     try:
         return saved.data

@@ -4,9 +4,9 @@ Tensors inside a running torch call (the layers of an LSTM, a recomputed block) 
 variable yet. The running call retains these tensors, so the report shows the user's line that made the call. The caller
 passes the location and time at which each storage was allocated (`StepStorage`).
 
-The search must not change the program. Therefore it calls no `repr` and no property, and keeps no references. Up to
-Python 3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy, because
-it would keep the tensors alive.
+The search must not change the program. Therefore the search calls no `repr` and no property, and keeps no references.
+Up to Python 3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy,
+because it would keep the tensors alive.
 """
 
 import inspect
@@ -50,8 +50,8 @@ class LargestHolders(NamedTuple):
 
 
 class HolderSurvey(NamedTuple):
-    """The storages that each variable and running call retained at one moment. This object keeps no reference to the
-    program's objects.
+    """The storages that each variable and each running call retains at one moment. This object keeps no reference to
+    the program's objects.
     """
 
     variables: list[Holder]
@@ -86,9 +86,9 @@ class HolderSurvey(NamedTuple):
     ) -> LargestHolders:
         """Return the largest holders.
 
-        A storage in `allocated` may not be retained by any variable. If the call that allocated the storage is still
-        running (in `module`), the storage belongs to this call. Otherwise, the storage belongs to the graph of the
-        running backward pass.
+        Some storages in `allocated` may not be retained by any variable. If the call that allocated the storage is
+        still running (in `module`), the storage belongs to this call. Otherwise, the storage belongs to the graph of
+        the running backward pass.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}
@@ -172,8 +172,8 @@ def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
 
 
 def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, bool]]:
-    """Yield (frame, variables, is_library) for the user's functions and modules. Variables of library functions are
-    yielded with the user's frame that called these functions.
+    """Yield a tuple (frame, variables, is_library) for each of the user's functions and modules. Variables of library
+    functions are yielded with the user's frame that called these functions.
     """
     seen_modules: set[int] = set()
     library: list[FrameType] = []

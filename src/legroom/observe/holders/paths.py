@@ -2,10 +2,10 @@
 program.
 
 Python's garbage collector finds the referrers of an object. Each step backwards requires one pass over all tracked
-objects, in C, but a path has only a few steps. A reference path ends at a named object (see `python_names`), unless the
-named object cannot grow. In that case, the search continues with the referrers of the object. For example, a function
-that is created in every iteration (a hook, a deferred report) does not grow, but is stored in an object that grows. The
-search calls no method of the user's objects and keeps no reference to them.
+objects, in C, but a path has only a few steps. A reference path ends at an object that has a name in the program (see
+`python_names`), unless this object cannot grow. In that case, the search continues with the referrers of the object.
+For example, a function that is created in every iteration (a hook, a deferred report) does not grow, but is stored in
+an object that grows. The search calls no method of the user's objects and keeps no reference to them.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from legroom.observe.source.user_files import is_user_file
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12
 MAX_CYCLE_LENGTH = 9
-"""The maximum number of references that the search for a cycle follows. A cycle of two objects may include their dicts,
-a list, a closure and its cell.
+"""The maximum number of references that the search for a cycle follows. The limit is higher than two, because a cycle
+of two objects may include their dicts, a list, a closure and its cell.
 """
 MAX_CYCLE_OBJECTS = 10_000
 _UNKNOWN_ITERATIONS: Mapping[int, int] = {}
@@ -448,8 +448,8 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 def _is_in_python(referrer: Any) -> bool:
     """Return whether a referrer is a Python object that retains the tensor. Autograd nodes are not counted, because the
-    tensors that own the graph keep the nodes alive. However, a list that references an autograd node (the `ctx` of a
-    user's function) is counted.
+    tensors that own the graph keep the nodes alive. However, a list that references an autograd node (the `ctx` of the
+    user's autograd function) is counted.
     """
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 

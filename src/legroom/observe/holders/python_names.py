@@ -42,7 +42,9 @@ class Variables:
         """`frame` is the frame of the calling thread. The variables of other threads are read as well."""
         self.running: set[int] = set()
         self.locals: dict[int, list[Root]] = {}
-        """Maps the `id` of an object to the local variables that refer to it, innermost first."""
+        """Maps the `id` of an object to the local variables that refer to the object. Variables of the innermost
+        function come first.
+        """
         self._globals: dict[int, Root] = {}
         self.namespaces = module_namespaces()
         self.names: dict[int, str | None] = {}

@@ -185,7 +185,7 @@ def _from_dicts(dicts: list[Any]) -> Iterable[Any]:
 
 
 def _from_referents(objects: list[Any]) -> Iterable[Any]:
-    """Follow the items of sequences and the attributes of objects. CPython stores attributes in a dict or in the object
+    """Return the items of sequences and the attributes of objects. CPython stores attributes in a dict or in the object
     itself.
     """
     return gc.get_referents(*objects)
@@ -200,8 +200,9 @@ def _from_methods(methods: list[Any]) -> Iterable[Any]:
 
 
 def _from_builtins(others: list[Any]) -> Iterable[Any]:
-    """Follow a generator, an iterator or a deque. Among the referenced objects, only containers, tensors, modules and
-    optimizers are followed."""
+    """Return the objects that a generator, an iterator or a deque references. Only containers, tensors, modules and
+    optimizers are returned.
+    """
     return [each for each in gc.get_referents(*others) if isinstance(each, _FOLLOWED_FROM_BUILTINS)]
 
 

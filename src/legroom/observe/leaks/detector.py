@@ -1,15 +1,16 @@
 """Detects memory leaks in a training loop, with negligible overhead.
 
-After an iteration, the detector reads two counters: bytes in use on the devices, and bytes in use in the C heap. It
-also checks whether the graphs of earlier backward passes are freed. If iterations take only a few milliseconds, the
-detector samples only some iterations (see `sampling_budget`). There are three signs of a leak: growing device memory,
-growing host memory, and retained graphs. A series of scans (see `ScanWindow`) starts if a counter reaches a new maximum
-in two consecutive iterations, or if graphs of earlier backward passes stay alive. The detector also starts a series of
-scans shortly after the start of the loop, and from time to time later, to find growth that the counters do not show. A
-series that finds nothing ends after three scans. Afterwards, the same sign starts another series only after a longer
-delay. If memory grows in only a few iterations, infrequent scans detect the growth. A scan reads objects of the whole
-process, so scans are skipped while several threads train (see `training_threads`). If the source does not show which
-line stores the tensors, the user's lines are traced for one or two iterations before the report (see `storing_trace`).
+After an iteration, the detector reads two counters: bytes in use on the devices, and bytes in use in the C heap. The
+detector also checks whether the graphs of earlier backward passes are freed. If iterations take only a few
+milliseconds, the detector samples only some iterations (see `sampling_budget`). There are three signs of a leak:
+growing device memory, growing host memory, and retained graphs. A series of scans (see `ScanWindow`) starts if a
+counter reaches a new maximum in two consecutive iterations, or if graphs of earlier backward passes stay alive. The
+detector also starts a series of scans shortly after the start of the loop, and from time to time later, to find growth
+that the counters do not show. A series that finds nothing ends after three scans. Afterwards, the same sign starts
+another series only after a longer delay. If memory grows in only a few iterations, infrequent scans detect the growth.
+A scan reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If
+the source does not show which line stores the tensors, the user's lines are traced for one or two iterations before the
+report (see `storing_trace`).
 """
 
 import sys
@@ -78,7 +79,7 @@ found is assumed to continue until the end.
 """
 MIN_CONTINUED = 0.15
 """If the last scan ran earlier, growth is assumed to continue only if the device memory also grew in the second half of
-the run. It must have grown by at least this fraction of `bytes_per_step` × the number of iterations.
+the run. The device memory must have grown by at least this fraction of `bytes_per_step` × the number of iterations.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
@@ -392,7 +393,9 @@ class LeakDetector:
     def _judge(
         self, suspect: Suspect, iteration: int, *, trace_iterations: int = storing_trace.MAX_ITERATIONS
     ) -> bool:
-        """Report the suspect if it is a leak, possibly after tracing. Returns whether it was or will be reported."""
+        """Report the suspect if it is a leak, possibly after tracing. Returns whether the suspect was reported or will
+        be reported.
+        """
         leak = suspect.leak
         if not leak.name:  # a later scan may find the holder
             self._unnamed = leak

@@ -147,7 +147,7 @@ class NodesByIteration:
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
         """Return a dict that maps the `id` of each tensor to the nodes and bytes of one iteration that its graph
-        retains. The iteration is the newest iteration before `before`. Storages that several iterations saved are
+        retains. The result describes the newest iteration before `before`. Storages that several iterations saved are
         weights, so they are excluded.
         """
         iterations = self.iterations(before)

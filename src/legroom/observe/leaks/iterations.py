@@ -1,13 +1,17 @@
 """Detects when an iteration of the user's loop ends, for the leak detector.
 
-- In training, an iteration ends with a step of the optimizer that stepped first, or of another optimizer if the first
-  optimizer no longer steps.
-- In evaluation, an iteration ends with the next batch of a loader, but not between the batches of one accumulated step.
-- In manual updates without a loader, an iteration ends with a backward pass or a call to `torch.autograd.grad`. If no
-  optimizer exists, the first backward pass is included.
-- In other programs, an iteration ends with a call to a model in evaluation mode. Calls in training mode are used only
-  if no optimizer exists. With an optimizer, such calls may be parts of one step (an unrolled network, an episode) whose
-  backward pass comes later.
+In training, an iteration ends with a step of the optimizer that stepped first. If this optimizer no longer steps, an
+iteration ends with a step of another optimizer.
+
+In evaluation, an iteration ends when the next batch of a loader is requested, but not between the batches of one
+accumulated step.
+
+If the program updates its parameters without an optimizer and has no loader, an iteration ends with a backward pass or a
+call to `torch.autograd.grad`. If no optimizer exists at all, the first backward pass already ends an iteration.
+
+In all other programs, an iteration ends with a call to a model in evaluation mode. Calls in training mode end an
+iteration only if no optimizer exists. If an optimizer exists, several calls may belong to one step whose backward pass
+comes later (an unrolled network, an episode).
 
 Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
 that thread is alive. If no thread trains, the calls to a model on all threads are iterations, for example in the workers

@@ -49,8 +49,8 @@ class SamplingBudget:
         """
         self.fraction = fraction
         self.expects_sample = True
-        """Whether the iteration that starts now will probably be sampled. If it will be, its backward passes are
-        marked.
+        """Whether the iteration that starts now will probably be sampled. If so, the backward passes of this iteration
+        are marked.
         """
         self._next = 0.0
         self._debt = 0.0

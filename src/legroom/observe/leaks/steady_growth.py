@@ -38,7 +38,7 @@ from legroom.observe.source.user_files import is_user_file
 MAX_ENSEMBLE = 8
 """If a container has no more models than this, the program probably retains them on purpose."""
 MIN_LENGTH = 8
-"""A container with fewer items than this is reported only if no longer container is found."""
+"""A container with fewer items than this is reported only if no container with more items is found."""
 NUMBER_BYTES = 8
 """A host tensor with at most this many bytes is a single number, and a list of numbers is not a leak."""
 UNROLLED_CALLS = 100

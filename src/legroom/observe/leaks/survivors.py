@@ -2,12 +2,11 @@
 
 The series of scans in a few consecutive iterations cannot distinguish a leak from a container that is being filled. A
 leak grows until the end of the run, and none of its storages is freed. At each of the infrequent scans, this module
-counts the live storages of each size. It also groups them by the scan in which they were first seen. A group of
-storages of one size (or all storages together) grows steadily if, over the last two thirds of the run:
+counts the live storages of each size. The counts are grouped by the scan in which the storages were first seen.
 
-- the number of storages that survived at least one scan is larger at every scan,
-- the rate of the growth stays about the same,
-- nearly none of these storages is freed.
+The growth of a group of storages (one size, or all sizes together) is steady if three conditions hold in the last two
+thirds of the run. The number of storages that survived at least one scan is larger at every scan. The rate of the growth
+stays about the same. Nearly none of these storages is freed.
 
 A container that is full after a third of the run, that is emptied, or whose items are replaced does not pass this test.
 """

@@ -400,8 +400,8 @@ def with_own_graphs(holders: Sequence[FoundHolder], parts: Mapping[int, GraphPar
 
 
 def min_length_at(iteration: int) -> int:
-    """Return the minimum length of a container that grows in every iteration. The minimum is smaller if the container
-    started to grow late.
+    """Return the minimum length at which a container that grows in every iteration is reported. Early in a run, the
+    minimum is smaller.
     """
     return min(max(iteration - 1, 3), 64)
 
@@ -463,7 +463,7 @@ def is_read(holder: FoundHolder, *, by_key: bool = False) -> bool:
 
 def is_sequence(holder: FoundHolder) -> bool:
     """Return whether calls to a model extend a sequence that is the input of the next call, such as a generated text
-    and its key-value cache. A sequence of this kind ends without a change to the program.
+    and its key-value cache. The growth of this sequence is not a leak, because the sequence ends.
     """
     path, usage = holder.path, holder.usage
     if path.contains_tokens:

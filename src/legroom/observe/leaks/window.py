@@ -1,10 +1,9 @@
 """A series of heap scans, one after each iteration, that determines whether memory is retained.
 
-A scan looks for three kinds of leaks:
-
-- `graph`: Nodes of several earlier iterations are alive. PyTorch numbers its nodes, so one scan is enough.
-- `tensor`: Each recent scan found new storages, and these storages are still alive.
-- `larger`: The tensor of a variable is larger in every scan, and the source code computes the variable from itself.
+A scan looks for three kinds of leaks. A `graph` leak means that nodes of several earlier iterations are alive. PyTorch
+numbers its nodes, so one scan is enough. A `tensor` leak means that each recent scan found new storages, and that these
+storages are still alive. A `larger` leak means that the tensor of a variable is larger in every scan, and that the
+source code computes the variable from itself.
 
 For each kind of leak, the scan finds the variable that retains the tensors (`holders.paths`) and the line that stores
 the tensors (`source.storing_lines`). A container that the source code bounds or empties is not a leak.
@@ -484,8 +483,8 @@ def _rises(counts: list[int], scans: int) -> bool:
 
 
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """Return the numbers of nodes and bytes that a variable retains from one iteration, the newest whose nodes it
-    retains. The nodes of older iterations may be incomplete.
+    """For the newest iteration whose nodes a variable retains, return the numbers of retained nodes and bytes. The
+    nodes of older iterations may be incomplete.
     """
     within = {holder.target, *holder.path.contents}
     retained = [part for key, part in seen.parts.items() if key in within]

@@ -1,7 +1,7 @@
 """Finds the batch size argument of a script, on its command line or in its argument declarations.
 
-With this argument, a report can suggest `--batch-size 96` instead of "use a smaller batch". It recognizes names of
-batch size arguments that are common in training scripts. Arguments whose value is not an integer are ignored.
+With this argument, a report can suggest `--batch-size 96` instead of "use a smaller batch". This module recognizes
+argument names that are common in training scripts. Arguments whose value is not an integer are ignored.
 """
 
 import re

@@ -31,7 +31,7 @@ class BatchSetting:
     arguments: tuple[str, ...] | None = None
     """All arguments of the script, or None if they do not change."""
     is_given: bool = True
-    """Whether the argument is on the command line. If it is not, the script uses its default."""
+    """Whether the argument is on the command line. Otherwise, the script uses the default value of the argument."""
     variable: str = ""
     """The name of the environment variable, if the setting is an environment variable."""
     file: str = ""

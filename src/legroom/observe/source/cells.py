@@ -1,8 +1,8 @@
 """Names of notebook cells: `cell [3]` instead of the temporary file or the pseudo-file under which a kernel compiles a
 cell, for example `/tmp/ipykernel_123/456.py` or `<ipython-input-3-0a1b2c>`.
 
-The number is the number that the notebook shows next to the cell. If a cell ran several times, it is the number of the
-last run. IPython is never imported here: outside IPython, no file is a cell.
+The number in the name is the one that the notebook shows next to the cell. If a cell ran several times, the number of
+its last run is used. This module never imports IPython. If the program has not imported IPython, no file is a cell.
 """
 
 import linecache
@@ -21,8 +21,8 @@ UNKNOWN = "notebook cell"
 
 
 _SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""IPython variables, written as at the start of a holder's path. These variables reference all variables of the user,
-or the same objects as `Out`.
+"""IPython variables, in the form in which they appear at the start of a holder's path. These variables reference all
+variables of the user, or the same objects as `Out`.
 """
 
 

@@ -61,8 +61,8 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.AST | None:
-    """Return the function with this name around `line`. If `variable` is a local variable of an enclosing function,
-    return the enclosing function.
+    """Return the function with this name that contains `line`. If `variable` is a local variable of an enclosing
+    function, return the enclosing function.
     """
     within: list[ast.AST] = []
 
@@ -98,13 +98,13 @@ def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
 
 
 def function_at(file: str, line: int) -> str:
-    """Return the name of the innermost function around a line, or "" outside any function."""
+    """Return the name of the innermost function that contains a line, or "" outside any function."""
     tree = tree_of(file)
     return getattr(find_function_at(tree, line), "name", "") if tree is not None else ""
 
 
 def find_function_at(tree: ast.Module, line: int) -> ast.AST:
-    """Return the innermost function around a line, or the module outside any function."""
+    """Return the innermost function that contains a line, or the module outside any function."""
     functions = [
         node
         for node in ast.walk(tree)
@@ -115,8 +115,8 @@ def find_function_at(tree: ast.Module, line: int) -> ast.AST:
 
 
 def related_classes_at(file: str, line: int) -> frozenset[str]:
-    """Return the names of the class around a line and of its base classes and subclasses in the file. The result is
-    empty outside any class.
+    """Return the names of the class that contains a line, and of its base classes and subclasses in the file. The
+    result is empty outside any class.
     """
     tree = tree_of(file)
     classes = [

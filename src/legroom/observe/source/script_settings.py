@@ -1,7 +1,7 @@
 """Collects the candidates for the batch size setting of a running script.
 
-The candidates come from the command line and from the script's parser (argparse, click, absl). They also come from
-variables of the running functions, because some parsers turn variables into options. Other candidates come from
+The candidates come from the command line and from the script's parser (argparse, click, absl). Variables of the running
+functions are also candidates, because some parsers turn variables into options. Other candidates come from
 configuration files that the script opened, from environment variables, and from constants in the source code. The names
 of the candidates determine only their order. The caller starts the script again with a different value to check a
 candidate (see `batch_setting`).

@@ -21,11 +21,11 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 TABLE = Path(__file__).with_name("convolutions_h200.table.xz")
 UNIT = 512
-"""The number of bytes to which the allocator rounds sizes. Remainders are stored in this unit."""
+"""The number of bytes to which the allocator rounds sizes. Numbers of workspace bytes are stored in this unit."""
 
 Row = tuple[int, int, int, int, int, int, int]
 """The batch size and three pairs, for the forward pass and the two gradients. Each pair is an index into
-`WORKSPACE_KINDS` and a remainder.
+`WORKSPACE_KINDS`, and the number of remaining bytes in units of `UNIT`.
 """
 
 
@@ -60,7 +60,7 @@ class ConvQuery(NamedTuple):
 
 
 class WorkspaceKind(NamedTuple):
-    """The tensors in a workspace."""
+    """Shows which tensors a workspace contains."""
 
     input: bool
     weight: bool
@@ -107,8 +107,9 @@ def look_up(layer: ConvLayer, c: Convolution) -> ConvWorkspaces | None:
 
 
 def convolution_of(layer: ConvLayer, batch: int, output_padding: int = 0) -> Convolution:
-    """Return the sizes of a layer. Without a recorded padding, the image size is unchanged, or images are split into
-    patches."""
+    """Return the sizes of a layer. If the padding is not recorded, it is assumed to keep the image size, or to be 0 if
+    the layer splits images into patches.
+    """
     padding: Sequence[int] | None = layer.padding
     if padding is None:
         same = [
@@ -140,7 +141,7 @@ def output_sizes(layer: ConvLayer, padding: Sequence[int]) -> list[int]:
 
 
 class LayerFamily(NamedTuple):
-    """Layers with the same dtype size, layout, number of dimensions, kernel and stride. The file has one line per family."""
+    """Layers with the same dtype size, layout, number of dimensions, kernel and stride."""
 
     precision: str
     """The dtype, or `half` for both 16-bit dtypes."""
@@ -171,8 +172,9 @@ and the number of rows."""
 DIMENSION_COLUMNS = "IHH"
 """The types of the columns with one number per dimension of a layer: size, dilation, and padding + 1 (0: not recorded)."""
 ROW_COLUMNS = "BBIBIBI"
-"""The types of the columns of `Row`. The batch size is an index into the list of all batch sizes. Remainders are grouped
-by kind in each block of `BLOCK` rows."""
+"""The types of the columns of `Row`. The batch size is an index into the list of all batch sizes. In each block of
+`BLOCK` rows, the remaining bytes are sorted by workspace kind.
+"""
 BLOCK = 4096
 
 
@@ -233,8 +235,8 @@ def _block_remainders(place: int, block: int) -> Sequence[int]:
 
 @lru_cache(maxsize=1)
 def _table() -> _Table:
-    """Read the table. The file has one line of JSON with all families and their numbers of layers and rows, and one with
-    all batch sizes, followed by the columns.
+    """Read the table. The first line of the file lists all families in JSON, with their numbers of layers and rows. The
+    second line lists all batch sizes. The columns follow as arrays.
     """
     if not TABLE.exists():
         return _Table({}, [], [], [], [])

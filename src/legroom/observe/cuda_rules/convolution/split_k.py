@@ -75,8 +75,8 @@ _TRANSPOSED = {
 
 
 def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dtype: str) -> int:
-    """Return the size in bytes of the partial sums. `tile` is the number that cuDNN assigns to the tile. `dtype` has
-    the form that the recorded table uses.
+    """Return the size in bytes of the partial sums. `tile` is the number that cuDNN assigns to the tile. `dtype` is one
+    of the names in `recorded_table.DTYPES`.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:

@@ -175,7 +175,7 @@ _LAYOUT_OF = {
     (ConvOperation.WEIGHT_GRADIENT, 30): "J", (ConvOperation.WEIGHT_GRADIENT, 34): "J", (ConvOperation.WEIGHT_GRADIENT, 48): "J", (ConvOperation.WEIGHT_GRADIENT, 50): "J",
     (ConvOperation.WEIGHT_GRADIENT, 37): "U", (ConvOperation.WEIGHT_GRADIENT, 39): "U", (ConvOperation.WEIGHT_GRADIENT, 40): "L",
 }  # fmt: skip
-"""Maps (`actual_operation`, cuDNN's number for a kernel) to its layout, if the layout is not `P`."""
+"""Maps an operation (`actual_operation`) and cuDNN's number for a kernel to the kernel's layout, if it is not `P`."""
 _SUMS_IN_PLACE = {(ConvOperation.WEIGHT_GRADIENT, 47), (ConvOperation.WEIGHT_GRADIENT, 48)}
 """Kernels that write no copies of the result to the workspace, even if their `Knob.COPIES` setting is not 0."""
 _TILES = {

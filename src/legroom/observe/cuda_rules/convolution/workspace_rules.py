@@ -180,8 +180,8 @@ def one_group(c: Convolution) -> Convolution:
 
 
 def group_width(c: Convolution) -> int:
-    """Return the number of channels per group for kernels that support groups. Inputs and outputs have the same number
-    of channels.
+    """Return the number of channels per group for kernels that support groups. The result is the same for input and
+    output channels.
     """
     return round_up(max(c.inputs, c.outputs) // c.groups, 4)
 

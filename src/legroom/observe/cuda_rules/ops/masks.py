@@ -78,7 +78,7 @@ def _true_values(tensor: Any, mask: Any, values: Any) -> int:
 
 
 def _broadcast_copies(indices: list[Any]) -> list[ScratchAlloc]:
-    """Return the copies of the indices that are expanded to the common shape."""
+    """Return a scratch allocation for each index tensor that must be expanded to the common shape."""
     shape = torch.broadcast_shapes(*(t.shape for t in indices))  # type: ignore[no-untyped-call]
     return [
         ScratchAlloc(f"index {number}", math.prod(shape) * t.element_size())

@@ -81,8 +81,8 @@ def _uses_cublaslt(bias: Any, matrix: Any) -> bool:
 
 
 def _is_readable(matrix: Any) -> bool:
-    """Return whether cuBLAS can read a matrix, or a batch of matrices, without a copy. Rows or columns must have no
-    gaps.
+    """Return whether cuBLAS can read a matrix, or a batch of matrices, without a copy. The elements of each row, or of
+    each column, must be adjacent in memory.
 
     The rule follows `prepare_matrix_for_cublas` in ATen/native/cuda/Blas.cpp.
     """
@@ -214,7 +214,7 @@ def install_linear(overrides: Overrides) -> None:
     (permuted images, the output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a
     tensor is a subclass, the product is followed by `add`, which allocates a second tensor. A trace would then use more
     memory than the real run. With this rule, the estimated reserved memory of LSTMs under autocast is exact. Without
-    the rule, it was 20% too low.
+    the rule, the estimate was 20% too low.
     """
     overrides.composite("linear", _linear)
 

@@ -32,8 +32,8 @@ def install(overrides: Overrides, release: tuple[int, int]) -> None:
 
 
 def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    """cuDNN needs contiguous images. Other images are copied, and the contiguous copy is saved for the backward pass
-    (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). PyTorch's own kernel reads any layout.
+    """cuDNN needs contiguous images. Images in another layout are copied, and the contiguous copy is saved for the
+    backward pass (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). PyTorch's own kernel reads any layout.
     """
     if input.dim() >= 3 and weight is not None and bias is not None and _uses_cudnn(input, weight):
         input = input.contiguous(memory_format=format_of(input))
@@ -148,7 +148,7 @@ def _batch_norm(call: OpCall) -> MemoryPlan | None:
 
 def _batch_norm_results(input: Any) -> MemoryPlan | None:
     """Return the memory plan of a batch norm without partial sums. Means and standard deviations are float32. For 2D
-    inputs, they are also allocated in evaluation mode.
+    inputs, means and standard deviations are also allocated in evaluation mode.
     """
     if input.element_size() == 4 and input.dim() > 2:
         return None

@@ -4,7 +4,7 @@ The rules follow ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, s
 Each block writes a partial result to global memory, and the last block combines the partial results. The buffer
 reserves memory for the partial result of every thread in a block. If the reduced dimension is not the fastest one, the
 buffer is `block.x` × vector width times larger than necessary. The bias gradient of a linear layer is the sum of a tall
-matrix over its rows. Its buffer may therefore be larger than the matrix.
+matrix over its rows. The buffer of this sum may therefore be larger than the matrix.
 
 The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once affects
 the size. The sizes match sums measured on an H200 to the byte.
@@ -190,7 +190,7 @@ def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
 
 
 def _widened(call: OpCall, tensor: Any) -> int:
-    """Return the size in bytes of an int64 copy. Sums and products of booleans and small integers need such a copy
+    """Return the size in bytes of an int64 copy. Sums and products of booleans and small integers need an int64 copy
     (`make_reduction`).
     """
     is_sum = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")

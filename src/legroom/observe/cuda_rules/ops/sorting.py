@@ -1,8 +1,8 @@
 """Sorting and operations that sort: top-k, medians, permutations, sampling, membership.
 
 The rules follow Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Each row of up
-to 4096 values is sorted in place by one block. Longer rows are first made contiguous along the row. Then cub sorts
-these rows together with their int64 indices.
+to 4096 values is sorted in place by one block. Longer rows are first copied, so that the values of each row are
+adjacent in memory. Then cub sorts these rows together with their int64 indices.
 """
 
 from typing import Any
@@ -110,8 +110,8 @@ def _topk(call: OpCall) -> MemoryPlan | None:
 
 def _multinomial(call: OpCall) -> MemoryPlan | None:
     """Return the memory plan of `multinomial`. For one sample, or for several samples without replacement, the
-    probabilities are divided by exponential noise, and the largest quotients are selected. Other cases use a prefix
-    sum.
+    probabilities are divided by exponential noise, and the largest quotients are selected. In all other cases, the
+    kernel uses a prefix sum.
     """
     probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:

@@ -3,9 +3,9 @@ module step by step.
 
 The rules follow ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`),
 and their gradients are in another buffer. The data for the backward pass is in one opaque buffer, the reserve. Under
-autocast, the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). For the
-cuDNN operations, torch's shape functions return an empty reserve, and there are none for the backward pass. This module
-defines the size of the reserve and the result shapes of the backward pass.
+autocast, the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). Torch's
+shape function for cuDNN's forward pass returns an empty reserve, and torch has no shape function for the backward pass.
+This module defines the size of the reserve and the result shapes of the backward pass.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ Tensor = torch.Tensor
 
 @contextlib.contextmanager
 def installed(overrides: Overrides, gpu: GpuSpec) -> Iterator[None]:
-    """Within the block, recurrent layers make the same calls as with cuDNN, and modules put their weights into one
-    buffer.
+    """Inside the `with` block, recurrent layers make the same calls as with cuDNN, and modules put their weights into
+    one buffer.
     """
     overrides.put("_cudnn_rnn", _forward_shapes, "Meta")
     overrides.put("_cudnn_rnn_backward", _backward_shapes, "Meta")
@@ -209,8 +209,8 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
     """Run `_pack_padded_sequence` on fake tensors. The shape of the result follows from the lengths, which are on the
     host and therefore known.
 
-    The rule follows ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. The rows of one step are
-    followed by the rows of the next step.
+    The rule follows ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. In the result, the rows of one
+    time step are followed by the rows of the next time step.
     """
 
     def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.units import MiB
 
 RNN_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
-"""Cell types, in the order of cuDNN's numbers."""
+"""Cell types, in the order in which cuDNN numbers them."""
 LSTM = 2
 
 
