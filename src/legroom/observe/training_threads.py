@@ -43,7 +43,7 @@ inference_threads: set[int] = set()
 disabled modifies no graph, so the objects of the process can be read at the same time.
 """
 _scan_lock = threading.RLock()
-"""The lock that a thread holds during a scan. It is reentrant because a user's callback for a leak may train."""
+"""The lock that a thread holds during a scan. The lock is reentrant because a user's callback for a leak may train."""
 
 
 def thread_serial() -> int:

@@ -49,8 +49,8 @@ class NameUsage(NamedTuple):
     that it returns.
     """
     drains: bool = False
-    """Whether items are removed only one by one, and the length is not checked. A container of this kind may grow
-    nevertheless.
+    """Whether items are removed only one by one, and the length is not checked. The container may grow nevertheless, if
+    more items are added than removed.
     """
     may_reset: bool = False
     """Whether an empty value is assigned in a function that is not a constructor."""
@@ -77,8 +77,8 @@ class NameUsage(NamedTuple):
         """Return the statements that may have stored a tensor, most likely first. Only the statements that are as
         likely as the first statement are returned.
 
-        The most likely statements add items instead of replacing them, and store tensors instead of numbers. They use
-        one of `keys` (if known), and are in a loop or a function.
+        The most likely statements add items instead of replacing them, and store tensors instead of numbers. These
+        statements also use one of `keys` (if known), and are in a loop or a function.
         """
 
         def rank(each: StoringStatement) -> tuple[bool, ...]:
@@ -246,8 +246,8 @@ def is_passed_in_loop(name: str, file: str, line: int) -> bool:
 
 
 def is_training_data(name: str, file: str, line: int) -> bool:
-    """Return whether the items of a variable are used for training in another loop than the loop around `line`, as in
-    `for features in bank: ... loss.backward()`.
+    """Return whether the items of a variable are used for training in a loop that does not contain `line`, as in `for
+    features in bank: ... loss.backward()`.
     """
     tree = tree_of(file)
     for loop in ast.walk(tree) if tree is not None else ():

@@ -50,7 +50,7 @@ def slashes(path: str, system: ModuleType = os.path) -> str:
 
 def _folders(*paths: str | Path | None) -> tuple[str, ...]:
     """Return each folder twice: as given, and with symbolic links resolved. A code object contains the path that was
-    used for the import, which may be either one.
+    used for the import, which may have either form.
     """
     given = [Path(path) for path in paths if path]
     return tuple({f"{slashes(str(each))}/" for path in given for each in (path.absolute(), path.resolve())})

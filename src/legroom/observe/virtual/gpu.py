@@ -182,8 +182,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside the `with` block, deactivate this virtual GPU, so that another one can be active. Its tensors keep
-        their memory on this virtual GPU. Inside the `with` block, its tensors are ordinary CPU tensors.
+        """Inside the `with` block, deactivate this virtual GPU, so that another one can be active. The tensors of this
+        virtual GPU keep their memory on it, but inside the `with` block, they are ordinary CPU tensors.
         """
         if self.recorder.allocations.followers:
             raise UsageError(
@@ -257,7 +257,8 @@ class VirtualGPU:
         allocation.
 
         The operation raises `torch.OutOfMemoryError` as if the GPU were full. With `device`, only allocations on this
-        device are counted, and only these allocations fail. Another call replaces the failures of an earlier call.
+        device are counted, and only these allocations fail. A later call replaces the failures that an earlier call
+        requested.
         """
         if self._faults is not None:
             self._faults.disarm()

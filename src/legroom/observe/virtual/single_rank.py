@@ -1,13 +1,14 @@
 """Traces one rank alone, with a process group of the full world size and no other ranks.
 
 The memory of a rank depends on the world size, because the world size determines the rank's shards, samples and
-pipeline stage. It rarely depends on the data that the rank receives. An estimate therefore needs no other ranks.
-PyTorch's fake process group completes every collective at once and moves no data. One exception is an object that one
-rank creates and broadcasts (a plan, a path).
+pipeline stage. The memory rarely depends on the data that the rank receives. An estimate therefore needs no other
+ranks. PyTorch's fake process group completes every collective at once and moves no data. However, an object that one
+rank creates and broadcasts (a plan, a path) is needed.
 
-The sending rank stores this object in the folder LEGROOM_SINGLE_RANK, and the ranks that are traced later read it
-there. The fake process group is one of torch's testing tools. If this version of torch lacks it, rank 0 of 1 is traced
-instead, so the estimate does not include the savings from sharding.
+The sending rank stores this object in the folder that the environment variable LEGROOM_SINGLE_RANK contains, and the
+ranks that are traced later read it there. The fake process group is one of torch's testing tools. If this version of
+torch lacks the fake process group, rank 0 of 1 is traced instead, so the estimate does not include the savings from
+sharding.
 """
 
 import contextlib

@@ -1,10 +1,11 @@
 """Makes the storages of a virtual GPU keep their device when they are copied, moved, saved and loaded.
 
 `torch.save` writes the device of each storage, and `torch.load` restores the storage to that device or to
-`map_location`. Both use a registry of pairs of functions. One function of a pair returns the location tag of a storage,
-and the other moves a storage to the tagged location. This module registers one pair for virtual devices. The module
-also replaces methods of `UntypedStorage`. `storage.cuda()` uses these methods, for example in a function that is passed
-as `map_location`. `copy.deepcopy(model)` uses these methods because it copies storages without the dispatcher.
+`map_location`. `torch.save` and `torch.load` use a registry of pairs of functions. One function of a pair returns the
+location tag of a storage, and the other moves a storage to the tagged location. This module registers one pair for
+virtual devices. The module also replaces methods of `UntypedStorage`. `storage.cuda()` uses these methods, for example
+in a function that is passed as `map_location`. `copy.deepcopy(model)` uses these methods because it copies storages
+without the dispatcher.
 
 While the placement mode is active, `storage.device` is the virtual device. While torch's own functions run,
 `storage.device` is the CPU, and so is the device of a tensor.

@@ -158,8 +158,8 @@ class _DeviceFunctions:
         self._is_initialized = True
 
     def is_initialized(self) -> bool:
-        """Return whether the program has used a device. Libraries check this, and select the device of a rank only if
-        the program has not used a device yet.
+        """Return whether the program has used a device. Libraries read this value, and select the device of a rank only
+        if the program has not used a device yet.
         """
         return self._is_initialized or any(device.allocator.peak_reserved for device in self._host.devices)
 

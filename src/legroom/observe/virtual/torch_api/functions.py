@@ -168,8 +168,8 @@ def _optimizers() -> Iterable[Replacement]:
 
     On CUDA, optimizers update all parameters at once (`foreach`). Optimizers also use `foreach` on a virtual GPU, so
     that the memory of `foreach` is counted. Three optimizers and weight averaging compute in a different order with
-    `foreach`, but a virtual GPU must return bit-for-bit the same results as the CPU. The estimate does not include the
-    temporary tensors of `foreach` for these optimizers, which are about as large as the parameters.
+    `foreach`, but a virtual GPU must return bit-for-bit the same results as the CPU. For these optimizers, the
+    temporary tensors of `foreach`, which are about as large as the parameters, are not counted.
     """
 
     def neither_fused_nor_foreach(*_arguments: Any, **_options: Any) -> tuple[bool, bool]:

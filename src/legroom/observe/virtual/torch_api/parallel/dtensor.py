@@ -1,5 +1,5 @@
-"""Random numbers in sharded tensors (`DTensor`). FSDP2 and tensor parallelism use them to initialize parameters, and
-dropout uses them too.
+"""Random numbers in sharded tensors (`DTensor`). FSDP2 and tensor parallelism use these numbers to initialize
+parameters, and dropout uses them too.
 
 On CUDA, each rank advances the generator of its GPU to the offset that belongs to its shard. A virtual GPU uses the
 generator of the CPU, which has no offsets. Instead, each shard has its own seed. Replicas of the same shard therefore
