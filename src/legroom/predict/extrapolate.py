@@ -8,8 +8,8 @@ trace is never the final result, because the batch size that it suggests is then
 This module extrapolates only if the traces match. If two traces do not make the same requests in the same order,
 nothing is extrapolated. In that case, an additional batch size is traced, which is cheap. `train.sizes.extrapolation`
 extrapolates the requests of a step on a real GPU, where each additional size requires a run. In contrast to this
-module, it also aligns requests that differ, estimates requests without a counterpart, and starts with the memory that
-is already in use on the GPU.
+module, `train.sizes.extrapolation` also aligns requests that differ, estimates requests without a counterpart, and
+starts with the memory that is already in use on the GPU.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Decides whether a trace fits on a GPU of a given size, and computes the peaks of the trace on that GPU.
 
 The peak reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore the
-trace must be replayed with this capacity, because the peak of a replay without a limit may be higher.
+trace must be replayed with this capacity. Without a limit, the peak of the replay may be higher.
 """
 
 from typing import Literal

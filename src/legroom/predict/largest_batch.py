@@ -34,7 +34,7 @@ class BatchSearch:
     """The batch sizes that were tried, and the result."""
 
     tried: dict[int, bool] = field(default_factory=dict)
-    """Maps each batch size that was tried to True if it fits."""
+    """Maps each batch size that was tried to True if it fits, otherwise to False."""
     traces: dict[int, Trace] = field(default_factory=dict)
     is_complete: bool = True
     """False if the search was stopped by its deadline, so that larger sizes may fit."""

@@ -39,7 +39,7 @@ class ReplayPeaks:
     allocated: int
     reserved: int
     failed_at: int | None
-    """The position of the request that failed, or None if no request failed, except for optional ones."""
+    """The position of the required request that failed, or None if all required requests succeeded."""
 
 
 def replay_requests(

@@ -1,4 +1,4 @@
-"""Finds the layer whose input has the wrong shape, and suggests a change to the code that fixes it."""
+"""Finds the layer whose input has the wrong shape, and suggests a code change that corrects the shape."""
 
 import math
 import traceback
@@ -30,7 +30,7 @@ class LayerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeMismatch:
-    """The layer or operation that failed, and the change to the code that fixes it."""
+    """The layer or operation that failed, and a code change that fixes the error."""
 
     layer: str
     """The path of the layer, for example `classifier.0`, or "" for the model itself."""

@@ -3,7 +3,7 @@
 One training step is traced with fake tensors, as for `estimate`. The trace needs no GPU and computes no values.
 Operations that are called outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model
 fails, the summary contains the layers before the failure. `mismatch` describes the layer that failed, and suggests a
-change to the code that fixes it.
+code change that fixes the error.
 """
 
 import contextlib

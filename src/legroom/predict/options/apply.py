@@ -132,7 +132,9 @@ def _checkpoint(undo: _Undo) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a model. The blocks are the modules with parameters in its outermost module lists."""
+    """Return the repeated blocks of a model. The blocks are those items of the model's outermost module lists that have
+    parameters.
+    """
     if isinstance(model, nn.ModuleList | nn.Sequential):
         blocks = [block for block in model if any(True for _ in block.parameters())]
         if len(blocks) > 1:

@@ -10,7 +10,7 @@ from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import Trace
 
 StartTrace = Callable[[Sequence[MemoryOption]], Callable[[], Trace]]
-"""A function that starts a trace with the given options applied. It returns a function that waits for this trace."""
+"""A function that starts a trace with the given options applied, and returns another function that waits for the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

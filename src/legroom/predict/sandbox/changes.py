@@ -20,7 +20,7 @@ _CHANGED_PATHS = {
 """Maps each audit event to the positions of those arguments that are paths of changed files."""
 
 _ACTS_ON_LINK = frozenset(["os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink"])
-"""Audit events that change a directory entry. If the entry is a link, they change the link and not its target."""
+"""Audit events that change a directory entry. If the entry is a link, these events change the link and not its target."""
 
 
 class RefusedChange(LegroomError, PermissionError):  # noqa: N818

@@ -287,7 +287,7 @@ def _redirect_open(overlay: Overlay) -> None:
 
 
 _SQLITE_URI = 6
-"""The position of `uri` among the arguments of `sqlite3.connect` after the database."""
+"""The position of the argument `uri` of `sqlite3.connect`, counted after the argument for the database."""
 
 
 def _redirect_sqlite(overlay: Overlay) -> None:

@@ -17,7 +17,7 @@ from legroom.observe.virtual.patching import Replacement, table
 
 
 def count_as_pinned(tensor: torch.Tensor) -> None:
-    """Mark a tensor as pinned that was created with `pin_memory=True`."""
+    """Mark a tensor that was created with `pin_memory=True` as pinned."""
     if _active is not None:
         _active.remember(tensor.untyped_storage())
 
