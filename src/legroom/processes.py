@@ -1,12 +1,12 @@
 """Starts helper processes, with and without fork.
 
 On Linux, helper processes are forks, which start in a few milliseconds with torch already imported. Windows has no
-fork. On macOS, a fork of a process that has used system libraries can crash. On both systems, and with
+fork. On macOS, a fork of a process that has used system libraries can crash. On Windows and macOS, and with
 `LEGROOM_FORK=off`, each helper is a new Python process that imports its modules again. Every module checks `can_fork`
 before it forks.
 
-`SpawnedProcess` starts a new Python process and connects to it through a socket on this machine. It does not use
-inherited descriptors or signals, because these work differently on different systems.
+`SpawnedProcess` starts a new Python process and connects to it through a socket on this machine. `SpawnedProcess` uses
+no inherited descriptors and no signals, because these work differently on different systems.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def can_fork() -> bool:
 
 def exit_with_parent(by: int = -KILLED) -> None:
     """Make this process receive a signal when its parent exits for any reason. The signal is sent only on Linux. On
-    other systems, the process continues to run.
+    other systems, the process continues to run after its parent has exited.
     """
     with contextlib.suppress(
         OSError, AttributeError, TypeError

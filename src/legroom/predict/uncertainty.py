@@ -91,7 +91,7 @@ def version_margin(differing: Mapping[str, str]) -> float:
 
 
 def version_note(differing: Mapping[str, str]) -> str:
-    """Return one line about these differences for the report."""
+    """Return one line for the report that names the versions in `differing`."""
     measured = f"torch {RULES_VERSION.torch} and cuDNN {RULES_VERSION.cudnn} on an {RULES_VERSION.gpu}"
     found = " and ".join(f"{library} {version}" for library, version in differing.items())
     return (

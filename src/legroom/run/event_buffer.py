@@ -31,8 +31,8 @@ class EventBuffer:
         self._consume = consume
         self._pending: list[Event] = []
         self.add: Sink = self._pending.append
-        """Adds an event. This is a method of a list, so it runs no Python code. The caller must call `step_ended` or
-        `flush` regularly.
+        """Adds an event. `add` is a method of a list, so adding an event runs no Python code. The caller must call
+        `step_ended` or `flush` regularly.
         """
         self._lock = Lock()
         self._owner: int | None = None

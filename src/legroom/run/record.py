@@ -61,10 +61,11 @@ def record(
 ) -> "BlockRecording | Callable[P, R]":
     """Record the memory of a block of code or of a function.
 
-    Use it as `with legroom.record() as recording:` or as the decorator `@legroom.record()`. A decorated function has
-    the attribute `recording`, which contains the recording of its last call. Inside `legroom run` or another recording,
-    the block is recorded separately, and the outer recording continues. Without a GPU, CPU tensors are recorded.
-    `leaks=False` skips the search for leaks, which scans all Python objects several times in the first 20 steps.
+    Use `record` as a context manager (`with legroom.record() as recording:`) or as a decorator (`@legroom.record()`). A
+    decorated function has the attribute `recording`, which contains the recording of its last call. Inside `legroom
+    run` or another recording, the block is recorded separately, and the outer recording continues. Without a GPU, CPU
+    tensors are recorded. `leaks=False` skips the search for leaks, which scans all Python objects several times in the
+    first 20 steps.
     """
     if function is None:
         return BlockRecording(leaks=leaks)
@@ -295,7 +296,7 @@ def _with_final_categories(events: Iterable[Event]) -> list[Alloc]:
 
 
 class _Running:
-    """A recording from its start to its end."""
+    """A recording that is running or has ended."""
 
     def __init__(self, *, search_leaks: bool) -> None:
         self.process = os.getpid()

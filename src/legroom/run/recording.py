@@ -1,9 +1,8 @@
 """Runs one script and records its memory, for `legroom run` and for the ranks of `legroom launch`.
 
 Usage errors are raised before the script starts. The script then runs as with `python`, and its memory events are
-written to a capture file. An out-of-memory error is reported as soon as it leaves the script. The report comes last,
-after the script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's
-exit code.
+written to a capture file. An uncaught out-of-memory error is reported immediately. The report comes last, after the
+script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's exit code.
 
 Forked children of the script write no capture and print no report. Spawned processes are recorded as well. On a virtual
 GPU, other programs that the script starts are recorded too. The report describes the process that ran out of memory or used the most memory.

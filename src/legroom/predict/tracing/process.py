@@ -128,7 +128,7 @@ class TracingProcess:
         """Contexts that are active during imports. The contexts are closed at the first batch, because few imports
         happen after it."""
         self._options = contextlib.ExitStack()
-        """The options of a fork. They are never reverted, because the fork exits with the options applied."""
+        """The options of a fork. The options are never reverted, because the fork exits with the options applied."""
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork does not inherit threads

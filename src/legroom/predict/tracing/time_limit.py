@@ -1,7 +1,7 @@
 """Calls a function in the main thread after a given time, even if the main thread is busy.
 
 On systems with interval timers, a signal interrupts the main thread, even while it sleeps. On Windows, a thread raises
-an interrupt in the main thread, which handles it at its next Python instruction.
+an interrupt in the main thread, which handles the interrupt at its next Python instruction.
 """
 
 import _thread

@@ -225,8 +225,8 @@ def _without_single_allocations(
 ) -> list[MemoryRequest]:
     """Return the requests of a step, except for storages that only this step allocates and does not free.
 
-    For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. If the remaining requests (`others`) also allocate a storage that stays alive, the storage is a leak that recurs in
-        every step.
+    For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. If `others` (the
+    requests outside this step) also allocate a matching storage, the storage is a leak that recurs in every step.
     """
     leaked = {signatures[id] for id, size, *_ in others if size > 0}
     allocated = {request.id for request in step if request.bytes > 0}

@@ -69,8 +69,8 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """A measure of how uneven the stages are, which is used to compare splits. A split with a larger largest stage
-        can be better if its other stages are more even.
+        """A measure of how uneven the stages are, which is used to compare splits. A split can be better although its
+        largest stage is larger, if its other stages are more even.
         """
         return float(max(self.peaks) * self.spread**0.5)
 

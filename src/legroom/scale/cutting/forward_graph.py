@@ -172,7 +172,7 @@ class ForwardGraph:
 
 
 def record_forward(model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> ForwardGraph:
-    """Record `model(*arguments, **named)` on meta copies.
+    """Record `model(*arguments, **named)` on copies without data (meta tensors).
 
     Tensors that do not depend on the inputs (positions, masks) are computed with real values, because models read
     these values. A model that reads values of the inputs cannot be recorded, because it may behave differently with
@@ -220,7 +220,7 @@ def _meta_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Recorder(TorchFunctionMode):
-    """Records the graph while it is active."""
+    """A function mode that records the graph while the mode is active."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
