@@ -1,4 +1,5 @@
-"""Runs a script that was written for Ray Tune. Its calls to `ray.tune.run` and `Tuner.fit` use Legroom's search.
+"""Runs a script that was written for Ray Tune. The script's calls to `ray.tune.run` and `Tuner.fit` use Legroom's
+search.
 
 The script is not changed. A trial starts when its memory fits, so `resources_per_trial` is not needed. The results have
 the methods of Ray's `ExperimentAnalysis` and `ResultGrid` that scripts use most.

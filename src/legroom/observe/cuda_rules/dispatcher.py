@@ -2,8 +2,9 @@
 
 Some operations are composed of other operations that depend on the device: attention, dropout, recurrent layers, all
 operations under autocast. Tensors on a virtual device are CPU tensors, so these operations would follow the CPU's
-implementation. They would save different tensors for the backward pass than on CUDA. While `Overrides` is active, these
-operations have kernels that follow CUDA's implementation. Closing `Overrides` restores the original kernels.
+implementation. These operations would then save different tensors for the backward pass than on CUDA. While `Overrides`
+is active, these operations have kernels that follow CUDA's implementation. Closing `Overrides` restores the original
+kernels.
 """
 
 import inspect

@@ -26,7 +26,7 @@ class CallContext(threading.local):
 
     target: int = INHERIT
     factory_target: int = INHERIT
-    """The device of the results of operations without tensor inputs. Such operations run inside larger operations: for
+    """The device of the results of operations without tensor inputs. These operations run inside larger operations: for
     example, attention creates a causal mask. Outside any call, the value is INHERIT, because the autograd engine runs
     these operations on the device of the backward pass.
     """

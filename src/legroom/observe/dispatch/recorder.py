@@ -332,8 +332,9 @@ class Recorder:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
         During the call, the dispatch modes are disabled, because they would take about ten times as long as creating a
-        small tensor. If the operation must go through the modes, this method runs nothing and returns None. This is the
-        case if other modes are active, if CUDA rules or fake tensors are used, or if the result may be too large.
+        small tensor. If the operation must go through the modes, this method runs nothing and returns None. An
+        operation must go through the modes if other modes are active, if CUDA rules or fake tensors are used, or if the
+        result may be too large.
         """
         if (
             self.rules is not None
@@ -446,9 +447,9 @@ class Recorder:
         return error
 
     def _storage_expired(self, expired: Any) -> None:
-        """Record that a storage was freed. This function is the callback of the weak references. It may run at any time
-        on any thread, even inside the allocator during a garbage collection. Therefore the callback does not free the
-        memory itself. Instead, the thread that holds the lock frees the memory, when it releases the lock or later.
+        """Record that a storage was freed. This function is the callback of the weak references, so it may run at any
+        time on any thread, even inside the allocator during a garbage collection. Therefore the callback does not free
+        the memory itself. Instead, the thread that holds the lock frees the memory, when it releases the lock or later.
         """
         if weak_references_end_early and (storage := surviving_storage(expired.key)) is not None:
             again = LiveStorage(storage, self._storage_expired)
@@ -733,8 +734,8 @@ _transform: Callable[[], Any] | None = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
 )
 _mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_at", None)
-"""These four functions are private to torch. If one of them is missing, every operation goes through the dispatch
-modes.
+"""These four functions are private to torch. If one of these functions is missing, every operation goes through the
+dispatch modes.
 """
 
 

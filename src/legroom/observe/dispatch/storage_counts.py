@@ -1,7 +1,7 @@
 """Reads the reference counts of storages, and handles weak references that expire before the storage is freed.
 
 Reference counts and weak references of storages depend on torch internals. This module checks once, on a small storage,
-how they behave in this version of torch.
+how the counts and weak references behave in this version of torch.
 """
 
 import ctypes

@@ -25,8 +25,8 @@ def _saved_attributes(node_type: type) -> tuple[str, ...]:
 
 
 _unpacks_freely = False
-"""Whether saved tensors may be unpacked. This is safe as long as the program has not packed a tensor with hooks. See
-`unpack_until_packed`.
+"""Whether saved tensors may be unpacked. Unpacking is safe as long as the program has not packed a tensor with hooks.
+See `unpack_until_packed`.
 """
 
 

@@ -303,9 +303,9 @@ def _has_small_limit(container: Any) -> bool:
 
 
 def _fills_slots(container: Any, chain: list[Any]) -> bool:
-    """Return whether the keys of a dict are indices in a fixed range, and some of these indices are still missing. This
-    is the case if the indices are in random order with gaps, or if they are below a size that is stored in the same
-    object as the dict.
+    """Return whether the keys of a dict are indices in a fixed range, and some of these indices are still missing. The
+    keys are treated as indices if they are in random order with gaps, or if they are below a size that is stored in the
+    same object as the dict.
     """
     if not isinstance(container, dict) or not container or not all(type(key) is int for key in container):
         return False

@@ -337,7 +337,7 @@ class LeakDetector:
 
     def _read_counters(self) -> tuple[list[str], bool]:
         """Return the signs of a leak that appeared, and whether a sign may appear soon. `graph` means that graphs are
-        retained. `device` and `host` mean that the respective counter has risen for several iterations.
+        retained. `device` and `host` mean that this counter has risen for several iterations.
         """
         uncertain, symptoms = False, []
         maxima, self._consecutive_maxima = self._consecutive_maxima, 0

@@ -169,8 +169,8 @@ class IterationTracker:
 
     @property
     def numbers_nodes(self) -> bool:
-        """Whether the number of an autograd node shows in which iteration the node was created. This is not the case if
-        several threads create nodes, because torch numbers the nodes of each thread separately.
+        """Whether the number of an autograd node shows in which iteration the node was created. If several threads
+        create nodes, the number does not show the iteration, because torch numbers the nodes of each thread separately.
         """
         return not (self.by_lines or (self.by_model_calls and self.calls_on_several_threads))
 

@@ -7,8 +7,8 @@ code. The search finds too many lines if several lines store items under the sam
 are traced for at most two iterations, until the container grows once. If the tensors in a small container are replaced
 and none are added, the trace ends when a tensor is replaced. The trace always ends after `MAX_EVENTS`, because a
 program may run for a long time after its last iteration. A trace function that is already set (by a debugger or a
-coverage tool) is not replaced. The trace keeps a reference to the container. It drops this reference when no other
-object references the container.
+coverage tool) is not replaced. The trace keeps a reference to the container. The trace drops this reference when no
+other object references the container.
 """
 
 import gc

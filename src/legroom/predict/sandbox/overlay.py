@@ -89,8 +89,8 @@ class Overlay:
     # --- locations of paths
 
     def is_scratch(self, path: str) -> bool:
-        """Return True if calls with this resolved path are not redirected. This is the case for paths in the scratch
-        folder, and for paths that are not user files.
+        """Return True if calls with this resolved path are not redirected. Calls are not redirected for paths in the
+        scratch folder, and for paths that are not user files.
         """
         return _is_below(path, self._scratch) or _is_kernel(path)
 

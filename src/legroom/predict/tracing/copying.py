@@ -150,10 +150,10 @@ def standard_step(
     """Return a training step that zeroes the gradients and runs the forward pass, the loss, the backward pass and the
     optimizer.
 
-    If the model returns an output with a `loss` (an attribute or a key), this loss is used. If it returns several
-    losses in a dict or an object, their sum is used. Otherwise, the last element of the batch is the
-    target. The loss is cross entropy if the target has an integer dtype, and mean squared error otherwise. If there is
-    no target, the loss is the mean of the output.
+    If the model returns an output with a `loss` (an attribute or a key), this loss is used. If the model returns
+    several losses in a dict or an object, their sum is used. Otherwise, the last element of the batch is the target.
+    The loss is cross entropy if the target has an integer dtype, and mean squared error otherwise. If there is no
+    target, the loss is the mean of the output.
     """
     optimizer = make_optimizer(parameter for parameter in model.parameters() if parameter.requires_grad)
 

@@ -345,8 +345,8 @@ class TracingProcess:
         return True
 
     def _optimizers_follow(self, step: int) -> bool:
-        """Return True if more steps must be traced because of an additional optimizer, as in a GAN. This is the case if
-        an optimizer stepped for the first time in the last step, or has not stepped yet.
+        """Return True if more steps must be traced because of an additional optimizer, as in a GAN. More steps are
+        needed if an optimizer stepped for the first time in the last step, or has not stepped yet.
 
         The last traced step must not allocate optimizer state, because the replay repeats this step.
         """

@@ -1,7 +1,7 @@
 """Records the forward pass of a model, so that a part of the model can run on its own.
 
-    graph = record_forward(model, arguments, named)       # on meta copies: computes nothing and does not change the model
-    graph.nodes(0, graph.length)                          # the layers and the operations between them, in order
+`record_forward(model, arguments, named)` records the graph on meta copies, so it computes no values and does not change
+the model. `graph.nodes(0, graph.length)` returns the layers and the operations between the layers, in order.
 
 A layer is a single node. A module that calls other modules is recorded as a node, and its children are recorded too. A
 stage that contains a complete module calls the module itself. If a module is divided between several stages, each stage
@@ -407,8 +407,8 @@ _METADATA_FUNCTIONS = {
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return True if a module is recorded as one node. This is the case if the module has no children, or if it is a
-    torch module that uses its children without calling them.
+    """Return True if a module is recorded as one node. A module is recorded as one node if it has no children, or if it
+    is a torch module that uses its children without calling them.
     """
     if next(module.children(), None) is None:
         return True

@@ -3,18 +3,18 @@
 cuDNN's kernels differ in the copies that they make in a different layout, and in their partial sums. The copies and the
 partial sums follow exactly from the number of the kernel and a few of its settings. The formulas were derived from
 424,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
-
-| formula | bytes |
-|---|---|
-| `0` | none |
-| `P` | copies; the letter is a layout of `LAYOUTS` |
-| `P+` | copies, and the semaphores of a split-K kernel that does not split |
-| `P/<tile>,<rows>,<columns>` | copies, and the partial sums of a split-K kernel with this tile and cluster |
-| `P*<count>` | copies, and this number of float32 copies of the weights |
-| `P#<tile>,<count>` | copies, and this number of copies of the weights in whole tiles |
-| `=<algorithm>` | the workspace of a GPU-only kernel (`gpu_only_kernels.Algorithm`) |
-| `R<power>` | unknown: `STEP` to this power times the bytes of input, weights and output |
 """
+
+# | formula | bytes |
+# |---|---|
+# | `0` | none |
+# | `P` | copies; the letter is a layout of `LAYOUTS` |
+# | `P+` | copies, and the semaphores of a split-K kernel that does not split |
+# | `P/<tile>,<rows>,<columns>` | copies, and the partial sums of a split-K kernel with this tile and cluster |
+# | `P*<count>` | copies, and this number of float32 copies of the weights |
+# | `P#<tile>,<count>` | copies, and this number of copies of the weights in whole tiles |
+# | `=<algorithm>` | the workspace of a GPU-only kernel (`gpu_only_kernels.Algorithm`) |
+# | `R<power>` | unknown: `STEP` to this power times the bytes of input, weights and output |
 
 from collections.abc import Mapping
 from math import log

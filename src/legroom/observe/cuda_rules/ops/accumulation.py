@@ -61,8 +61,8 @@ class Accumulation:
         """The ids of the last `_IN_PLACE_FORMULA` node: the graph task of its backward pass, and its sequence number."""
 
     def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
-        """Return the operation to run instead of `func`. This is the in-place variant if the engine would add in place,
-        or if a formula would write into its own tensor of zeros.
+        """Return the operation to run instead of `func`. The result is the in-place variant if the engine would add in
+        place, or if a formula would write into its own tensor of zeros.
         """
         if func in _INTO_ZEROS:
             return _INTO_ZEROS[func] if _in_final_backward_pass() and _writes_into_zeros(func, args) else func

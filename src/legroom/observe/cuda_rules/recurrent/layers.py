@@ -323,8 +323,8 @@ def _has_biases(arguments: dict[str, Any]) -> bool:
 
 
 def _forward(call: OpCall) -> MemoryPlan:
-    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve. This is the
-    order of allocations in measurements.
+    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve. Measurements
+    show this order of allocations.
     """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
@@ -344,8 +344,8 @@ def _forward(call: OpCall) -> MemoryPlan:
 
 def _backward(call: OpCall) -> MemoryPlan:
     """Allocate the gradients of the inputs and states, even if they are not needed, then the gradients of the weights.
-    Both need a workspace. This is the order of allocations in measurements. If only the last states are used, the
-    gradient of the outputs is allocated as zeros first (RNN.cpp).
+    Both need a workspace. Measurements show this order of allocations. If only the last states are used, the gradient
+    of the outputs is allocated as zeros first (RNN.cpp).
     """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])

@@ -1,11 +1,8 @@
 """The functions of `torch.cuda`, `torch.accelerator` and related modules, replaced for virtual GPUs.
 
-```
-with patches(host):
-    torch.cuda.is_available()      # True, even on a CPU build of torch
-    torch.cuda.memory_allocated()  # from the replayed allocator
-torch.cuda.is_available()          # False again: every attribute is restored, even after an error
-```
+Inside `with patches(host):`, `torch.cuda.is_available()` returns True, even on a CPU build of torch.
+`torch.cuda.memory_allocated()` returns the value of the replayed allocator. After the block, every attribute is
+restored, even after an error.
 
 Tensor methods (`.to("cuda")`, `device=`, `.is_cuda`) are handled by the modes of `VirtualGPU`, which is the
 `VirtualHost`. Each module in this package returns a table of names and replacements, and `patching` installs the

@@ -132,8 +132,8 @@ def index_of(host: VirtualHost, device: Any) -> int:
 
 
 def free_bytes(device: VirtualDevice) -> int:
-    """Return the free memory as `cudaMemGetInfo` reports it. This is the memory that is neither used by the context nor
-    reserved by PyTorch's allocator.
+    """Return the free memory as `cudaMemGetInfo` reports it. Free memory is neither used by the context nor reserved by
+    PyTorch's allocator.
     """
     return max(device.capacity - device.context_bytes - device.allocator.reserved, 0)
 

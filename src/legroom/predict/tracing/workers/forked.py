@@ -67,7 +67,7 @@ class ForkedWorkers:
         )
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "ForkedWorker":
-        """Start a worker. The worker uses the scratch folder `folder`. Its environment variables are those of this
+        """Start a worker. The worker uses the scratch folder `folder`. The worker has the environment variables of this
         process, updated with `environment`.
         """
         folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)

@@ -42,7 +42,7 @@ class SpawnedWorkers:
         return self._owner == os.getpid() and self.settings == startup_settings()
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "RepeatedScript":
-        """Start a worker. The worker uses the scratch folder `folder`. Its environment variables are those of this
+        """Start a worker. The worker uses the scratch folder `folder`. The worker has the environment variables of this
         process, updated with `environment`.
         """
         return RepeatedScript(
