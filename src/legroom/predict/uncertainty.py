@@ -37,9 +37,9 @@ number of requests.
 
 
 VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
-"""Maps each library to the fraction of the peak that the safe bound adds if the rules do not cover its version. cuDNN
-9.21 changed the reserved memory of 24 networks by -9% to +7%. The bound already adds 4% for every version. Releases of
-torch other than the measured release were not tested.
+"""Maps each library to the fraction of the peak that the safe bound adds if the rules do not cover its version. With
+cuDNN 9.21, the reserved memory of 24 networks changed by -9% to +7%. The bound already adds 4% for every version.
+Releases of torch other than the measured release were not tested.
 """
 
 
@@ -145,8 +145,9 @@ def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
 
 
 def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Yield combinations with the largest alternatives of some uncertain sizes, and one with half of each largest
-    alternative. The half is tried because a medium size may fit no free block, while a large size gets its own segment.
+    """Yield combinations with the largest alternatives of some uncertain sizes. The last combination contains half of
+    each largest alternative. The half is tried because a medium size may fit no free block, while a large size gets its
+    own segment.
 
     A layer uses the same kernel in every step, so sizes with the same alternatives change together.
     """

@@ -72,7 +72,7 @@ def _fast_call(func: Any) -> Any:
     `__torch_dispatch__`.
 
     The generic function of an operation reads its arguments according to a schema, which takes longer than a small
-    kernel. `_op` is private to torch and saves a call to a Python function.
+    kernel. Calling the operation through `_op`, which is private to torch, saves a call to a Python function.
     """
     if type(func) is not OpOverload:
         return func

@@ -85,8 +85,8 @@ class Recorder:
         returns the current stream of a device, if the program uses several streams. With `rules`, the memory that CUDA
         kernels allocate in addition to their results is also recorded. With `fake_tensors`, device tensors have no
         data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation raises when
-        an allocation fails, or None to retry. `room()` returns the memory left on the fullest device. If the results of
-        an operation need more memory than this, the operation fails before it is computed. `current_device()` returns
+        an allocation fails, or None to retry. `room()` returns the memory left on the fullest device. An operation
+        fails before it is computed if its results need more memory than `room()` returns. `current_device()` returns
         the device that `cuda` without an index refers to, if the devices are virtual.
         """
         self.rules = rules
@@ -688,8 +688,7 @@ def _is_composite(func: Any) -> bool:
     composite operation.
 
     An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager
-    mode. If the recorder ran it as a composite operation, the process would crash, because there is no composite C++
-    kernel.
+    mode. Such an operation cannot be run as a composite operation, because there is no composite C++ kernel.
     """
     if getattr(func, "namespace", "") != "aten" or _COMPOSITE in getattr(func, "py_kernels", ()):
         return False

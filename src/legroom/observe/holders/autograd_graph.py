@@ -34,8 +34,8 @@ See `unpack_until_packed`.
 def unpack_until_packed() -> Iterator[None]:
     """Allow the search to read saved tensors by unpacking them, until the program uses a pack hook.
 
-    Versions of torch without `SavedTensor.data` can read saved tensors only in this way. Enter this context before the
-    program builds graphs, because hooks that were entered earlier are not detected.
+    Versions of torch without `SavedTensor.data` can read saved tensors only by unpacking them. Enter this context
+    before the program builds graphs, because hooks that were entered earlier are not detected.
     """
     global _unpacks_freely
     if can_read_saved():

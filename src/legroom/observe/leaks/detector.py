@@ -63,7 +63,7 @@ WARM_UP_ITERATIONS = 13
 """A cache that still grows in every iteration after this many iterations is treated as a leak."""
 
 MAX_DELAY_EXPONENT = 6
-"""The delay between two series of scans doubles up to this number of times. After n series for the same sign of a leak,
+"""The delay between two series of scans is doubled at most this many times. After n series for the same sign of a leak,
 the next series starts only after 4 * 2**n iterations.
 """
 MAX_SCAN_FRACTION = 0.05

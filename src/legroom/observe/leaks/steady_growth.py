@@ -36,7 +36,7 @@ from legroom.observe.leaks.suspects import (
 from legroom.observe.source.user_files import is_user_file
 
 MAX_ENSEMBLE = 8
-"""If a container has no more models than this, the program probably retains them on purpose."""
+"""If a container has at most this many models, the program probably retains them on purpose."""
 MIN_LENGTH = 8
 """A container with fewer items than this is reported only if no container with more items is found."""
 NUMBER_BYTES = 8

@@ -1,8 +1,7 @@
-"""Recorded workspaces for convolutions of well-known networks and for random convolutions.
-
-cuDNN's choice of kernels is not documented, so the choices for measured layers are looked up. The table
-(`convolutions_h200.table.xz`, written by `bench/rules/convolution/table.py`) lists the converted tensors and all other
-workspace bytes for each layer at several batch sizes. The table is valid for Hopper GPUs, on which it was measured.
+"""Recorded workspaces for convolutions of well-known networks and for random convolutions. The choice of kernels in
+cuDNN is not documented, so the choices for measured layers are looked up. The table (`convolutions_h200.table.xz`,
+written by `bench/rules/convolution/table.py`) lists the converted tensors and all other workspace bytes for each layer
+at several batch sizes. The table is valid for Hopper GPUs, on which it was measured.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes.
-
-cuDNN's kernels differ in the copies that they make in a different layout, and in their partial sums. The copies and the
-partial sums follow exactly from the number of the kernel and a few of its settings. The formulas were derived from
-424,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
+"""Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes. The kernels of cuDNN
+differ in the copies that they make in a different layout, and in their partial sums. The copies and the partial sums
+follow exactly from the number of the kernel and a few of its settings. The formulas were derived from 424,000 queries
+to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
 """
 
 # | formula | bytes |
@@ -121,8 +120,8 @@ def formula_for(
     c: Convolution,
     operation: ConvOperation,
 ) -> str:
-    """Return the formula for a kernel with this workspace. If the formula for the number and settings of the kernel
-    yields the size of this workspace, this formula is returned. Otherwise, the closest formula is returned.
+    """Return the formula for a kernel with this workspace. If the number and the settings of the kernel determine a
+    formula that yields exactly this size, that formula is returned. Otherwise, the closest formula is returned.
     """
     if size < _NEGLIGIBLE:
         return NO_BYTES

@@ -1,13 +1,10 @@
-"""Rules for the workspace of a convolution, and helper functions that all workspace estimates share.
-
-cuDNN's fast kernels read and write channels-last images. For contiguous tensors, these kernels convert the input and
-the weights in the workspace, and convert the result back. The conversion needs a second copy of input, weights and
-output. Pointwise convolutions need no conversion, because they are matrix products in either layout. cuDNN has special
-kernels for convolutions of very small inputs. For the gradient of the weights, many blocks sum over all pixels. Each
-block has its own float32 copy of the weights for its sum.
-
-cuDNN's choice of kernels is not documented. These rules and thresholds were fitted to 5,500 convolutions
-measured on an H200 (cuDNN 9.19), half of them with random shapes.
+"""Rules for the workspace of a convolution, and helper functions that all workspace estimates share. The fast kernels
+of cuDNN read and write channels-last images. For contiguous tensors, these kernels convert the input and the weights in
+the workspace, and convert the result back. The conversion needs a second copy of input, weights and output. Pointwise
+convolutions need no conversion, because they are matrix products in either layout. For very small inputs, cuDNN has
+special kernels. For the gradient of the weights, many blocks sum over all pixels. Each block has its own float32 copy
+of the weights for its sum. The choice of kernels in cuDNN is not documented. These rules and thresholds were fitted to
+5,500 convolutions measured on an H200 (cuDNN 9.19), half of them with random shapes.
 """
 
 from dataclasses import dataclass, replace
@@ -147,8 +144,8 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
     """Return the workspace size in bytes for a pointwise convolution. Each image has its own matrix product and its own
-    copy of the weight gradient. If the copies would be much larger than the images, the rule for other convolutions
-    applies.
+    copy of the weight gradient. If these copies would be much larger than the images, the kernel needs as much
+    workspace as other convolutions.
     """
     if c.output_area == 1:
         return 0

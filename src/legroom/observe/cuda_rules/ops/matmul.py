@@ -1,7 +1,7 @@
 """Matrix products, dense and sparse: cuBLAS workspaces, copies of operands, and operations that are computed as
-products. cuBLAS allocates one workspace from PyTorch's allocator for each library handle and stream, and keeps it until
-the process ends. The autograd engine runs backward operations on its own thread with its own handle, so there are two
-workspaces. The rule for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a
+products. For each library handle and stream, cuBLAS allocates one workspace from PyTorch's allocator, and keeps it
+until the process ends. The autograd engine runs backward operations on its own thread with its own handle, so there are
+two workspaces. The rule for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a
 workspace is 32 MiB on Hopper and newer, 4096 KiB × 2 + 16 KiB × 8 on older GPUs, or the value of
 `CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias uses cuBLASLt, which has its own workspace. In the measured
 histories, the size of the cuBLASLt workspace is 1 MiB, and it is allocated after the cuBLAS workspace.
@@ -231,10 +231,10 @@ def _linear(
 def sparse_product(call: OpCall) -> MemoryPlan | None:
     """Return the plan of a product whose first operand is sparse.
 
-    The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. cuSPARSE needs
-    32-bit indices and writes the result in column order, so the result is first computed in a temporary copy. An
-    uncoalesced sparse matrix is coalesced in each product. The rule is based on measurements on an H200 with 12,000 and
-    240,000 entries.
+    The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. The kernels of
+    cuSPARSE need 32-bit indices and write the result in column order, so the result is first computed in a temporary
+    copy. An uncoalesced sparse matrix is coalesced in each product. The rule is based on measurements on an H200 with
+    12,000 and 240,000 entries.
     """
     matrix = next(
         (

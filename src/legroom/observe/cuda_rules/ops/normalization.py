@@ -173,8 +173,9 @@ def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
-    """Return the memory plan of cuDNN's batch norm gradient. cuDNN needs the gradient in the memory format of the input
-    (`cudnn_batch_norm_backward`)."""
+    """Return the memory plan of cuDNN's batch norm gradient. The kernel needs the gradient in the memory format of the
+    input (`cudnn_batch_norm_backward`).
+    """
     gradient = call.arguments.get("grad_out", call.arguments.get("grad_output"))
     if gradient is None or gradient.is_contiguous(memory_format=format_of(input)):
         return None
