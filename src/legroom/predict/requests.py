@@ -60,8 +60,8 @@ def replay_requests(
     again.
 
     `segment_address(size, stream)` returns the address of each new segment. If an optional request fails, such as the
-    workspace of a cuDNN kernel, later optional requests of the same size are skipped, because torch then uses and
-    caches a kernel that needs no workspace.
+    workspace of a cuDNN kernel, later optional requests of the same size are skipped. The reason is that torch then
+    uses and caches a kernel that needs no workspace.
     """
     if capacity is not None and handle:
         requests = list(requests)

@@ -1,8 +1,6 @@
 """`legroom.record()`: records the memory of a block of code, on a real GPU, a virtual GPU or the CPU.
 
-    with legroom.record() as recording:
-        train()
-    print(recording)
+Put the code into `with legroom.record() as recording:`, then call `print(recording)`.
 
 The events go to a temporary capture of limited size, so a block of any length uses little memory. The report is built
 when the block ends. After the block, no torch function stays replaced, and the recording keeps no tensor, frame or

@@ -34,8 +34,9 @@ from legroom.observe.fake.known_values import MAX_TRACKED_BYTES, KnownValues, ne
 from legroom.observe.fake.shape_cache import ShapeCache
 
 SMALL = 64 * 1024
-"""Tensors below this size that a module's constructor creates stay real. The constructor may read their values
-(`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and they use little memory."""
+"""Tensors below this size that a module's constructor creates stay real. The constructor may read the values of small
+tensors (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and small tensors use little memory.
+"""
 
 DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default

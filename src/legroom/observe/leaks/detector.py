@@ -74,8 +74,8 @@ MAX_STEADY_SECONDS = 2.0
 that is longer. Afterwards, the next search runs when the number of iterations has doubled.
 """
 MAX_AGE_AT_END = 0.7
-"""If the last scan ran in the last part of the run, after at least this fraction of the iterations, the growth that it
-found is assumed to continue until the end.
+"""If the last scan ran after at least this fraction of the iterations, the growth that it found is assumed to continue
+until the end of the run.
 """
 MIN_CONTINUED = 0.15
 """If the last scan ran earlier, growth is assumed to continue only if the device memory also grew in the second half of
@@ -134,7 +134,7 @@ class LeakDetector:
         self._has_stepped = False
         self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
-        """For each sign of a leak, the number of completed series of scans, up to `MAX_DELAY_EXPONENT`."""
+        """Maps each sign of a leak to the number of completed series of scans, up to `MAX_DELAY_EXPONENT`."""
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}

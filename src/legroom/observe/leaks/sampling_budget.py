@@ -11,9 +11,9 @@ to `MAX_DISTANCE` iterations, or to a small fraction of all iterations if that i
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive iterations.
 Therefore one additional series of scans lasts for the whole run, with scans that are far apart. Scans run after an
 iteration in which a counter reached a new maximum, and from time to time to find growth that the counters do not show.
-A scan that finds nothing new delays the next scan. The first scans are not limited. Later scans use a small fraction
-of the run time, except for a scheduled scan while memory grows: the number of these scans is proportional to the
-logarithm of the number of iterations.
+A scan that finds nothing new delays the next scan. The first scans are not limited. Later scans use a small fraction of
+the run time. While memory grows, scheduled scans are not limited, because their number is proportional to the logarithm
+of the number of iterations.
 """
 
 import time

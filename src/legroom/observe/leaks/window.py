@@ -282,8 +282,8 @@ class ScanWindow:
         return seen
 
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Return one list for each of the last scans, newest first, with the live tensors that were first seen in this
-        scan. The result is empty if there were not enough scans.
+        """Return one list for each of the last scans, newest first. A list contains the live tensors that were first
+        seen in its scan. The result is empty if there were not enough scans.
         """
         if self._rare:
             scans = [scan for scan in by_first_scan if 1 < scan < self.scans]
@@ -340,8 +340,8 @@ class ScanWindow:
     # --- from observations to suspects
 
     def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
-        """Return the variables and containers that retain old tensors with a graph. If there are none, return the
-        variable that retains a new tensor whose graph includes the old nodes.
+        """Return the variables and containers that retain old tensors with a graph. If no variable retains old tensors,
+        return the variable that retains a new tensor whose graph includes the old nodes.
         """
         if not seen.iterations_retained:
             return []

@@ -284,8 +284,8 @@ def read_array(file: BytesIO, kind: str, count: int) -> Sequence[Any]:
 
 def ungroup(groups: Sequence[int], values: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
     """Restore the original order of `values`. `groups` contains the group of each value in this order. In the files,
-    the values of group 0 come first, then those of group 1, and so on, because values of the same group are similar and
-    compress better. `counts` contains the number of values in each group.
+    the values of group 0 come first, followed by the values of group 1, and so on. Values of the same group are
+    similar, so this order compresses better. `counts` contains the number of values in each group.
     """
     parts = [iter(values[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True)]
     return [*map(next, map(parts.__getitem__, groups))]

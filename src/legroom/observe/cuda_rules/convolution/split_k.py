@@ -29,10 +29,12 @@ class MatrixProduct(NamedTuple):
     columns: int
     depth: int
     column_taps: int = 1
-    """The number of kernel positions if each position has its own columns, as for weight gradients."""
+    """For weight gradients, the number of kernel positions, because each position has its own columns. For other
+    operations, the value is 1.
+    """
     depth_taps: int = 1
-    """The number of kernel positions if the depth contains the values of every position, as for the forward pass and
-    input gradients.
+    """For the forward pass and input gradients, the number of kernel positions, because the depth contains the values
+    of all positions. For weight gradients, the value is 1.
     """
 
 
@@ -49,8 +51,8 @@ def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
 
 
 def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """Return the result of `product_of` for convolutions with groups. Groups are adjacent in the rows of weight
-    gradients and in the columns of other operations.
+    """Return the result of `product_of` for convolutions with groups. One product contains all groups: in its rows for
+    weight gradients, and in its columns for other operations.
     """
     if c.groups == 1:
         return product_of(c, operation)
@@ -101,8 +103,8 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the size of the partial sums in bytes if the tiles after the last full wave keep all blocks busy. Partial
-    sums larger than this size were rarely measured. Returns 0 if the tiles of the kernel are unknown.
+    """Return the size in bytes of the partial sums if they keep all blocks busy in the last wave. Partial sums larger
+    than this size were rarely measured. Returns 0 if the tiles of the kernel are unknown.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
@@ -143,7 +145,7 @@ _BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 1
 because all blocks of a cluster run in the same GPC (a group of SMs).
 """
 _STEP = 128
-"""The number of bytes of the matrix depth that a block processes per step."""
+"""A block processes the matrix depth in steps of this many bytes."""
 _SPLIT_COST = {
     "float16": {0: 8, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 9, 9: 7},
     "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},

@@ -2,9 +2,9 @@
 products. For each library handle and stream, cuBLAS allocates one workspace from PyTorch's allocator, and keeps it
 until the process ends. The autograd engine runs backward operations on its own thread with its own handle, so there are
 two workspaces. The rule for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a
-workspace is 32 MiB on Hopper and newer, 4096 KiB × 2 + 16 KiB × 8 on older GPUs, or the value of
-`CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias uses cuBLASLt, which has its own workspace. In the measured
-histories, the size of the cuBLASLt workspace is 1 MiB, and it is allocated after the cuBLAS workspace.
+workspace is 32 MiB on Hopper and newer GPUs, and 4096 KiB × 2 + 16 KiB × 8 on older GPUs. The environment variable
+`CUBLAS_WORKSPACE_CONFIG` can set another size. A product that adds a bias uses cuBLASLt, which has its own workspace.
+In the measured histories, the size of the cuBLASLt workspace is 1 MiB, and it is allocated after the cuBLAS workspace.
 """
 
 import math

@@ -24,7 +24,7 @@ from legroom.observe.cuda_rules.plan import (
 )
 
 CHUNK = 65_536
-"""The number of values of a tensor that one block of a foreach kernel processes."""
+"""One block of a foreach kernel processes this many values of a tensor."""
 
 
 def _softmax_backward(call: OpCall) -> MemoryPlan | None:
