@@ -65,8 +65,7 @@ from legroom.observe.source.storing_lines import find_usage
 MAX_SCANS = 7
 ITERATIONS_BEFORE_FIRST_STEP = 16
 """Before the first optimizer step, retained graphs indicate a leak only after this number of iterations. Until then,
-the micro-batches of one accumulated step may share a graph.
-"""
+the micro-batches of one accumulated step may share a graph."""
 TENSOR_SCANS = 2
 """All storages that were new in this number of scans must still be alive. The first scan does not count."""
 LARGER_SCANS = 4
@@ -86,8 +85,7 @@ class _Observations:
     bytes_per_iteration: int = 0
     parts: dict[int, GraphPart] = field(default_factory=dict)
     """Maps the `id` of each tensor in `old` and `carrying` to the part of its graph (nodes and bytes) that one
-    iteration created.
-    """
+    iteration created."""
     old: Targets = field(default_factory=list)
     """Tensors from earlier iterations that still have a graph."""
     carrying: Targets = field(default_factory=list)
@@ -134,8 +132,7 @@ class ScanWindow:
         """Whether the last scan found a holder."""
         self.reported: set[LeakKind] = set()
         """The kinds of leaks that were already reported. The scans do not search for these kinds again, so that they
-        can find other kinds.
-        """
+        can find other kinds."""
         self._numbers = numbers
         self._iterations = iterations
         self._rare = rare
@@ -176,8 +173,7 @@ class ScanWindow:
 
     def _is_first(self, leak: DetectedLeak) -> bool:
         """Return whether this leak is reported for the first time. A list of tensors with graphs is a leak of both
-        kinds, `graph` and `tensor`. The kind `graph` is reported first, because its numbers are more complete.
-        """
+        kinds, `graph` and `tensor`. The kind `graph` is reported first, because its numbers are more complete."""
         known = leak.identity in self._returned
         self._returned.add(leak.identity)
         return not known
@@ -283,8 +279,7 @@ class ScanWindow:
 
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Return one list for each of the last scans, newest first. A list contains the live tensors that were first
-        seen in its scan. The result is empty if there were not enough scans.
-        """
+        seen in its scan. The result is empty if there were not enough scans."""
         if self._rare:
             scans = [scan for scan in by_first_scan if 1 < scan < self.scans]
             return [
@@ -298,8 +293,7 @@ class ScanWindow:
 
     def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
         """Return whether graphs of enough iterations are alive, and the newest graph is recent. The newest graph must
-        be from the last two iterations, or slightly older if a graph is retained only every few iterations.
-        """
+        be from the last two iterations, or slightly older if a graph is retained only every few iterations."""
         if len(retained) < MIN_ITERATIONS:
             return False
         apart = max(after - before for before, after in pairwise(retained[-MIN_ITERATIONS:]))
@@ -311,8 +305,7 @@ class ScanWindow:
 
     def _is_conclusive(self, evaluating: bool) -> bool:
         """Return whether retained graphs indicate a leak. Before the first optimizer step, retained graphs may belong
-        to the micro-batches of that step.
-        """
+        to the micro-batches of that step."""
         if (
             self._iterations.has_stepped
             or self._iterations.without_optimizer
@@ -341,8 +334,7 @@ class ScanWindow:
 
     def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
         """Return the variables and containers that retain old tensors with a graph. If no variable retains old tensors,
-        return the variable that retains a new tensor whose graph includes the old nodes.
-        """
+        return the variable that retains a new tensor whose graph includes the old nodes."""
         if not seen.iterations_retained:
             return []
         min_length = MIN_ITERATIONS if self._rare else min_length_at(iteration)
