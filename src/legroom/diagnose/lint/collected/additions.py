@@ -82,5 +82,7 @@ def is_visible(program: Program, store: StoreFact) -> bool:
     function = store.function
     if first in {"self", "cls"}:
         known = program.classes.get(function.class_name or "")
-        return known is not None and all(base in program.classes or base == "object" for base in known.bases)
+        return known is not None and all(
+            base in program.classes or base == "object" or base.startswith("torch.") for base in known.bases
+        )
     return first not in function.parameters

@@ -11,6 +11,7 @@ from legroom.diagnose.lint.flow.backward_uses import derived_names
 from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.releases import is_length_limited, survives
+from legroom.diagnose.lint.flow.steps import iterates_data_set
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,
@@ -23,36 +24,12 @@ from legroom.diagnose.lint.flow.syntax import (
     string_value,
     walk,
 )
-from legroom.diagnose.lint.flow.values import SAMPLING_NAMES, ValueKind
+from legroom.diagnose.lint.flow.values import SAMPLING_NAMES, ValueKind, split_words
 from legroom.diagnose.lint.rule import Problem
 
-SIZE_PRESERVING = frozenset(
-    [
-        "bfloat16",
-        "clone",
-        "contiguous",
-        "cuda",
-        "detach",
-        "double",
-        "exp",
-        "flatten",
-        "float",
-        "half",
-        "interpolate",
-        "log_softmax",
-        "normalize",
-        "permute",
-        "relu",
-        "reshape",
-        "sigmoid",
-        "softmax",
-        "squeeze",
-        "tanh",
-        "to",
-        "transpose",
-        "unsqueeze",
-        "view",
-    ]
+SIZE_PRESERVING = split_words(
+    "bfloat16 clamp clip clone contiguous cuda detach double exp flatten float half interpolate log_softmax normalize "
+    "permute relu reshape sigmoid softmax squeeze tanh to transpose unsqueeze view"
 )
 """Methods and functions whose result has as many elements as their argument."""
 _ON_GPU = frozenset(
@@ -145,19 +122,31 @@ def collected_batches(program: Program) -> Iterator[Problem]:
         ):
             yield _batches(node)
     for store in (*program.stores, *(addition for _, addition, _ in additions_by_calls(program))):
-        loop = loop_over_batches(store)
+        known = loop_over_batches(store)
+        loop = known or _loop_of_dataset(program, store)
         if loop is None or not is_collected(program, store, loop):
             continue
         if is_moved_batch(program, store, loop) and not is_used_on_gpu(program, store.target):
-            yield _batches(store.expression)
+            yield _batches(
+                store.expression, "samples of the dataset" if known is None else "batches of the loader"
+            )
 
 
-def _batches(node: cst.BaseExpression) -> Problem:
+def _batches(node: cst.BaseExpression, what: str = "batches of the loader") -> Problem:
     return Problem(
         node=node,
-        message="All batches of the loader are moved to the GPU and stay there",
+        message=f"All {what} are moved to the GPU and stay there",
         help="Move each batch in the training loop, and use `pin_memory=True` with `non_blocking=True`",
     )
+
+
+def _loop_of_dataset(program: Program, store: StoreFact) -> LoopFact | None:
+    """Return the loop over files in which the constructor of a dataset stores its samples."""
+    known = program.classes.get(store.function.class_name or "")
+    if known is None or store.function.name != "__init__" or not store.target.startswith("self."):
+        return None
+    is_dataset = any(last_name(base).endswith("Dataset") for base in known.bases)
+    return next((each for each in store.loops if is_dataset and iterates_data_set(each)), None)
 
 
 def loop_over_batches(store: StoreFact) -> LoopFact | None:
@@ -314,7 +303,7 @@ def moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
         return any(moves(program, each, names) for each in parts)
     if not isinstance(node, cst.Call) or names.isdisjoint(names_in(node)):
         return False
-    if is_call_of(node, "cuda"):
+    if method_name(node) == "cuda":
         return True
     if method_name(node) != "to" or receiver(node) is None:
         return False

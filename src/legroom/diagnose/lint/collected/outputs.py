@@ -193,6 +193,8 @@ def _is_output_call(
         return _contains_output(program, node.args[0].value, place, models, depth + 1)
     if not value.is_tensor or moves_to_host(node):
         return False
+    if name == "squeeze" and node.args and program.source(node.args[0].value) == "-1":
+        return False  # one score for each sample
     is_function = (program.imports.qualified(node.func) or "").startswith("torch.")
     inner = node.args[0].value if is_function and node.args else receiver(node)
     if inner is None or not (name in SIZE_PRESERVING or _is_pooled(program, node, inner, place)):

@@ -420,12 +420,23 @@ def _propagate_through_calls(program: Program) -> None:
     """Mark loops that train or run a model through the functions that they call."""
     trains = {call.function for call in program.calls if _is_backward(call) or _is_step(call)}
     backward = {call.function for call in program.calls if _is_backward(call)}
-    for _ in range(3):
-        trains |= {call.function for call in program.calls if call.local in trains}
-        backward |= {call.function for call in program.calls if call.local in backward}
     computing = {call.function for call in program.calls if _runs_a_model(call)}
+    sites = [(call.local, call.function, call.no_grad) for call in program.calls if call.local is not None]
+    dispatched = [  # self.train_step(batch) may run the method of a subclass
+        (each, site) for each in program.functions.values() if each.is_dispatched for site in each.call_sites
+    ]
+    sites += [(function, site.caller, site.no_grad) for function, site in dispatched]
     for _ in range(3):
-        computing |= {call.function for call in program.calls if call.local in computing and not call.no_grad}
+        trains |= {caller for function, caller, _ in sites if function in trains}
+        backward |= {caller for function, caller, _ in sites if function in backward}
+        computing |= {caller for function, caller, no_grad in sites if function in computing and not no_grad}
+    for function, site in dispatched:
+        for loop in site.loops:
+            loop.backward |= function in backward
+            loop.trains |= function in trains
+            loop.runs_model |= function in computing and not site.no_grad
+        if not site.loops:
+            site.caller.backward |= function in backward
     for loop in program.loops:  # a loop over a generator that trains
         source = innermost_iterable(loop.node.iter) if isinstance(loop.node, cst.For) else None
         for call in program.calls:

@@ -75,6 +75,8 @@ class Assignments(FactRecorder):
             return
         if value.kind is ValueKind.UNKNOWN and path in self.names_in_backward and not self.no_grad:
             value = GRAPH
+        elif value.element == UNKNOWN and path in self.names_in_backward and not self.no_grad:
+            value = replace(value, element=GRAPH)  # losses = {name: f(output) for name, f in functions}
         if value.kind is ValueKind.UNKNOWN and not value.class_name and not value.function:
             guess = self.program.guess(path)
             value = guess if guess.kind in (ValueKind.MODEL, ValueKind.LOADER, ValueKind.OPTIMIZER) else value

@@ -420,7 +420,7 @@ class Expressions:
         if local is None and (run := inferred_model(name, arguments)) is not None:
             return model_call(run, arguments, no_grad=no_grad)
         if local is not None and local is not self.function:
-            returned = local.returns
+            returned = self.program.returned_by(local, node)
             if returned.kind is ValueKind.UNKNOWN and not returned.function and names_a_loss(local.name):
                 return loss_call(arguments, no_grad=no_grad)
             return without_graph(returned) if no_grad else returned

@@ -21,7 +21,7 @@ from legroom.diagnose.lint.flow.evidence.object_classes import (
 )
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, ReleaseFact, StoreFact
 from legroom.diagnose.lint.flow.syntax import Imports, children, dotted, forget_file, walk
-from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name
+from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name, join_values
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
 _MODULE_BASES = re.compile(r"(?:^|\.)(?:Module|LightningModule|PreTrainedModel|Sequential|\w*Net|\w*Model)$")
@@ -163,6 +163,15 @@ class Program:
         known = self.classes.get(class_name or "")
         found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
         return next(filter(None, found), None)
+
+    def returned_by(self, function: Function, call: cst.Call) -> Value:
+        """Return the result of a call to a function in this file. `self.step()` may run the method of a subclass."""
+        value = function.returns
+        if function.class_name is not None and (dotted(call.func) or "").startswith("self."):
+            for other in self.methods.get(function.name, ()):
+                if self.inherits(other.class_name or "", function.class_name):
+                    value = join_values(value, other.returns)
+        return value
 
     def function_named(self, name: str, scope: Function) -> Function | None:
         """Return the function that a plain name refers to in a scope."""

@@ -8,7 +8,12 @@ from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, receiver, walk
 from legroom.diagnose.lint.flow.values import ValueKind
-from legroom.diagnose.lint.gradients.trained_names import is_trained, model_aliases, optimized_names
+from legroom.diagnose.lint.gradients.trained_names import (
+    is_trained,
+    model_aliases,
+    optimized_names,
+    optimizer_sources,
+)
 from legroom.diagnose.lint.gradients.untrained_models import (
     builds_unused_graph,
     is_detached,
@@ -23,7 +28,7 @@ def models_of_other_losses(program: Program) -> Iterator[tuple[CallFact, str]]:
     reported: set[str] = set()
     for call in program.calls:
         path = model_path(program, call)
-        if not call.loops or path is None or path in reported:
+        if path is None or path in reported or not (call.loops or call.function.backward):
             continue
         if not builds_unused_graph(program, call, trained=True):
             continue
@@ -68,12 +73,7 @@ def _is_for_other_model(program: Program, events: list[CallFact], backward: Call
 
 def _trains(program: Program, step: CallFact, names: set[str]) -> bool | None:
     """Return True if an optimizer trains a model, and None if this is unknown."""
-    path = dotted(receiver(step.node))
-    made: list[cst.CSTNode] = [
-        each.expression
-        for each in program.stores
-        if each.target == path and (each.function is step.function or "." in each.target)
-    ]
+    made = optimizer_sources(program, step.function, dotted(receiver(step.node)))
     return is_trained(program, names, optimized_names(program, made)) if made else None
 
 
@@ -95,6 +95,5 @@ def _is_used_only_before(program: Program, call: CallFact, backward: CallFact) -
     ]
     made = [each.order for each in program.stores if each.target in targets and each.order > backward.order]
     last = min(made, default=len(program.nodes))
-    return any(each < backward.order for each in reads) and not any(
-        backward.order < each < last for each in reads
-    )
+    end = max(program.order[node] for node in walk(backward.node))  # discriminator(fake).mean().backward()
+    return any(each < end for each in reads) and not any(end < each < last for each in reads)

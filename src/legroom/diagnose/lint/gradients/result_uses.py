@@ -13,7 +13,16 @@ import libcst as cst
 from legroom.diagnose.lint.flow.call_results import names_a_loss
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import bound_paths, dotted, last_name, method_name, receiver, walk
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    keys_of,
+    last_name,
+    method_name,
+    path_of,
+    receiver,
+    string_value,
+    walk,
+)
 from legroom.diagnose.lint.flow.values import (
     GRAPHLESS_ATTRIBUTES,
     GRAPHLESS_FUNCTIONS,
@@ -22,6 +31,11 @@ from legroom.diagnose.lint.flow.values import (
     ValueKind,
     split_words,
 )
+
+Position = int | str | None
+Path = tuple[Position, ...]
+Visit = tuple[set[tuple[cst.CSTNode, Path]], int]
+"""The visited nodes, each with the location of the result in its value, and the number of steps so far."""
 
 
 class Use(IntEnum):
@@ -41,7 +55,8 @@ class Use(IntEnum):
     """Other code receives the result, and may run a backward pass."""
 
 
-_MAX_DEPTH = 24
+_MAX_DEPTH = 40
+_SAME_ITEMS = split_words("copy")
 _SHAPES = NUMBER_ATTRIBUTES | split_words("size dim numel nelement stride ndimension")
 _NUMBERS = split_words("item tolist numpy __format__ __float__ __int__")
 _DIFFERENTIATING = split_words("backward retain_grad register_hook requires_grad_ grad")
@@ -77,27 +92,38 @@ _READERS = (
 
 
 class ResultUses:
-    """Follows the results of one program."""
+    """Follows the results of one program.
+
+    The methods track where a result is in a container: `path` contains the index in a tuple, the key in a dict, or None
+    for any element of a list. The innermost container comes last.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.calls: dict[cst.CSTNode, CallFact] = {each.node: each for each in program.calls}
+        self.functions: dict[cst.CSTNode, Function] = {each.node: each for each in program.functions.values()}
+        self.positions: dict[cst.CSTNode, Position] = {}
         self.is_evaluated = False
+        self.is_collected = False
+        """True if a container keeps the result."""
 
     def use_of(self, node: cst.CSTNode, function: Function) -> Use:
         """Return the use of an expression in a function."""
-        self.is_evaluated = False
-        found = self._use(node, function, set(), 0)
+        self.is_evaluated = self.is_collected = False
+        found = self._use(node, function, (set(), 0), ())
         return Use.EVALUATED if found is Use.READ and self.is_evaluated else found
 
-    def _use(self, node: cst.CSTNode, function: Function, seen: set[cst.CSTNode], depth: int) -> Use:
+    def _use(self, node: cst.CSTNode, function: Function, visit: Visit, path: Path) -> Use:
+        seen, depth = visit
         while True:
-            if node in seen:
+            if (node, path) in seen:
                 return Use.UNUSED
             if depth > _MAX_DEPTH:
                 return Use.ESCAPES
-            seen.add(node)
+            seen.add((node, path))
             depth += 1
+            if isinstance(node, cst.Name) and self.program.value(node).kind is ValueKind.TENSOR:
+                return Use.DETACHED
             parent: Any = self.program.parent.get(node)
             if isinstance(parent, (cst.Expr, cst.Del)):
                 return Use.UNUSED
@@ -105,14 +131,19 @@ class ResultUses:
                 found = self._attribute(parent)
                 if isinstance(found, Use):
                     return found
-                node = found
-            elif isinstance(parent, cst.Subscript):
+                node, path = found, path if parent.attr.value in _SAME_ITEMS else ()
+            elif isinstance(parent, cst.Subscript) and parent.value is node:
                 node = parent
                 outer = self.program.parent.get(node)
                 if isinstance(outer, cst.AssignTarget) or (
                     isinstance(outer, cst.AugAssign) and outer.target is node
                 ):
                     return Use.UNUSED  # logits[mask] = 0
+                read = _position(parent)
+                if path and read is not _SLICE:
+                    if path[-1] is not None and read is not None and read != path[-1]:
+                        return Use.UNUSED  # another item
+                    path = path[:-1]
             elif isinstance(parent, _READERS):
                 self.is_evaluated |= isinstance(parent, (cst.Comparison, cst.ComparisonTarget))
                 return Use.READ
@@ -121,20 +152,39 @@ class ResultUses:
                     return Use.READ
                 node = parent
             elif isinstance(parent, cst.CompFor):
-                return self._bound(parent.target, self.program.parent.get(parent), function, seen, depth)
+                made = self.program.parent.get(parent)
+                if made is not None and path:
+                    self.positions[made] = path[-1]
+                return self._bound(parent.target, made, function, (seen, depth), path[:-1])
+            elif isinstance(parent, cst.DictComp) and node is parent.key:
+                return Use.ESCAPES
+            elif isinstance(parent, (cst.ListComp, cst.GeneratorExp, cst.DictComp)):
+                node, path = parent, (*path, self.positions.get(parent))
+            elif isinstance(parent, cst.Element):
+                node, path = parent, (*path, self._index(parent))
+            elif isinstance(parent, cst.DictElement):
+                node, path = parent, (*path, string_value(parent.key))
+            elif isinstance(parent, (cst.Tuple, cst.List, cst.Dict)):
+                node = parent
             elif isinstance(parent, _TRANSPARENT):
                 is_error = isinstance(parent, cst.BinaryOperation) and isinstance(
                     parent.operator, cst.Subtract
                 )
                 self.is_evaluated |= is_error
-                node = parent
+                node, path = parent, ()
             elif isinstance(parent, cst.Arg):
-                argument = self._argument(parent, function, seen, depth)
+                argument = self._argument(parent, function, (seen, depth), path)
                 if isinstance(argument, Use):
                     return argument
-                node = argument
+                node, path = argument, _passed(parent, argument, path)
             else:
-                return self._statement(node, parent, function, seen, depth)
+                return self._statement(node, parent, function, (seen, depth), path)
+
+    def _index(self, element: cst.Element) -> int | None:
+        """Return the index of an item in a tuple or list, or None after an unpacked item."""
+        made: Any = self.program.parent.get(element)
+        before = made.elements[: list(made.elements).index(element)]
+        return None if any(isinstance(each, cst.StarredElement) for each in before) else len(before)
 
     def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
         """Return the use of an object whose attribute is read. If a method returns a tensor with the same graph,
@@ -162,9 +212,7 @@ class ResultUses:
         outer = self.program.parent.get(call) if call is not None else None
         return isinstance(outer, (cst.Comparison, cst.ComparisonTarget, cst.Assign))
 
-    def _argument(
-        self, argument: cst.Arg, function: Function, seen: set[cst.CSTNode], depth: int
-    ) -> Use | cst.CSTNode:
+    def _argument(self, argument: cst.Arg, function: Function, visit: Visit, path: Path) -> Use | cst.CSTNode:
         """Return the use of an argument. If the call returns a tensor with the graph of the argument, return the
         call instead."""
         call = self.program.parent.get(argument)
@@ -174,7 +222,7 @@ class ResultUses:
         last = last_name(name) or method_name(call) or ""
         fact = self.calls.get(call)
         if fact is not None and fact.local is not None and fact.receiver.kind is not ValueKind.MODEL:
-            return self._parameter(fact.local, call, argument, seen, depth)
+            return self._parameter(fact.local, call, argument, visit, path)
         if last in _DIFFERENTIATING or ".autograd" in name or ".checkpoint" in name:
             return Use.ESCAPES
         self.is_evaluated |= last in _IMAGES or names_a_loss(last)
@@ -182,7 +230,11 @@ class ResultUses:
             return Use.READ
         owner = receiver(call)
         if last in _ADDING and owner is not None:
-            return self._name_reads(dotted(owner), call, function, seen, depth)
+            self.is_collected = True
+            inner = path if last == "extend" else (*path, None)
+            return self._name_reads(
+                path_of(owner), call, function, visit, (*inner, *reversed(keys_of(owner)))
+            )
         if name.startswith(("torch.", "torchvision.ops.", "einops.")):
             return Use.READ if last in GRAPHLESS_FUNCTIONS else call
         if name in _PASSING or names_a_loss(last):
@@ -194,22 +246,18 @@ class ResultUses:
             return call
         return Use.ESCAPES
 
-    def _parameter(
-        self, local: Function, call: cst.Call, argument: cst.Arg, seen: set[cst.CSTNode], depth: int
-    ) -> Use:
+    def _parameter(self, local: Function, call: cst.Call, argument: cst.Arg, visit: Visit, path: Path) -> Use:
         """Return how a function in this file uses an argument."""
         names = {name for name, given in local.receives(call) if given is argument}
-        if not names or local.name == "__init__" or not names.isdisjoint(local.stored_parameters):
+        if not names or local.name == "__init__" or argument.star:
             return Use.ESCAPES
         reads = [node for node in walk(local.body) if isinstance(node, cst.Name) and node.value in names]
-        return self._all(reads, local, seen, depth)
+        return self._all(reads, local, visit, path)
 
-    def _all(
-        self, nodes: Iterable[cst.CSTNode], function: Function, seen: set[cst.CSTNode], depth: int
-    ) -> Use:
+    def _all(self, nodes: Iterable[cst.CSTNode], function: Function, visit: Visit, path: Path) -> Use:
         found = Use.UNUSED
         for node in nodes:
-            found = max(found, self._use(node, function, seen, depth))
+            found = max(found, self._use(node, function, visit, path))
             if found is Use.ESCAPES:
                 break
         return found
@@ -219,59 +267,77 @@ class ResultUses:
         target: cst.BaseExpression,
         scope: cst.CSTNode | None,
         function: Function,
-        seen: set[cst.CSTNode],
-        depth: int,
+        visit: Visit,
+        path: Path,
     ) -> Use:
         """Return the use of the variables that a loop over a result binds."""
-        names = bound_paths(target)
         inside = set(walk(target))
-        reads = [
-            node
-            for node in (walk(scope) if scope is not None else ())
-            if isinstance(node, cst.Name) and node.value in names and node not in inside
-        ]
-        return self._all(reads, function, seen, depth)
+        found = Use.UNUSED
+        for name, inner in _assigned(target, path):
+            reads = [
+                node
+                for node in (walk(scope) if scope is not None else ())
+                if isinstance(node, cst.Name) and node.value == name and node not in inside
+            ]
+            found = max(found, self._all(reads, function, visit, inner))
+        return found
 
-    def _statement(
-        self, node: cst.CSTNode, parent: Any, function: Function, seen: set[cst.CSTNode], depth: int
-    ) -> Use:
+    def _statement(self, node: cst.CSTNode, parent: Any, function: Function, visit: Visit, path: Path) -> Use:
         if isinstance(parent, cst.Return):
             sites = function.call_sites
             if not sites or function.name in self.program.passed_names or function.name.startswith("__"):
                 return Use.ESCAPES
             return max(
-                (self._use(each.call, each.caller, seen, depth) for each in sites), default=Use.ESCAPES
+                (self._use(each.call, each.caller, visit, path) for each in sites), default=Use.ESCAPES
             )
         if isinstance(parent, cst.Assign):
             return max(
                 (
-                    self._name_reads(path, parent, function, seen, depth)
+                    self._name_reads(name, parent, function, visit, inner)
                     for target in parent.targets
-                    for path in _assigned(target.target)
+                    for name, inner in _assigned(target.target, path)
                 ),
                 default=Use.ESCAPES,
             )
         if isinstance(parent, cst.AugAssign):
             return max(
-                self._name_reads(path, parent, function, seen, depth) for path in _assigned(parent.target)
+                self._name_reads(name, parent, function, visit, inner)
+                for name, inner in _assigned(parent.target, path)
             )
         if isinstance(parent, cst.NamedExpr):
-            reads = self._name_reads(dotted(parent.target), parent, function, seen, depth)
-            return max(reads, self._use(parent, function, seen, depth))
+            reads = self._name_reads(dotted(parent.target), parent, function, visit, path)
+            return max(reads, self._use(parent, function, visit, path))
         if isinstance(parent, cst.For) and parent.iter is node:
-            return self._bound(parent.target, parent.body, function, seen, depth)
+            return self._bound(parent.target, parent.body, function, visit, path[:-1])
         return Use.ESCAPES
 
     def _name_reads(
-        self, path: str | None, stored: cst.CSTNode, function: Function, seen: set[cst.CSTNode], depth: int
+        self, name: str | None, stored: cst.CSTNode, function: Function, visit: Visit, path: Path
     ) -> Use:
-        """Return the use of a local variable after a result is stored in it."""
-        if path is None or "." in path or not function.owns(path) or path in function.nonlocal_names:
+        """Return the use of a local variable, or of a list in an attribute, after a result is stored in it."""
+        if name is None:
             return Use.ESCAPES
-        reads = list(self._reached(path, stored, function))
+        if name.startswith("self.") and path:
+            return self._attribute_reads(name, stored, visit, path)
+        if "." in name or not function.owns(name) or name in function.nonlocal_names:
+            return Use.ESCAPES
+        reads = list(self._reached(name, stored, function))
         if any(self._is_in_other_function(each, function) for each in reads):
             return Use.ESCAPES
-        return self._all(reads, function, seen, depth)
+        return self._all(reads, function, visit, path)
+
+    def _attribute_reads(self, name: str, stored: cst.CSTNode, visit: Visit, path: Path) -> Use:
+        """Return the use of all attributes in the file that have the name of the attribute to which a result is added."""
+        attribute = name.removeprefix("self.")
+        found = Use.UNUSED
+        for node in self.program.nodes:
+            if not isinstance(node, cst.Attribute) or node.attr.value != attribute or self._is_target(node):
+                continue
+            scope = next((each for each in self.program.ancestors(node) if each in self.functions), None)
+            if scope is None or self.program.inside(node, stored):
+                continue
+            found = max(found, self._use(node, self.functions[scope], visit, path))
+        return found if found is not Use.UNUSED else Use.ESCAPES  # other files read the attribute
 
     def _reached(self, path: str, stored: cst.CSTNode, function: Function) -> Iterator[cst.CSTNode]:
         """Yield the reads of a name at which it may still refer to the value that a statement stored."""
@@ -326,10 +392,34 @@ def _is_block(node: cst.CSTNode) -> bool:
     return isinstance(node, (cst.IndentedBlock, cst.Module))
 
 
-def _assigned(target: cst.BaseExpression) -> list[str | None]:
-    """Return the names to which a statement assigns a result. An item of a container has the name of the container."""
+def _assigned(target: cst.BaseExpression, path: Path) -> list[tuple[str | None, Path]]:
+    """Return the names to which a statement assigns a result, each with the location of the result in its value. An item
+    of a container has the name of the container."""
     if isinstance(target, (cst.Tuple, cst.List)):
-        return [path for each in target.elements for path in _assigned(each.value)]
-    while isinstance(target, cst.Subscript):
-        target = target.value
-    return [dotted(target)]
+        parts = [each.value for each in target.elements]
+        starred = any(isinstance(each, cst.StarredElement) for each in target.elements)
+        if path and isinstance(path[-1], int) and not starred:
+            parts = parts[path[-1] : path[-1] + 1]
+        return [found for each in parts for found in _assigned(each, path[:-1])]
+    keys = keys_of(target)
+    return [(path_of(target) if keys else dotted(target), (*path, *reversed(keys)))]
+
+
+def _passed(argument: cst.Arg, call: cst.CSTNode, path: Path) -> Path:
+    """Return the location of a result in the value of a call that receives it: `zip(*rows)` exchanges rows and
+    columns."""
+    called = dotted(call.func) if isinstance(call, cst.Call) else None
+    if called == "zip" and argument.star and len(path) > 1:
+        return (*path[:-2], path[-1], path[-2])
+    return path if called in {"list", "tuple", "reversed", "sorted"} else ()
+
+
+_SLICE = "slice"
+
+
+def _position(node: cst.Subscript) -> Position:
+    """Return the literal index or key that a subscript reads, None if it is not a literal, or `_SLICE`."""
+    part = node.slice[0].slice
+    if not isinstance(part, cst.Index):
+        return _SLICE
+    return int(part.value.value, 0) if isinstance(part.value, cst.Integer) else string_value(part.value)

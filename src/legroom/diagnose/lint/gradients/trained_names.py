@@ -29,7 +29,8 @@ def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
         if found <= names:
             break
         names |= found
-    return names - {"self", "torch", "optim"} | ({"self"} if _optimizes_itself(sources) else set())
+    names -= {"self", *program.imports.full_names}
+    return names | ({"self"} if _optimizes_itself(sources) else set())
 
 
 def _optimized_models(source: cst.CSTNode) -> set[str]:
@@ -65,22 +66,29 @@ def optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
             or call.receiver.kind is not ValueKind.OPTIMIZER
         ):
             continue
-        path = dotted(receiver(call.node))
-        made: list[cst.CSTNode] = [
-            each.expression
-            for each in program.stores
-            if each.target == path and (each.function is function or "." in each.target)
-        ]
-        made += [
-            argument.value
-            for site in function.call_sites
-            for name, argument in function.receives(site.call)
-            if name == path
-        ]
+        made = optimizer_sources(program, function, dotted(receiver(call.node)))
         if not made:
             return []
         found += made
     return found
+
+
+def optimizer_sources(program: Program, function: Function, path: str | None) -> list[cst.CSTNode]:
+    """Return the expressions that create the optimizer to which a path in a function refers: a variable, an attribute,
+    a parameter, or a global variable."""
+    made: list[cst.CSTNode] = [
+        each.expression
+        for each in program.stores
+        if each.target == path
+        and (each.function is function or "." in each.target or isinstance(each.function.node, cst.Module))
+    ]
+    made += [
+        argument.value
+        for site in function.call_sites
+        for name, argument in function.receives(site.call)
+        if name == path
+    ]
+    return made
 
 
 def _optimizes_itself(sources: list[cst.CSTNode]) -> bool:

@@ -8,6 +8,7 @@ import libcst as cst
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
+    bound_paths,
     dotted,
     is_false,
     last_name,
@@ -304,7 +305,9 @@ def _is_data(program: Program, call: CallFact, argument: cst.BaseExpression) -> 
 
 
 def _is_moved(node: cst.BaseExpression, names: set[str]) -> bool:
-    """Return True for `batch`, `batch["image"]` and `batch["image"].to(device)`."""
+    """Return True for `batch`, `batch["image"]`, `batch["image"].to(device)` and `(each.cuda() for each in batch)`."""
+    if isinstance(node, (cst.GeneratorExp, cst.ListComp)):
+        return _is_moved(node.for_in.iter, names) and _is_moved(node.elt, bound_paths(node.for_in.target))
     if isinstance(node, cst.Call) and method_name(node) in {"to", "cuda"}:
         node = receiver(node) or node
     return root(path_of(node) or "") in names
@@ -335,9 +338,15 @@ def _optimized_names(program: Program, function: Function) -> set[str]:
 
 
 def _is_fixed(program: Program, names: set[str]) -> bool:
-    """Return True if the program shows that it does not train a model, with `eval()` or through the model's name."""
+    """Return True if the program shows that it does not train a model, with `eval()`, because it copies the weights of
+    another model, or through the model's name."""
     switched = False
     for call in program.calls:
+        if call.method == "load_state_dict" and dotted(receiver(call.node)) in names:
+            switched |= any(
+                isinstance(each.value, cst.Call) and method_name(each.value) == "state_dict"
+                for each in call.node.args
+            )
         if call.method not in {"eval", "train"} or call.receiver.kind is not ValueKind.MODEL:
             continue
         owner = receiver(call.node)

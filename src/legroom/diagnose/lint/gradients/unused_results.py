@@ -10,7 +10,13 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
 from legroom.diagnose.lint.flow.syntax import dotted, is_false, last_name, names_in, receiver, root
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
-from legroom.diagnose.lint.gradients.reached_models import acts, call_in_loop, is_test, runs_model_itself
+from legroom.diagnose.lint.gradients.reached_models import (
+    acts,
+    call_in_loop,
+    is_test,
+    running_functions,
+    runs_model_itself,
+)
 from legroom.diagnose.lint.gradients.result_uses import ResultUses, Use
 
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
@@ -54,7 +60,10 @@ def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iter
                 continue
         uses = uses or ResultUses(program)
         enough = Use.EVALUATED if is_fixed or any(loop.trains for loop in call.loops) else Use.DETACHED
-        if enough <= uses.use_of(call.node, call.function) < Use.ESCAPES:
+        use = uses.use_of(call.node, call.function)
+        if not runs_model_itself(call) and acts(program, call.function) and not uses.is_collected:
+            continue
+        if enough <= use < Use.ESCAPES:
             reported |= {scope, *(outer.loops if outer is not None else ())}
             yield outer or call
 
@@ -63,7 +72,9 @@ def _runs_with_gradients(program: Program, call: CallFact) -> bool:
     """Return True if a call runs a model on data with gradients enabled. A method of a module is considered only if
     this file contains its callers."""
     function = call.function
-    if not runs_model_itself(call):
+    in_method = call.local in running_functions(program) and call.loops and not call.no_grad
+    in_method = in_method and not program.is_module_class(function.class_name)
+    if not runs_model_itself(call) and not (in_method and call.result.has_graph):
         return False
     if function.name in EVALUATION_HOOKS or is_test(function):
         return False

@@ -52,13 +52,19 @@ def _summands(node: cst.CSTNode | None) -> set[str]:
 
 
 def _operand(node: cst.CSTNode) -> set[str]:
-    """Return `error` for `error.pow(2).mean()` and `torch.mean(error ** 2)`, and `output` for `F.mse_loss(output,
-    y)`. A result that is computed from one tensor has a graph only if that tensor has a graph."""
+    """Return `error` for `error.pow(2).mean()` and `torch.mean(error ** 2)`, `output` for `F.mse_loss(output, y)`, and
+    `losses` for `sum(losses)`. A result that is computed from one tensor has a graph only if that tensor has a
+    graph."""
     if isinstance(node, cst.Call):
         method, owner = method_name(node), receiver(node)
         first = node.args[0].value if node.args else None
         if LOSS_FUNCTIONS.search(last_name(dotted(node.func) or "")) and first is not None:
             return _operand(first)
+        if dotted(node.func) == "sum" and first is not None:  # sum(losses.values())
+            items = (
+                receiver(first) if isinstance(first, cst.Call) and method_name(first) == "values" else first
+            )
+            return {path} if (path := dotted(items)) is not None else set()
         if dotted(owner) in {"torch", "F"}:
             return _operand(first) if first is not None and len(node.args) == 1 else set()
         if method is None or owner is None or method in _OTHER_METHODS or not _are_numbers(node):

@@ -1,10 +1,25 @@
-"""Finds the new elements of a container that is created from the old container, as in `history = [*history, x]`."""
+"""Finds the new elements of a container that is created from the old container, as in `history = [*history, x]`
+or `history = torch.cat([history, x])`."""
 
 from collections.abc import Set
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.syntax import dotted, is_call_of
+from legroom.diagnose.lint.flow.facts import StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    is_call_of,
+    keyword,
+    method_name,
+    path_of,
+    positional,
+    receiver,
+)
+from legroom.diagnose.lint.flow.values import ValueKind
+
+_CONCATENATING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
+_METHODS_OF_HISTORY = {"detach", "contiguous", "clone", "cpu", "to", "float", "half"}
 
 
 def added_parts(
@@ -42,3 +57,49 @@ def _without(parts: list[cst.BaseExpression], target: str) -> list[cst.BaseExpre
         if dotted(each) != target and isinstance(each, (cst.List, cst.Tuple, cst.Dict, cst.Set))
         for element in each.elements
     ]
+
+
+def window_parts(program: Program, store: StoreFact) -> list[cst.BaseExpression]:
+    """Return the concatenated expressions of `torch.cat([...])[-100:]` if the result has a graph. A window without a
+    graph does not grow."""
+    expression = store.expression
+    if not isinstance(expression, cst.Subscript) or store.value.kind is not ValueKind.GRAPH:
+        return []
+    if any(each.node is store.node for each in store.function.stored_parameters.values()):
+        return []  # reported at the call that passes the tensor
+    return concatenated_parts(program, expression.value)
+
+
+def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
+    """Return True for `x = torch.cat([x, ...])`. `x` may be an item, as in `cache["k"] = torch.cat([cache["k"],
+    ...])`."""
+    parts = concatenated_parts(program, store.expression) or window_parts(program, store)
+    if store.how == "item":
+        return not store.varying_key and any(
+            isinstance(each, cst.Subscript) and path_of(each) == store.target for each in parts
+        )
+    return store.how == "assign" and store.target in {dotted(each) for each in parts}
+
+
+def concatenated_parts(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the concatenated expressions of `torch.cat([...])`. The call may be in a conditional expression or
+    followed by a method such as `.detach()`."""
+    if isinstance(expression, cst.IfExp):
+        return [
+            *concatenated_parts(program, expression.body),
+            *concatenated_parts(program, expression.orelse),
+        ]
+    if not isinstance(expression, cst.Call):
+        return []
+    name = program.imports.qualified(expression.func) or ""
+    if not name.startswith("torch.") or name.rpartition(".")[2] not in _CONCATENATING:
+        owner = receiver(expression)
+        return (
+            concatenated_parts(program, owner)
+            if method_name(expression) in _METHODS_OF_HISTORY and owner is not None
+            else []
+        )
+    given = positional(expression)[0] if positional(expression) else keyword(expression, "tensors")
+    if given is None or not isinstance(given.value, (cst.List, cst.Tuple)):
+        return []
+    return [each.value for each in given.value.elements]

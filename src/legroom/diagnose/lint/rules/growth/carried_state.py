@@ -41,6 +41,7 @@ from legroom.diagnose.lint.edits import Edit, append_to, replace
 from legroom.diagnose.lint.flow.call_results import names_a_loss
 from legroom.diagnose.lint.flow.facts import StoreFact
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.added_parts import is_concatenated_to_itself
 from legroom.diagnose.lint.flow.retention.lifetimes import is_local
 from legroom.diagnose.lint.flow.retention.releases import is_released_elsewhere, survives
 from legroom.diagnose.lint.flow.steps import runs_every_step
@@ -57,7 +58,6 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import ValueKind, guess_from_name
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth.accumulated_graph import adds_to_itself
-from legroom.diagnose.lint.rules.growth.growing_tensor import is_concatenated_to_itself
 from legroom.diagnose.lint.rules.usage.evaluation_with_gradients import evaluations_with_gradients
 
 CODE = "LG104"

@@ -7,6 +7,7 @@ The rule reports the following cases:
   `cycle` over a list or a tuple, because the list or tuple keeps the items alive anyway.
 - A container stores all batches from a data loader on the GPU. The batches may be stored by another function or object
   in the file, or by a training loop. The rule does not flag containers of labels, which are small.
+- The constructor of a dataset reads files in a loop and stores each sample on the GPU.
 - A loop over a data loader adds batches on the GPU to a `queue.Queue` without `maxsize`. If the loader is faster than
   the training step, the queue collects all batches of the epoch.
 

@@ -62,7 +62,9 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         edits = _fix(program, call)
         yield Problem(
-            node=call.node,
+            node=item.item
+            if any(program.inside(each.node, program.parent[item]) for each in call.loops)
+            else call.node,
             message="The backward pass runs under autocast, which keeps half-precision copies of the weights "
             "alive",
             help="End the autocast block before the backward pass",

@@ -12,12 +12,15 @@ its activations.
   pass uses the results.
 - The program only prints, compares or saves the results, or converts them to numbers. The rule follows the results
   through names, containers and functions in the file. In a training loop, the rule flags the call only if the model
-  runs on data that does not change, such as a validation set.
+  runs on data that does not change, such as a validation set. The rule also flags a
+  rollout if the training detaches all results that the rollout stores.
 - The call computes embeddings or predictions in a function, and the file only evaluates the model.
 - The call is in a training step, or in a function that only training steps call, but no optimizer in the file
   trains the model. An example is the teacher in a distillation. The call may also pass the model to a
   function that runs it. The rule flags the call only if the model's parameters require gradients and its
   inputs have no graph.
+- The call is in a loop that runs the backward pass only in one phase, as in `if phase == "train": loss.backward()`, and
+  the program also runs the loop for another phase.
 - The call is in the training step of another model, such as a call to the generator in the discriminator's step.
   Another function or a later part of the loop trains the generator, and sets its gradients to zero first.
 
@@ -82,6 +85,7 @@ from legroom.diagnose.lint.flow.syntax import (
 )
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.gradients.other_losses import models_of_other_losses
+from legroom.diagnose.lint.gradients.phases import evaluations_in_phases
 from legroom.diagnose.lint.gradients.reached_models import acts, is_test, reached_functions, running_functions
 from legroom.diagnose.lint.gradients.result_uses import ResultUses, Use
 from legroom.diagnose.lint.gradients.untrained_models import models_of_other_steps, untrained_models
@@ -135,6 +139,7 @@ def check(program: Program) -> Iterator[Problem]:
             "gradients",
             help=f"Run `{model}` in `with torch.no_grad():`, or add `.detach()` to its output",
         )
+    yield from evaluations_in_phases(program)
 
 
 def _statement_without_effect(program: Program, function: Function) -> cst.BaseExpression | None:

@@ -4,8 +4,8 @@
 The rule checks for `torch.load` without `map_location` in two cases: the source file uses several ranks, or the program
 uses CUDA and passes the result to `load_state_dict`.
 
-The rule also checks for `map_location=device` if the program restores a model and an optimizer from the checkpoint and
-does not delete the checkpoint afterwards.
+The rule also checks for `map_location=device` if the program restores a model from the checkpoint and does not delete the
+checkpoint afterwards. It must also restore an optimizer, or train the model in the same function.
 
 ## Why this is a problem
 A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors onto the
@@ -111,7 +111,8 @@ _DEVICE = re.compile(r"^(?:\w*_)?(?:device|dev|gpu)$", re.IGNORECASE)
 
 
 def _restores_training(program: Program, call: CallFact) -> bool:
-    """Return True if a model and an optimizer are restored from the checkpoint, and the checkpoint is not deleted."""
+    """Return True if a model and an optimizer are restored from the checkpoint, or if the function trains the restored
+    model, and the checkpoint is not deleted."""
     if keyword(call.node, "mmap") is not None:
         return False
     names = {
@@ -128,7 +129,10 @@ def _restores_training(program: Program, call: CallFact) -> bool:
         and keyword(other.node, "assign") is None
         and not names.isdisjoint(names_in(other.node.args[0].value))
     }
-    if not {ValueKind.MODEL, ValueKind.OPTIMIZER} <= restored:
+    trains = any(
+        loop.trains and loop.function is call.function and loop.first > call.order for loop in program.loops
+    )
+    if ValueKind.MODEL not in restored or not (trains or ValueKind.OPTIMIZER in restored):
         return False
     deleted = any(
         each.target in names and each.function is call.function and each.order > call.order

@@ -1,0 +1,294 @@
+"""LG118: An optimizer, a pretrained model or a wrapper is created in every step
+
+## What it detects
+The rule checks for three kinds of objects:
+
+- An optimizer that is created inside the loop over training steps, for a model that exists before the loop. The rule
+  does not flag an optimizer that is created once per epoch, fold or task.
+- A pretrained model that is loaded inside the loop over the data, or in a function that each step calls, such as a
+  perceptual loss. The rule does not flag a model that is loaded once and cached, or a model that the loop trains.
+- `DataParallel` or `DistributedDataParallel` around a model that the previous iteration already wrapped.
+
+## Why this is a problem
+Adam and most other optimizers keep state for each parameter. Creating a new optimizer in each step discards
+this state, so momentum and adaptive learning rates have no effect. The state is also allocated again in each
+step, while the old optimizer may still exist.
+
+A pretrained model that is loaded in each step is read from disk and copied to the GPU each time. Two copies exist if
+the graph of the previous step still refers to the old one. Each additional wrapper copies or broadcasts the model again.
+
+## Example
+```python
+for x, y in loader:
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate(step))
+```
+
+## Use instead
+```python
+optimizer = torch.optim.Adam(model.parameters())
+for x, y in loader:
+    optimizer.param_groups[0]["lr"] = learning_rate(step)   # or a scheduler from torch.optim.lr_scheduler
+```
+
+## Fix safety
+No automatic fix is available.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.releases import survives
+from legroom.diagnose.lint.flow.steps import (
+    STEP_FUNCTIONS,
+    has_step_loop,
+    is_forward,
+    is_innermost_step_loop,
+    iterates_data,
+    iterates_data_set,
+)
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    is_false,
+    keyword,
+    last_name,
+    method_name,
+    names_in,
+    positional,
+    receiver,
+    root,
+    walk,
+)
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG118"
+_LOADERS = re.compile(
+    r"^(?:torch\.hub\.load|lpips\.LPIPS|clip\.load|open_clip\.create_model\w*|whisper\.load_model"
+    r"|sentence_transformers\.SentenceTransformer|.*(?:Model\w*|For[A-Z]\w*|Pipeline|AutoencoderKL)\.from_pretrained)$"
+)
+_CACHES = re.compile(r"cache|memo|singleton|fixture|st\.", re.IGNORECASE)
+_OWN_WEIGHTS = {"load_state_dict", "parameters", "train", "state_dict", "named_parameters"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    yield from _reloaded_models(program)
+    yield from _rewrapped_models(program)
+    for call in program.calls:
+        name = call.name or ""
+        if not name.startswith("torch.optim.") or not last_name(name)[:1].isupper() or "lr_scheduler" in name:
+            continue
+        if not _is_conditional(program, call.node) and _is_created_in_step(program, call, _model(call)):
+            yield Problem(
+                node=call.node,
+                message=f"`{last_name(name)}` is created in every step, so its state is discarded and allocated again",
+                help="Create the optimizer once before the loop, and change its learning rate with a scheduler",
+            )
+
+
+def _is_created_in_step(program: Program, call: CallFact, model: str | None) -> bool:
+    """Return True if each step creates an optimizer for a model that survives the step."""
+    if model is None:
+        return False
+    if call.loops:
+        loop = call.loops[-1]
+        return loop.backward and is_innermost_step_loop(program, loop) and survives(program, model, loop)
+    function = call.function
+    return (
+        function.backward
+        and not function.owns(model)
+        and (root(model) not in function.parameters or root(model) == "self")
+        and any(
+            bool(site.loops) and is_innermost_step_loop(program, site.loops[-1])
+            for site in function.call_sites
+        )
+    )
+
+
+def _model(call: CallFact) -> str | None:
+    """Return `model` for `Adam(model.parameters())`."""
+    given = positional(call.node)[0].value if positional(call.node) else None
+    if isinstance(given, cst.Call) and method_name(given) == "parameters":
+        return dotted(receiver(given))
+    return None
+
+
+def _reloaded_models(program: Program) -> Iterator[Problem]:
+    """Find `vgg = vgg16(weights="DEFAULT").eval()` in a loss function that every step calls. The model depends on no
+    variable, and the program does not train it."""
+    for store in program.stores:
+        made = _loading_call(program, store.expression)
+        if made is None or store.how != "assign" or "." in store.target:
+            continue
+        function = store.function
+        if store.target in function.nonlocal_names or not function.owns(store.target):
+            continue
+        if _is_conditional(program, store.node) or _reads_variables(made, store):
+            continue
+        if _is_kept_or_trained(program, store) or not _runs_for_each_batch(program, function, store.loops):
+            continue
+        yield Problem(
+            node=made,
+            message=f"The pretrained model `{store.target}` is loaded again in every step, while the previous one may still exist",
+            help="Load the model once before the loop, and pass it to the function",
+        )
+
+
+def _loading_call(program: Program, expression: cst.BaseExpression) -> cst.Call | None:
+    """Return the call that loads pretrained weights, directly or in the constructor of a class in this file."""
+    node: cst.BaseExpression | None = expression
+    while node is not None:
+        if isinstance(node, cst.Call) and _loads_weights(program, node):
+            return node
+        if isinstance(node, cst.Call):
+            node = receiver(node)
+        elif isinstance(node, (cst.Attribute, cst.Subscript)):
+            node = node.value
+        else:
+            return None
+    return None
+
+
+def _loads_weights(program: Program, call: cst.Call) -> bool:
+    name = program.imports.qualified(call.func) or ""
+    if name in program.classes:
+        init = program.method(name, "__init__")
+        return init is not None and any(
+            isinstance(node, cst.Call) and name != dotted(node.func) and _loads_weights(program, node)
+            for node in walk(init.body)
+        )
+    if _LOADERS.search(name):
+        return True
+    if not name.startswith(("torchvision.models.", "models.", "timm.create_model")):
+        return False
+    given = keyword(call, "weights") or keyword(call, "pretrained")
+    return given is not None and not is_false(given) and dotted(given.value) != "None"
+
+
+def _is_conditional(program: Program, node: cst.CSTNode) -> bool:
+    """Return True if only some iterations run a statement. A test for devices has the same result in all iterations."""
+    for each in program.ancestors(node):
+        if isinstance(each, (cst.For, cst.While, cst.FunctionDef)):
+            return False
+        if isinstance(each, (cst.Try, cst.ExceptHandler, cst.Match)):
+            return True
+        if isinstance(each, cst.If) and not _is_about_devices(each.test):
+            return True
+    return False
+
+
+def _is_about_devices(test: cst.BaseExpression) -> bool:
+    """Return True for `torch.cuda.device_count() > 1`."""
+    called = [last_name(dotted(each.func) or "") for each in walk(test) if isinstance(each, cst.Call)]
+    return bool(called) and set(called) <= {"device_count", "is_available"}
+
+
+def _reads_variables(made: cst.Call, store: StoreFact) -> bool:
+    """Return True if the arguments of the call change between the steps, as in `create_model(name)` for several names."""
+    read = {root(path) for each in made.args for path in names_in(each.value)}
+    function = store.function
+    varying = set(function.parameters) - {"self"}
+    varying |= {root(path) for loop in store.loops for path in loop.bound}
+    return not read.isdisjoint(varying | (function.local_names - {store.target}))
+
+
+def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
+    """Return True if the program keeps the model, trains it, or replaces its weights."""
+    function = store.function
+    if any(
+        store.target in names_in(each) and not _runs(each, store.target) for each in function.returned_nodes
+    ):
+        return True
+    for each in program.stores:
+        if each is not store and each.function is function and dotted(each.expression) == store.target:
+            return True
+    for node in walk(function.body):
+        if isinstance(node, cst.Arg) and dotted(node.value) == store.target:
+            return True
+        if (
+            isinstance(node, cst.Attribute)
+            and dotted(node.value) == store.target
+            and node.attr.value in _OWN_WEIGHTS
+        ):
+            return True
+    return False
+
+
+def _runs(node: cst.BaseExpression, name: str) -> bool:
+    """Return True if an expression only contains the result of the model."""
+    return (
+        all(
+            not (isinstance(each, (cst.Element, cst.Return)) and dotted(getattr(each, "value", None)) == name)
+            for each in walk(node)
+        )
+        and dotted(node) != name
+    )
+
+
+def _runs_for_each_batch(
+    program: Program, function: Function, loops: tuple[LoopFact, ...], seen: frozenset[Function] = frozenset()
+) -> bool:
+    """Return True if each batch runs the code: a loop over data without an inner loop over data contains it, or a
+    function that such a loop calls."""
+    if loops:
+        return (iterates_data(loops[-1]) or iterates_data_set(loops[-1])) and not _trains_for_itself(
+            loops[-1]
+        )
+    if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
+        return False
+    if has_step_loop(program, function) or _is_cached(program, function):
+        return False
+    if function.name in STEP_FUNCTIONS or is_forward(program, function):
+        return True
+    sites = function.call_sites
+    return any(_runs_for_each_batch(program, site.caller, site.loops, seen | {function}) for site in sites)
+
+
+def _trains_for_itself(loop: LoopFact) -> bool:
+    """Return True if a loop contains other loops, such as a loop over folds."""
+    return any(isinstance(node, (cst.For, cst.While)) and node is not loop.node for node in walk(loop.node))
+
+
+def _is_cached(program: Program, function: Function) -> bool:
+    node = function.node
+    return isinstance(node, cst.FunctionDef) and any(
+        _CACHES.search(program.source(each.decorator)) for each in node.decorators
+    )
+
+
+def _rewrapped_models(program: Program) -> Iterator[Problem]:
+    """Find `model = nn.DataParallel(model)` in a loop over epochs, or in a method that such a loop calls."""
+    for store in program.stores:
+        made = store.expression
+        if store.how != "assign" or not isinstance(made, cst.Call) or not made.args:
+            continue
+        wrapper = last_name(program.imports.qualified(made.func) or "")
+        if wrapper not in _WRAPPERS or dotted(made.args[0].value) != store.target:
+            continue
+        if _is_conditional(program, store.node) or not _is_repeated(program, store):
+            continue
+        yield Problem(
+            node=made,
+            message=f"`{store.target}` is wrapped in another `{wrapper}` in every iteration",
+            help=f"Wrap `{store.target}` once before the loop",
+        )
+
+
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DDP"}
+
+
+def _is_repeated(program: Program, store: StoreFact) -> bool:
+    if store.loops:
+        loop = store.loops[-1]
+        return loop.trains and survives(program, store.target, loop)
+    function = store.function
+    if not store.target.startswith("self.") or function.name == "__init__":
+        return False
+    others = [
+        each
+        for each in program.stores
+        if each.target == store.target and each is not store and each.function.name != "__init__"
+    ]
+    return not others and any(loop.trains for site in function.call_sites for loop in site.loops[-1:])
