@@ -49,6 +49,10 @@ class ProgramState(Annotation):
     """The batch size of the loader that returned the last batch; None without a loader."""
     samples: int | None = None
     """The number of samples in the last batch, which is below `batch_size` if the dataset has too few samples."""
+    first_input_shape: tuple[int, ...] = ()
+    """The shape of the first tensor argument in the first call of the model that was called last; empty if unknown."""
+    input_shape: tuple[int, ...] = ()
+    """The shape of that argument in the last call."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,11 @@ def follow_settings(settings: ScriptSettings | None) -> None:
 
 def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
     """Yield the annotations that follow an `Oom`, `seconds` after the start of the run."""
-    yield ProgramState(seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size, clock.samples)
+    first, last = (tuple(map(int, shape)) for shape in clock.input_shapes or ((), ()))
+    yield ProgramState(
+        seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size, clock.samples,
+        first, last,
+    )  # fmt: skip
     for optimizer in live_optimizers()[:MAX_OPTIMIZERS]:
         try:
             found = _describe(optimizer, seconds)

@@ -13,7 +13,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,6 +28,10 @@ from legroom.observe.training_threads import register_training_thread
 
 class _OptimizerState(threading.local):
     in_optimizer = False
+
+
+MAX_MODELS = 1000
+"""The shapes of the inputs are recorded for this many models."""
 
 
 class TrainingClock:
@@ -63,6 +67,9 @@ class TrainingClock:
         """The number of samples in the last batch."""
         self.is_training: bool | None = None
         """Whether the model that was called last is in training mode, or None before the first call."""
+        self.input_shapes: tuple[torch.Size, torch.Size] | None = None
+        """The shape of the first tensor argument of the model that was called last, in its first and last call."""
+        self._first_shapes: dict[int, torch.Size] = {}
         self._optimizer_is_new = False
         self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer
@@ -104,9 +111,14 @@ class TrainingClock:
         """Record that a backward pass starts."""
         self.trains = self._went_backward = True
 
-    def model_called(self, model: nn.Module) -> None:
-        """Record that a model is called."""
+    def model_called(self, model: nn.Module, args: Iterable[Any] = ()) -> None:
+        """Record that a model is called with these arguments."""
         self._model_was_called, self.is_training = True, model.training
+        shape = next((each.shape for each in args if isinstance(each, torch.Tensor)), None)
+        if shape is None:
+            self.input_shapes = None
+        elif len(self._first_shapes) < MAX_MODELS:
+            self.input_shapes = self._first_shapes.setdefault(id(model), shape), shape
         self.end_step_without_optimizer()
 
     def end_step_without_optimizer(self) -> None:

@@ -1,5 +1,6 @@
 """The annotations that describe the program when memory ran out."""
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -83,6 +84,18 @@ def run_out_of_memory(*, training: bool) -> list[Event]:
 def test_state_of_the_program_follows_the_failure(training: bool) -> None:
     state = next(each for each in run_out_of_memory(training=training) if isinstance(each, ProgramState))
     assert (state.gradients_enabled, state.is_training, state.batch_size) == (training, training, 4)
+
+
+def test_shapes_of_the_first_and_last_input_of_the_model_follow_the_failure() -> None:
+    events: list[Event] = []
+    with VirtualGPU("32MiB", sink=events.append):
+        model, other = nn.Linear(8, 256).cuda(), nn.Linear(8, 8).cuda()
+        for size in (64, 32, 100_000):
+            other(torch.ones(7, 8, device="cuda"))
+            with contextlib.suppress(torch.OutOfMemoryError):
+                model(torch.ones(size, 8, device="cuda"))
+    state = next(each for each in events if isinstance(each, ProgramState))
+    assert (state.first_input_shape, state.input_shape) == ((64, 8), (100_000, 8))
 
 
 def test_settings_of_the_script_follow_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:

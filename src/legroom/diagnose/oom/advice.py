@@ -75,7 +75,8 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     if finding.code == "LG607" and not is_only_fragmented:
         return 5, 0, effort
     # The next optimizer in the iteration may need more memory than this one.
-    is_uncertain = finding.code == "LG102" and len(evidence.optimizers) > 1 and evidence.in_first_iteration
+    has_more = len(evidence.optimizers) > 1 and evidence.in_first_iteration
+    is_uncertain = finding.code in ("LG102", "LG605", "LG606") and has_more
     if is_uncertain or finding.saves < max(needed, evidence.oom.allocated // 20):
         return 4, -finding.saves, effort
     if not finding.code.startswith(("LG1", "LG2")):

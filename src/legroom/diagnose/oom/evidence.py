@@ -38,6 +38,8 @@ class Evidence:
     """The arguments of the script."""
     steps: Sequence[Step] = ()
     """The completed steps on the device that ran out of memory."""
+    peak: int = 0
+    """The largest number of bytes that were allocated on the device before the failure."""
     spills: bool = False
     """True if the run already moved activations to host memory."""
 
@@ -89,8 +91,28 @@ class Evidence:
     @cached_property
     def setting(self) -> BatchSetting | None:
         """The batch size setting that was in use, if it is recognized."""
+        return None if self.has_other_input else self._possible_setting
+
+    @cached_property
+    def _possible_setting(self) -> BatchSetting | None:
         size = self.program.batch_size if self.program else None
         return choose_setting(self.details, self.arguments, batch_size=size, evaluates=self.evaluates)
+
+    @cached_property
+    def has_other_input(self) -> bool:
+        """True if memory ran out in a call of a model whose input does not contain a batch, unlike the input of the
+        first call. For example, a GAN may generate 100 images to show its progress."""
+        program, setting = self.program, self._possible_setting
+        if program is None or setting is None or self.oom.phase is not Phase.FORWARD:
+            return False
+        sizes = [size for size in (setting.value, program.batch_size, program.samples) if size and size > 1]
+        first, last = (
+            [dimension for dimension in shape if dimension > 1]
+            for shape in (program.first_input_shape, program.input_shape)
+        )
+        if not last or not set(first).intersection(sizes):
+            return False
+        return all(dimension % size and size % dimension for dimension in last for size in sizes)
 
     @property
     def filled_fraction(self) -> float:
@@ -177,7 +199,11 @@ class Evidence:
         forward pass. Whole datasets are not included."""
         so_far = self.scaling_so_far
         if self.oom.phase is Phase.OPTIMIZER:
-            return so_far
+            if len(self.optimizers) < 2 or not self.in_first_iteration:
+                return so_far
+            # The next iteration needs the freed activations again, in addition to the state.
+            fixed = self.live_bytes(Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE)
+            return max(so_far, self.peak - fixed)
         if self.oom.phase is Phase.BACKWARD:
             return (
                 so_far + self.oom.requested

@@ -261,6 +261,11 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     smaller = smaller_setting(evidence.setting, fraction, evaluation)
     if smaller is not None:
         change = smaller.advice
+    elif evidence.has_other_input and evidence.program is not None:
+        change = (
+            f"Call the model with fewer samples. Its input has the shape {evidence.program.input_shape}, which does not "
+            "depend on the batch size. If no backward pass follows, wrap the call in `with torch.no_grad():`"
+        )
     else:
         change = f"Use at most {_format_fraction(fraction)} the current batch size"
         change += " in the evaluation" if evidence.evaluates else ""
@@ -277,7 +282,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         code="LG603",
         message=f"{format_size(evidence.scaling_so_far)} ({'' if evidence.evaluates else 'activations, '}inputs, results) scale with "
         "the batch size.",
-        fix=f"{change}.{also}{caveat}{accumulate if evidence.trains else ''}",
+        fix=f"{change}.{also}{caveat}{accumulate if evidence.trains and not evidence.has_other_input else ''}",
         bytes=evidence.scaling_so_far,
         saves=int(evidence.scaling_so_far * (1 - fraction)),
         evidence={

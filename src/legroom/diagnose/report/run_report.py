@@ -405,6 +405,7 @@ def _oom_report(
         details=ledger.details(last),
         arguments=command.arguments,
         steps=ledger.steps(event.device),
+        peak=ledger.peak(event.device).bytes,
         spills=any(option.startswith("--spill") for option in command.options),
     )
     return OomReport(

@@ -407,6 +407,10 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(_text(text) for text in value)
 
 
+def _integers(value: Any) -> tuple[int, ...]:
+    return tuple(_integer(number) for number in value)
+
+
 def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else check(value)
 
@@ -429,6 +433,7 @@ _CHECKS: dict[Any, Callable[[Any], Any]] = {
     str | None: _optional(_text),
     bool | None: _optional(_flag),
     tuple[str, ...] | None: _optional(_texts),
+    tuple[int, ...]: _integers,
     tuple[tuple[int, str], ...]: _numbered_lines,
     LeakKind: _one_of(get_args(LeakKind)),
     LeakHolder: _one_of(get_args(LeakHolder)),

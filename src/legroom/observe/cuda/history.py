@@ -247,7 +247,7 @@ class CudaHistory:
     def _root_called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], activity: str, path: str
     ) -> None:
-        self._clock.model_called(module)
+        self._clock.model_called(module, (*args, *kwargs.values()))
         if not self._is_recording:
             return
         tick = self._markers.advance(activity, path)

@@ -511,7 +511,7 @@ class Recorder:
 
     def _module_entered(self, module: nn.Module, args: tuple[Any, ...], is_root: bool) -> None:
         if is_root:
-            self.clock.model_called(module)
+            self.clock.model_called(module, args)
         self.categories.module_entered(module, args, is_root)
 
     def _step_ended(self, step: int, seconds: float) -> None:

@@ -266,6 +266,13 @@ CATALOGUE = {
     "Use at most {fraction:term} the current batch size in the evaluation.": (
         "평가의 batch size를 지금의 {fraction} 이하로 줄이세요."
     ),
+    "Call the model with fewer samples.": "모델을 더 적은 샘플로 호출하세요.",
+    "Its input has the shape {shape}, which does not depend on the batch size.": (
+        "이 호출의 입력 shape은 {shape}이며, batch size에 따라 바뀌지 않습니다."
+    ),
+    "If no backward pass follows, wrap the call in `with torch.no_grad():`.": (
+        "이어서 backward를 하지 않는다면 호출을 `with torch.no_grad():`로 감싸세요."
+    ),
     "three quarters of": "4분의 3",
     "half": "절반",
     "a third of": "3분의 1",

@@ -132,7 +132,7 @@ class ShortFooter:
             again = [(again[0][0], ""), *again[1:]]
         if again:
             show = show[:1]
-        choices = ([*again, *show], [*again[:1], *show], show)
+        choices = ([*again, *show], [*again[:1], *show], again[:1] or show, show)
         commands = next((each for each in choices if _is_short(Commands(each), console, options)), [])
         recorded = f"{clean(words(f'Recorded in {report.capture}.'))} " if report.capture else ""
         following = words(f"Next{when if commands and commands[0] in again else ''}:") if commands else ""

@@ -491,8 +491,8 @@ def test_a_strangers_progress_is_not_trusted(make_run, fraction):
 # --- what the program was doing
 
 
-def add_state(run, *, gradients=True, training=True, batch_size=None, samples=None):
-    run.events.append(ProgramState(0.5, gradients, training, batch_size, samples))
+def add_state(run, *, gradients=True, training=True, batch_size=None, samples=None, inputs=((), ())):
+    run.events.append(ProgramState(0.5, gradients, training, batch_size, samples, *inputs))
 
 
 def add_optimizer(run, name="Adam", update="foreach", *, fused=True, trainable=50, state=100, temporary=0):
@@ -559,6 +559,30 @@ def test_two_equally_likely_numbers_in_files_are_not_edited(large_batch):
 def test_setting_with_another_value_than_the_loader_is_not_used(large_batch):
     add_setting(large_batch, "--bs", 48)
     assert "--bs" not in large_batch.advice()["LG603"].fix
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "is_named"),
+    [
+        ((64, 100), (100, 100), False),
+        ((64, 100), (128, 100), True),
+        ((64, 100), (16, 100), True),
+        ((35, 64), (35, 64), True),
+        ((1203, 16), (1187, 16), True),  # a batch of graphs has any number of nodes
+        ((64, 100), (1, 1), True),
+    ],
+)
+def test_setting_is_not_named_if_the_model_generates_another_number_of_samples(
+    make_run, first, last, is_named
+):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    add_state(run, batch_size=64, inputs=(first, last))
+    add_setting(run, "--batch-size", 64)
+    fix = run.advice()["LG603"].fix
+    assert ("--batch-size" in fix) == is_named
+    assert (f"shape {last}" in fix) != is_named
 
 
 def test_setting_for_all_gpus_is_a_multiple_of_the_loaders_size(large_batch):
@@ -667,6 +691,23 @@ def test_fused_is_not_suggested_to_an_optimizer_without_it(optimizer_step, name)
 def test_fused_is_suggested_to_adam(optimizer_step):
     add_optimizer(optimizer_step, "Adam")
     assert optimizer_step.advice()["LG606"].fix.startswith("Pass `fused=True` to `Adam`")
+
+
+@pytest.mark.parametrize(("optimizers", "first"), [(1, "LG606"), (2, "LG603")])
+def test_temporaries_do_not_come_first_if_another_optimizer_follows(make_run, optimizers, first):
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.alloc(50, GRADIENT)
+    run.alloc(100, STATE)
+    freed = run.alloc(300, ACTIVATION)
+    run.alloc(450, ACTIVATION)
+    run.free(freed)
+    run.phase = Phase.OPTIMIZER
+    run.alloc(350, TEMPORARY)
+    run.oom(100)
+    for _ in range(optimizers):
+        add_optimizer(run, trainable=50, state=100)
+    assert next(iter(run.advice())) == first
 
 
 @pytest.mark.parametrize("update", ["fused", "single"])
