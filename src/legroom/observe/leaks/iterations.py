@@ -111,7 +111,13 @@ class IterationTracker:
         self._undo: list[Callable[[], None]] = []
         self._calls = _ModelCalls(self._model_called)
         self._evaluates = False
-        """Whether the program has called `model.eval()`, and has not trained or loaded a batch since."""
+        """Whether the program has called `model.eval()` or disabled gradients more often than in a training step, and has
+        not trained or loaded a batch since.
+        """
+        self._without_grad = self._max_without_grad = 0
+        """How often the program disabled gradients after the last step, and the maximum between a step and the next
+        backward pass.
+        """
 
     def attach(self) -> None:
         if not self._has_better_signal():
@@ -119,6 +125,8 @@ class IterationTracker:
         self._handle = register_optimizer_step_post_hook(not_compiled(self._stepped))
         self._wrap_backward()
         self._wrap_train()
+        self._wrap_no_grad(torch.no_grad)
+        self._wrap_no_grad(torch.inference_mode)
         self._wrap_compile()
 
     def detach(self) -> None:
@@ -194,6 +202,8 @@ class IterationTracker:
             self.by_model_calls = False
             self._batches_since_step = self._backwards_since_step = 0
             self._evaluates = False
+            self._max_without_grad = max(self._without_grad, self._max_without_grad)
+            self._without_grad = 0
             self._on_iteration()
 
     def _is_in_loop(self, *, trains: bool) -> bool:
@@ -288,9 +298,10 @@ class IterationTracker:
     def _model_called(self, model: nn.Module) -> None:
         if not self._is_call_in_loop():
             return
-        if self._has_better_signal() and not (self._evaluates and not model.training):
+        is_inference = not model.training or (self.has_stepped and not torch.is_grad_enabled())
+        if self._has_better_signal() and not (self._evaluates and is_inference):
             self._calls.detach()
-        elif not model.training or self._nothing_trains():
+        elif is_inference or self._nothing_trains():
             self.trains, self.by_model_calls = False, True
             self._on_iteration()
 
@@ -354,6 +365,29 @@ class IterationTracker:
 
         wrapped.__wrapped__ = train  # type: ignore[attr-defined]
         nn.Module.train = wrapped  # type: ignore[method-assign,assignment]
+        self._undo.append(undo)
+
+    def _wrap_no_grad(self, context: Any) -> None:
+        """Wrap `__enter__` of `torch.no_grad` or `torch.inference_mode`. After training, a program may call its model
+        without gradients but in training mode. A training loop may also disable gradients before each backward pass (a
+        teacher model, averaged weights).
+        """
+        enter = context.__enter__
+
+        def wrapped(manager: Any) -> None:
+            if self.has_stepped and not self._backwards_since_step:
+                self._without_grad += 1
+                if not self._evaluates and self._without_grad > 2 * self._max_without_grad:
+                    self._evaluates = True
+                    self._calls.attach()
+            enter(manager)
+
+        def undo() -> None:
+            if context.__enter__ is wrapped:
+                context.__enter__ = enter
+
+        wrapped.__wrapped__ = enter  # type: ignore[attr-defined]
+        context.__enter__ = wrapped
         self._undo.append(undo)
 
     def _wrap_compile(self) -> None:

@@ -254,8 +254,10 @@ def is_training_data(name: str, file: str, line: int) -> bool:
         if not isinstance(loop, LOOPS) or loop.lineno < line <= (loop.end_lineno or 0):
             continue
         inner = list(ast.walk(loop))
+        counts = {id(argument) for each in inner if called_name(each) == "range" for argument in each.args}  # type: ignore[attr-defined]
         if any(called_name(each) == "backward" for each in inner) and any(
-            isinstance(each, ast.Name | ast.Attribute) and _last_name(each) == name for each in inner
+            isinstance(each, ast.Name | ast.Attribute) and _last_name(each) == name and id(each) not in counts
+            for each in inner
         ):
             return True
     return False
