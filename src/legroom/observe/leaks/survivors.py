@@ -24,6 +24,8 @@ MIN_ITERATIONS = 24
 """Growth is not considered steady before this number of iterations."""
 MIN_SCANS = 4
 """Growth is steady only if there are at least this many scans in the last two thirds of the run."""
+MIN_DISTANCE = 1 / 16
+"""The minimum distance of two scans, as a fraction of the run."""
 MIN_RATE = 0.4
 """Between two scans, the growth per iteration must be at least this fraction of the mean growth per iteration."""
 MAX_FREED = 0.1
@@ -109,13 +111,19 @@ class SurvivorHistory:
         return chosen
 
     def _recent(self) -> list[tuple[int, _Scan]]:
-        """Return the scans in the last two thirds of the run, each with its number."""
+        """Return the scans in the last two thirds of the run, each with its number. Scans that follow each other closely
+        are omitted, because rare growth is not visible between them.
+        """
         last = self.last_iteration
         if last < MIN_ITERATIONS:
             return []
-        return [
-            (number, scan) for number, scan in enumerate(self._scans, start=1) if scan.iteration >= last / 3
-        ]
+        recent: list[tuple[int, _Scan]] = []
+        for number, scan in reversed(list(enumerate(self._scans, start=1))):
+            if scan.iteration < last / 3:
+                break
+            if not recent or recent[0][1].previous - scan.previous >= MIN_DISTANCE * last:
+                recent.insert(0, (number, scan))
+        return recent
 
 
 def _steady_rate(scans: list[tuple[int, _Scan]], size: int) -> float:

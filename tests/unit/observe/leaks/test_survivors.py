@@ -15,13 +15,13 @@ Kept = list[torch.Tensor]
 Step = Callable[[int, Kept], None]
 
 
-def _history(step: Step) -> SurvivorHistory:
+def _history(step: Step, scans: tuple[int, ...] = _SCANS) -> SurvivorHistory:
     """The history of a loop that calls `step(iteration, kept)` with a list of the tensors that it retains."""
     history, tracker, kept = SurvivorHistory(), StorageTracker(), Kept()
-    for iteration in range(_SCANS[-1] + 1):
+    for iteration in range(scans[-1] + 1):
         step(iteration, kept)
-        if iteration in _SCANS:
-            number = _SCANS.index(iteration) + 1
+        if iteration in scans:
+            number = scans.index(iteration) + 1
             history.record(iteration, tracker.update(kept, set(), number))
     return history
 
@@ -66,6 +66,14 @@ def _any_replaced(iteration: int, kept: Kept) -> None:
 @pytest.mark.parametrize("step", [_leak, _leak_of_varying_sizes, _leak_with_resets_of_another_size])
 def test_a_leak_grows_steadily(step: Step) -> None:
     assert _history(step).steady_sizes()
+
+
+def test_scans_that_follow_each_other_closely_do_not_hide_a_leak_in_every_third_iteration() -> None:
+    def leak(iteration: int, kept: Kept) -> None:
+        if iteration % 3 == 0:
+            kept.append(torch.empty(3))
+
+    assert _history(leak, (*_SCANS[:-1], 122, 123, 150)).steady_sizes()
 
 
 @pytest.mark.parametrize("step", [_full_after_a_third, _emptied, _oldest_replaced, _any_replaced])
