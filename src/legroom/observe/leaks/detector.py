@@ -69,6 +69,8 @@ the next series starts only after 4 * 2**n iterations.
 MAX_SCAN_FRACTION = 0.05
 """After the longest delay, another series starts only while scans have used less than this fraction of the run time."""
 
+HOST_GROWTH = 32
+"""The C heap may grow by this many bytes per iteration without a leaked tensor, for example with a list of numbers."""
 MAX_STEADY_SECONDS = 2.0
 """The searches for the holders of steady growth may use this many seconds, or `MAX_SCAN_FRACTION` of the run time if
 that is longer. Afterwards, the next search runs when the number of iterations has doubled.
@@ -244,7 +246,8 @@ class LeakDetector:
         watched = self.iterations
         searches = watched.trains or watched.by_model_calls or watched.has_only_batches
         device, host = map(min, self._recent.values())
-        if searches and self._rare_scans.is_due(iteration, new_maximum=new_maximum, in_use=device or host):
+        in_use = device or host - HOST_GROWTH * iteration
+        if searches and self._rare_scans.is_due(iteration, new_maximum=new_maximum, in_use=in_use):
             self._timed(self._scan_for_rare_growth, iteration)
         if self._window is None:
             due = [symptom for symptom in symptoms if self._opens_window(symptom, iteration, now)]

@@ -10,8 +10,8 @@ If the program updates its parameters without an optimizer and has no loader, an
 call to `torch.autograd.grad`. If no optimizer exists at all, the first backward pass already ends an iteration.
 
 In all other programs, an iteration ends with a call to a model in evaluation mode. Calls in training mode end an
-iteration only if no optimizer exists. If an optimizer exists, several calls may belong to one step whose backward pass
-comes later (an unrolled network, an episode).
+iteration only if no optimizer exists, or if gradients are disabled after training. If an optimizer exists, several calls
+may belong to one step whose backward pass comes later (an unrolled network, an episode).
 
 Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
 that thread is alive. If no thread trains, the calls to a model on all threads are iterations, for example in the workers

@@ -1,6 +1,7 @@
 """The end of an iteration: several optimizers, evaluation without a loader, manual updates."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,38 @@ def test_calls_of_a_model_in_eval_mode_are_iterations_after_training(tracker: It
     assert tracker.counted - before >= 5  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_calls_of_a_model_in_training_mode_without_gradients_are_iterations_after_training(
+    tracker: IterationTracker, context: Any
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())  # disables gradients in each step
+    for _ in range(3):
+        step(model, optimizer)
+    with context():
+        for _ in range(6):
+            model(torch.ones(1, 2))
+    assert tracker.counted - 3 >= 5  # type: ignore[attr-defined]
+
+
+def test_calls_of_a_teacher_without_gradients_are_not_iterations_during_training(
+    tracker: IterationTracker,
+) -> None:
+    model, teacher = nn.Linear(2, 1), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        with torch.no_grad():
+            teacher(torch.ones(1, 2))
+        step(model, optimizer)
+    before = tracker.counted  # type: ignore[attr-defined]
+    for _ in range(6):
+        with torch.no_grad():
+            teacher(torch.ones(1, 2))
+        step(model, optimizer)
+    assert tracker.counted - before == 6  # type: ignore[attr-defined]
+    assert not tracker._calls._handles  # the hooks would slow down every module
+
+
 def test_calls_of_a_frozen_model_during_training_are_not_iterations(tracker: IterationTracker) -> None:
     model, frozen = nn.Linear(2, 1), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -80,12 +113,12 @@ def test_calls_of_a_frozen_model_during_training_are_not_iterations(tracker: Ite
     assert tracker.counted == 6  # type: ignore[attr-defined]
 
 
-def test_detach_restores_module_train() -> None:
-    before = nn.Module.train
+def test_detach_restores_the_wrapped_functions() -> None:
+    before = nn.Module.train, torch.no_grad.__enter__, torch.inference_mode.__enter__
     tracker = IterationTracker(lambda: None)
     tracker.attach()
     tracker.detach()
-    assert nn.Module.train is before
+    assert (nn.Module.train, torch.no_grad.__enter__, torch.inference_mode.__enter__) == before
 
 
 def test_gradients_with_a_graph_are_iterations_if_no_step_follows(
