@@ -29,6 +29,7 @@ from legroom.observe.holders.python_names import (
     key_of,
     locals_of,
 )
+from legroom.observe.holders.retained_size import is_observer
 from legroom.observe.source.files import built_at, function_at
 from legroom.observe.source.storing_lines import find_usage
 from legroom.observe.source.user_files import is_user_file
@@ -157,6 +158,7 @@ class _Search:
                 id(referrer) in self._seen
                 or id(referrer) in self._own_lists
                 or isinstance(referrer, _NEVER_HOLDERS)
+                or is_observer(type(referrer))
             ):
                 continue
             if isinstance(referrer, FrameType) and (

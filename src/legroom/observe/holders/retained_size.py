@@ -29,9 +29,10 @@ device.
 
 MAX_OBJECTS = 1_000_000
 """The search from one object stops after this many objects."""
-_LEAVES = (
+LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), range, ModuleType, type, torch.dtype, torch.device, FrameType,
 )  # fmt: skip
+"""Types whose instances reference no tensors."""
 _Referents = Callable[[list[Any]], Iterable[Any]]
 """A function that returns the objects referenced by a list of objects of the same type."""
 
@@ -44,7 +45,7 @@ class RetainedStorages:
         self._measure = measure
         self._without_memory: set[int] = set()
         """The `id`s of objects that retain no device memory."""
-        self._leaves: set[type] = set(_LEAVES)
+        self._leaves: set[type] = set(LEAVES)
         self._referents: dict[type, _Referents] = {}
         self._saved: dict[Any, dict[int, int]] = {}
         """Maps a graph node to the storages that it saved."""
@@ -100,7 +101,7 @@ class RetainedStorages:
         return referents(items)
 
     def _find_referents(self, kind: type) -> _Referents:
-        if issubclass(kind, _LEAVES) or _is_observer(kind) or kind.__module__.startswith(_TEST_RUNNER):
+        if issubclass(kind, LEAVES) or is_observer(kind) or kind.__module__.startswith(_TEST_RUNNER):
             self._leaves.add(kind)
             return _no_referents
         if issubclass(kind, torch.optim.Optimizer):
@@ -152,7 +153,7 @@ def is_legroom_class(kind: type) -> bool:
     return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
 
 
-def _is_observer(kind: type) -> bool:
+def is_observer(kind: type) -> bool:
     """Return whether a class belongs to Legroom and only observes tensors."""
     return is_legroom_class(kind) and not kind.__module__.startswith(_RETAINING_PACKAGES)
 

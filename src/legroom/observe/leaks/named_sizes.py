@@ -3,20 +3,16 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders.python_names import attributes_of, locals_of
+from legroom.observe.holders.retained_size import LEAVES
 from legroom.observe.source.loaded_modules import user_modules
 from legroom.observe.source.user_files import is_user_file
-
-_WITHOUT_TENSORS = frozenset(
-    {FunctionType, BuiltinFunctionType, ModuleType, type, str, bytes, int, float, bool, type(None)}
-)
-"""Types whose instances contain no tensors. Most module variables have one of these types."""
 
 
 class NamedTensor(NamedTuple):
@@ -65,7 +61,7 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[NamedTensor, Any]]:
 
 def _variables_in(namespace: dict[str, Any], file: str) -> Iterator[tuple[NamedTensor, Any]]:
     for name, value in list(namespace.items()):
-        if type(value) not in _WITHOUT_TENSORS and isinstance(name, str) and not name.startswith("__"):
+        if not isinstance(value, LEAVES) and isinstance(name, str) and not name.startswith("__"):
             yield NamedTensor(name, name, False, file, ""), value
 
 
@@ -73,7 +69,7 @@ def _tensors_within(named: NamedTensor, value: Any, depth: int) -> Iterator[tupl
     if isinstance(value, torch.Tensor):
         yield named, value
         return
-    if not depth or isinstance(value, type | ModuleType | str | bytes | int | float):
+    if not depth or isinstance(value, LEAVES):
         return
     if isinstance(value, dict):
         if len(value) <= 64:

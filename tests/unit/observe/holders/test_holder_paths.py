@@ -15,6 +15,7 @@ import torch
 from legroom.observe.holders.descriptions import HolderPath
 from legroom.observe.holders.paths import find_path
 from legroom.observe.holders.python_names import Variables
+from legroom.observe.leaks.storing_trace import StoringTrace
 
 GLOBAL: list[Any] = []
 
@@ -50,6 +51,12 @@ def test_a_local_list() -> None:
     losses = [torch.ones(1) for _ in range(5)]
     path = path_to(lambda: losses[2])
     assert (path.name, path.how, path.described) == ("losses", "container", "list, 5 items")
+
+
+def test_an_object_of_legroom_is_not_a_holder() -> None:
+    trace = StoringTrace(0)
+    trace._container = [torch.ones(1)]
+    assert path_to(lambda: trace._container[0]).how == "unknown"
 
 
 @pytest.mark.usefixtures("imported_objects")
