@@ -197,15 +197,17 @@ class _Search:
         After a kernel has failed, every CUDA call fails with a message that hides the cause. NCCL reports the reason shortly
         before it reports that a call failed. If a rank fails, the collectives of the other ranks time out.
         """
-        if error is not None and error.code == _NCCL:
-            memory_errors = [
+        if error is not None and error.code in _REASONS:
+            codes, word, lines = _REASONS[error.code]
+            reasons = [
                 found
                 for found in self._last.values()
-                if found.code == "LG700"
-                and "NCCL" in found.text
-                and error.line - _NCCL_LINES < found.line <= error.line
+                if found.code in codes
+                and word in found.text
+                and error.line - lines < found.line <= error.line
             ]
-            return max(memory_errors, key=lambda found: found.line, default=None)
+            if reasons or error.code == _NCCL:
+                return max(reasons, key=lambda found: found.line, default=None)
         if error is not None and error.code == _WORKER_DIED:
             # The loop that reads batches reports that a worker exited, after the reason of the worker's exit.
             killed = [
@@ -386,6 +388,14 @@ _FAULTS = ("LG710", "LG711")
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"
 _NCCL_LINES = 200
+_REASONS = {
+    _NCCL: (("LG700", "LG702", "LG703", "LG704"), "NCCL", _NCCL_LINES),
+    "LG711": (("LG725",), "fallen off the bus", _NCCL_LINES),
+    "LG751": (("LG705",), "", 6),
+}
+"""For an error that follows from another error: the codes of the other error, a word in its text, and the number of lines
+before the error in which it is searched. A kernel fails if the GPU has failed, and a build fails if the compiler was
+killed."""
 """NCCL reports the failed call within this many lines before its failure."""
 _FOLLOWUP_LINES = 60
 """An uninformative error within this many lines after another error is treated as its consequence."""
