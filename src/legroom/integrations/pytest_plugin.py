@@ -210,7 +210,7 @@ def _finish(item: pytest.Item, test: "MemoryTest") -> None:
         if not result["peak"] and not test.has_failed:
             item.warn(
                 pytest.PytestWarning(
-                    f"{item.name} used no GPU memory, so Legroom's marks have no effect. Move its tensors to `cuda`."
+                    f"{item.name} used no GPU memory, so Legroom's pytest markers have no effect. Move its tensors to `cuda`."
                 )
             )
     if leaked:

@@ -71,7 +71,7 @@ class AskTell:
         ready = self._runner.next(ahead=1)
         if ready is None:
             raise UsageError(
-                "The search has no further configurations, because all points of the grid were proposed."
+                "The search has no more configurations, because it has already proposed all points of the grid."
             )
         self._runner.started(ready.number, "cpu", None)
         return AskedTrial(ready.number, dict(ready.config))

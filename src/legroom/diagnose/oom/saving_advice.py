@@ -203,11 +203,11 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     names = _names(at_once)
     optimizer = " and ".join(f"`{name}`" for name in names) or "The optimizer"
     where = f"`{names[0]}`" if len(names) == 1 else "the optimizer"
-    fix = f"Pass `foreach=False` to {where} (one parameter at a time, slower)."
+    fix = f"Pass `foreach=False` to {where} (updates one parameter at a time, slower)."
     if _support_fused(at_once):
         fix = (
-            f"Pass `fused=True` to {where} (no temporaries, and faster) or `foreach=False` (one parameter at a "
-            "time, slower)."
+            f"Pass `fused=True` to {where} (no temporaries, and faster) or `foreach=False` (updates one "
+            "parameter at a time, slower)."
         )
     yield Finding(
         code="LG606",
@@ -280,8 +280,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     accumulate = " Accumulate gradients over several batches to keep the effective batch size."
     yield Finding(
         code="LG603",
-        message=f"{format_size(evidence.scaling_so_far)} ({'' if evidence.evaluates else 'activations, '}inputs, results) scale with "
-        "the batch size.",
+        message=f"{'Inputs' if evidence.evaluates else 'Activations, inputs'} and results use {format_size(evidence.scaling_so_far)} "
+        "and scale with the batch size.",
         fix=f"{change}.{also}{caveat}{accumulate if evidence.trains and not evidence.has_other_input else ''}",
         bytes=evidence.scaling_so_far,
         saves=int(evidence.scaling_so_far * (1 - fraction)),

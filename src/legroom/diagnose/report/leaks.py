@@ -99,8 +99,8 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
         )
     if detected.how == "cache":
         return "LG111", (
-            f"The cache of {name} retains a tensor from every call. Set a small `maxsize`, use a key that repeats, or "
-            "remove the cache."
+            f"The cache of {name} retains a tensor from every call. Set a small `maxsize`, call the function with "
+            "fewer different arguments, or remove the cache."
         )
     if detected.how == "cycle":
         return "LG121", (

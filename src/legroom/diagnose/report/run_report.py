@@ -357,7 +357,7 @@ def _remark(annotation: Annotation) -> str | None:
             )
         case LibraryRetries(count=count):
             allocations = "1 allocation" if count == 1 else f"{count:,} allocations"
-            return f"{allocations} failed inside a library, which continued with less memory (for example, cuDNN while it tests algorithms)"
+            return f"{allocations} failed inside a library, such as cuDNN, and the library continued with less memory"
         case RecordingFailed(message=text) | OtherProcesses(description=text):
             return text
     return None

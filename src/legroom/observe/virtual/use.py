@@ -25,7 +25,7 @@ def use(*gpus: str | int | GpuSpec | None) -> VirtualGPU | None:
     recorder = active_recorder()
     is_recorded = recorder is not None and (recorder.allocations.followers or active is None)
     if is_recorded:
-        raise UsageError("A recording is running. End the recording before `legroom.use`.")
+        raise UsageError("A recording is running. End the recording before you call `legroom.use`.")
     if _in_use is not None and active is _in_use:
         _in_use.__exit__()
     _in_use = None

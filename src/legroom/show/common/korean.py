@@ -67,11 +67,11 @@ CATALOGUE = {
     "Spilled {moved:size} of saved activations to host memory (at most {peak:size} at a time), which took {duration}.": (
         "저장된 activation {moved}를 호스트 메모리로 옮겼습니다(한 번에 최대 {peak}, {duration} 걸림)."
     ),
-    "{number:number} allocation failed inside a library, which continued with less memory (for example, cuDNN while it tests algorithms).": (
-        "라이브러리 안에서 할당이 {number}번 실패했고, 라이브러리는 메모리를 덜 쓰며 계속했습니다(예: 알고리즘을 시험하는 cuDNN)."
+    "{number:number} allocation failed inside a library, such as cuDNN, and the library continued with less memory.": (
+        "라이브러리(예: cuDNN) 안에서 할당이 {number}번 실패했고, 라이브러리는 메모리를 덜 쓰며 계속했습니다."
     ),
-    "{number:number} allocations failed inside a library, which continued with less memory (for example, cuDNN while it tests algorithms).": (
-        "라이브러리 안에서 할당이 {number}번 실패했고, 라이브러리는 메모리를 덜 쓰며 계속했습니다(예: 알고리즘을 시험하는 cuDNN)."
+    "{number:number} allocations failed inside a library, such as cuDNN, and the library continued with less memory.": (
+        "라이브러리(예: cuDNN) 안에서 할당이 {number}번 실패했고, 라이브러리는 메모리를 덜 쓰며 계속했습니다."
     ),
     # --- the comments of commands
     "with a smaller batch size": "더 작은 batch size로",
@@ -105,8 +105,8 @@ CATALOGUE = {
         "대신 `str(error)`나 `error.with_traceback(None)`을 저장하세요."
     ),
     "The cache of {owner:term} retains a tensor from every call.": "{owner}의 캐시에 호출할 때마다 tensor가 남습니다.",
-    "Set a small `maxsize`, use a key that repeats, or remove the cache.": (
-        "`maxsize`를 작게 하거나, 반복되는 key를 쓰거나, 캐시를 없애세요."
+    "Set a small `maxsize`, call the function with fewer different arguments, or remove the cache.": (
+        "`maxsize`를 작게 하거나, 함수를 더 적은 종류의 인자로 호출하거나, 캐시를 없애세요."
     ),
     "{owner:term} is part of a reference cycle. Only Python's garbage collector frees cycles, and the collector did not run. Break the cycle (use a weak reference or set the attribute to None), or call `gc.collect()` every few steps.": (
         "{owner}에 순환 참조가 있습니다. 순환 참조는 Python의 garbage collector만 해제하는데, 아직 실행되지 않았습니다. weak reference를 쓰거나 "
@@ -232,16 +232,16 @@ CATALOGUE = {
     ),
     "The optimizer": "optimizer",
     "the optimizer": "optimizer",
-    "Pass `foreach=False` to {optimizer:term} (one parameter at a time, slower).": (
+    "Pass `foreach=False` to {optimizer:term} (updates one parameter at a time, slower).": (
         "{optimizer}에 `foreach=False`를 넘기세요(파라미터를 하나씩 갱신, 더 느림)."
     ),
-    "Pass `fused=True` to {optimizer:term} (no temporaries, and faster) or `foreach=False` (one parameter at a time, slower).": (
+    "Pass `fused=True` to {optimizer:term} (no temporaries, and faster) or `foreach=False` (updates one parameter at a time, slower).": (
         "{optimizer}에 `fused=True`(임시 메모리 없음, 더 빠름)나 `foreach=False`(파라미터를 하나씩 갱신, 더 느림)를 넘기세요."
     ),
-    "{size:size} (activations, inputs, results) scale with the batch size.": (
+    "Activations, inputs and results use {size:size} and scale with the batch size.": (
         "{size}(activation, 입력, 결과)는 batch size에 비례합니다."
     ),
-    "{size:size} (inputs, results) scale with the batch size.": "{size}(입력, 결과)는 batch size에 비례합니다.",
+    "Inputs and results use {size:size} and scale with the batch size.": "{size}(입력, 결과)는 batch size에 비례합니다.",
     "Use `{new}` instead of `{old}`.": "`{old}` 대신 `{new}` 설정을 쓰세요.",
     "Use `{new}` and `{evaluation}` instead of `{old}`.": "`{old}` 대신 `{new}`, `{evaluation}` 설정을 쓰세요.",
     "Add `{new}` (the default is {before:number}).": "`{new}` 설정을 추가하세요(기본값은 {before}).",

@@ -86,7 +86,7 @@ class OtherProcessUsage:
                 left = format_size(gpu.memory - used)
                 what = f"Other programs use {format_size(used)} of {gpu.name}"
                 if used * MIN_REPORTED_PART <= gpu.memory:
-                    what = f"Other programs no longer use {gpu.name}"
+                    what = f"Other programs no longer use much memory of {gpu.name}"
                 messages.append(f"{what}. Trials can use {left} of this GPU.")
         return messages
 

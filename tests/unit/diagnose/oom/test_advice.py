@@ -685,7 +685,7 @@ def optimizer_step(make_run):
 def test_fused_is_not_suggested_to_an_optimizer_without_it(optimizer_step, name):
     add_optimizer(optimizer_step, name, fused=False)
     finding = optimizer_step.advice()["LG606"]
-    assert finding.fix == f"Pass `foreach=False` to `{name}` (one parameter at a time, slower)."
+    assert finding.fix == f"Pass `foreach=False` to `{name}` (updates one parameter at a time, slower)."
 
 
 def test_fused_is_suggested_to_adam(optimizer_step):

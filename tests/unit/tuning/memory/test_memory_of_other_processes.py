@@ -93,7 +93,7 @@ def test_a_considerable_change_is_reported_once() -> None:
     reader.used = 0
     other_processes.query({})
     assert other_processes.messages() == [
-        "Other programs no longer use cuda:0. Trials can use 100.00 GiB of this GPU."
+        "Other programs no longer use much memory of cuda:0. Trials can use 100.00 GiB of this GPU."
     ]
 
 

@@ -12,7 +12,7 @@ import torch
 from legroom.errors import Unsupported
 from legroom.observe.virtual.patching import Replacement, optional_module, table
 
-GRAPHS = "A virtual GPU does not support CUDA graphs. Run the step without a graph. The step uses the same amount of memory."
+GRAPHS = "A virtual GPU does not support CUDA graphs. Run the step without a graph. This does not change the memory use of the step."
 POOLS = (
     "A virtual GPU does not support private memory pools. Remove `torch.cuda.MemPool` to use the default "
     "pool."

@@ -5,32 +5,32 @@ Reports contain this code if device memory or an autograd graph grew in each of 
 same lines of code. The report shows the line that allocates the memory. If Legroom finds the variable that
 keeps the memory alive, the report also shows that variable.
 
-`legroom lint` checks for training and evaluation loops that sum, append or store a loss or output together with its
-graph. The rule applies if nothing in the loop clears the container. The rule also covers calls to objects that store
-their arguments.
+`legroom lint` checks for training and evaluation loops that sum, append or store a loss or output without detaching it.
+The rule applies if the loop never clears the container that stores the values.
 
 The rule also flags code that keeps the following values alive, even if they have no graph:
 
-- gradients or copies of the model that are stored in every step, and trained models that the program does not use again
-- the outputs of all batches, or the states of all sampling steps, if they are collected on the GPU. Other functions in
-  the file may compute them.
+- gradients or copies of the model that are stored in every step
+- trained models that are stored, although the program does not use them again
+- the outputs of all batches, if they are collected on the GPU
+- the intermediate samples of all steps of a diffusion model, if they are collected on the GPU
 - the logits of a language model or a segmentation model that a Transformers `Trainer` collects on the GPU for
   `compute_metrics`
 - torchmetrics metrics that store every prediction and are never reset
-- states that a replay buffer stores on the GPU, if they are images, or if the program moves each sample to the GPU
-  again
-- the models of objects such as federated clients, if each round uses only some of the objects
-- the entries of a cache with random keys, which the program cannot find again
+- the states in a replay buffer on the GPU, if the states are images, or if the program moves sampled states to the GPU
+  anyway
+- the models of many objects, such as federated clients, if each training round uses only some of the objects
+- the entries of a cache with random keys, because the program cannot look up these entries again
 - the results that a cache stores for every request, session or text, if the cache never removes old entries
 - a loss or output that a stored closure reads later, such as in `jobs.append(lambda: log(loss))`
 
-The container may be local, global, or in an object whose methods store their arguments. The finding is
-reported at the statement that stores the value. If a method stores whatever value it receives, such as
-`AverageMeter.update()`, the finding is reported at the line that calls the method.
+The container may be a local variable, a global variable, or an attribute of an object whose methods store their
+arguments. The finding is reported at the statement that stores the value. If a method stores whatever value it
+receives, such as `AverageMeter.update()`, the finding is reported at the line that calls the method.
 
-The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, containers that are cleared in each
-epoch, or summing several losses for one backward pass. The rule flags a sum of losses that is set to zero only once per
-epoch. It also flags an object that stores the gradients of every optimizer step until the end of the epoch.
+The rule does not flag code that prints a loss, stores losses in a `deque` with a `maxlen`, clears the container in each
+epoch, or sums several losses for one backward pass. The rule flags a sum of losses even if the sum is reset to zero in
+each epoch. It also flags an object that stores the gradients of every optimizer step until the end of the epoch.
 
 ## Why this is a problem
 A loss tensor uses only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with

@@ -3,9 +3,9 @@
 ## What it detects
 Reports contain this code if activations that autograd saved in an earlier step are still allocated.
 
-`legroom lint` checks for loops that pass a state to a model and assign the result to the same name. The rule applies if
-the loop has a backward pass or runs with gradients enabled, and nothing in the loop detaches or recreates the state.
-The rule does not flag a loop over the time steps within one training step.
+`legroom lint` checks for loops that pass a state to a model and assign the returned state to the same variable. The
+rule applies if the loop has a backward pass or runs with gradients enabled, and nothing in the loop detaches or
+recreates the state. The rule does not flag a loop over the time steps within one training step.
 
 ## Why this is a problem
 The backward pass releases saved activations. Activations stay allocated if there is no backward pass, if the backward

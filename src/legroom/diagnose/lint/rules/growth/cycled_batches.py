@@ -5,8 +5,8 @@ The rule reports the following cases:
 
 - The code calls `itertools.cycle` on a data loader, or on a generator that yields tensors. The rule does not flag
   `cycle` over a list or a tuple, because the list or tuple keeps the items alive anyway.
-- A container stores all batches from a data loader on the GPU. The batches may be stored by another function or object
-  in the file, or by a training loop. The rule does not flag containers of labels, which are small.
+- A container stores all batches from a data loader on the GPU. A loop, a function or an object in the file may add the
+  batches to the container. The rule does not flag containers of labels, which are small.
 - The constructor of a dataset reads files in a loop and stores each sample on the GPU.
 - A loop over a data loader adds batches on the GPU to a `queue.Queue` without `maxsize`. If the loader is faster than
   the training step, the queue collects all batches of the epoch.
@@ -14,9 +14,9 @@ The rule reports the following cases:
 ## Why this is a problem
 A list of all batches on the GPU uses as much GPU memory as the whole dataset before the first step starts.
 
-`itertools.cycle` keeps a reference to every item from the first pass, because it cannot restart an iterator.
-After one epoch, all batches are in memory. If the iterator moves its batches to the GPU, they fill the GPU's
-memory. Later epochs also repeat the same order and the same augmentation.
+`itertools.cycle` keeps a reference to every item from the first pass, because it cannot restart an iterator. After one
+epoch, all batches are in memory. If the iterator yields batches on the GPU, these batches fill the GPU memory. Later
+epochs also repeat the same order and the same augmentation.
 
 ## Example
 ```python

@@ -4,7 +4,7 @@
 The rule checks for two in-place changes through `.data` that autograd would otherwise reject:
 
 - The code changes a computed tensor, such as an output.
-- The code changes a parameter between the forward pass and the backward pass of the same function.
+- The code changes a parameter after the forward pass and before the backward pass, in the same function.
 
 The rule does not flag code that only reads `.data`, initializes parameters, or updates parameters between steps, such
 as in an optimizer or a target network.

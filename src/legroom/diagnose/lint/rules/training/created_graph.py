@@ -3,9 +3,9 @@
 ## What it detects
 The rule reports `create_graph=True` in the following cases:
 
-- A call to `backward` has this argument.
-- A call to `torch.autograd.grad` has this argument, but nothing computes a second derivative: no other backward pass
-  uses the gradients, and the function neither returns them nor passes them to other code.
+- `create_graph=True` is passed to `backward`.
+- `create_graph=True` is passed to `torch.autograd.grad`, but nothing computes a second derivative: no other backward
+  pass uses the gradients, and the function neither returns them nor passes them to other code.
 - A function returns gradients that were computed with `create_graph=True`, but only evaluation code calls the function.
 - A call passes `True` for a parameter that the function uses as `create_graph`, but the program never differentiates
   the result.

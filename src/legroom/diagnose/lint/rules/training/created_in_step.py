@@ -1,21 +1,22 @@
 """LG118: An optimizer, a pretrained model or a wrapper is created in every step
 
 ## What it detects
-The rule checks for three kinds of objects:
+The rule reports the following cases:
 
-- An optimizer that is created inside the loop over training steps, for a model that exists before the loop. The rule
-  does not flag an optimizer that is created once per epoch, fold or task.
-- A pretrained model that is loaded inside the loop over the data, or in a function that each step calls, such as a
-  perceptual loss. The rule does not flag a model that is loaded once and cached, or a model that the loop trains.
-- `DataParallel` or `DistributedDataParallel` around a model that the previous iteration already wrapped.
+- The loop over training steps creates an optimizer for a model that was created before the loop. The rule does not flag
+  an optimizer that is created once per epoch, fold or task.
+- The loop over the data, or a function that each step calls, loads a pretrained model, for example for a perceptual
+  loss. The rule does not flag a model that is loaded once and cached, or a model that the loop trains.
+- Each iteration of a loop wraps the same model in `DataParallel` or `DistributedDataParallel` again.
 
 ## Why this is a problem
 Adam and most other optimizers keep state for each parameter. Creating a new optimizer in each step discards
 this state, so momentum and adaptive learning rates have no effect. The state is also allocated again in each
 step, while the old optimizer may still exist.
 
-A pretrained model that is loaded in each step is read from disk and copied to the GPU each time. Two copies exist if
-the graph of the previous step still refers to the old one. Each additional wrapper copies or broadcasts the model again.
+A pretrained model that is loaded in each step is read from disk and copied to the GPU each time. If the graph of the
+previous step still refers to the old copy, two copies of the model are in memory. Each additional wrapper copies or
+broadcasts the model again.
 
 ## Example
 ```python

@@ -4,17 +4,18 @@
 The rule checks for `retain_graph=True` in a loop or a training step in the following cases:
 
 - No other backward pass follows in the same iteration.
-- Other backward passes follow, but they go through other graphs, because the losses share no value.
-- The discriminator step of a GAN retains the generator's graph. This is not needed, because the program sets the
-  generator's gradients to zero before the generator's own backward pass.
+- Other backward passes follow, but they go through other graphs, because the losses have no intermediate tensors in
+  common.
+- The discriminator step of a GAN retains the generator's graph, although the program sets the generator's gradients to
+  zero before the generator's own backward pass.
 
 ## Why this is a problem
 `backward()` frees the saved activations layer by layer, so the gradients can use the same memory. With
 `retain_graph=True`, all activations stay allocated until the loss is released, so the peak is higher in every step.
 `retain_graph=True` is needed only if a second backward pass goes through the same graph.
 
-If PyTorch raises "Trying to backward through the graph a second time" after you remove `retain_graph=True`, the program
-uses a tensor with its graph in the next step. Detach that tensor (LG104).
+If PyTorch raises "Trying to backward through the graph a second time" after you remove `retain_graph=True`, a tensor
+from one step is still attached to its graph when the next step uses it. Detach that tensor (LG104).
 
 ## Example
 ```python
@@ -163,7 +164,7 @@ def _sources(program: Program, call: CallFact, loop: LoopFact | None) -> set[str
 def _undetached(argument: cst.Arg, name: str) -> Problem:
     return Problem(
         node=argument,
-        message=f"`retain_graph=True` retains the graph of `{name}`, but the gradients that it computes are set to zero before they are used",
+        message=f"`retain_graph=True` retains the graph of `{name}`, but the program sets the gradients from this graph to zero before it uses them",
         help=f"Pass `{name}.detach()` to the model that this step trains, and remove `retain_graph=True`",
     )
 

@@ -5,8 +5,8 @@ The rule checks for losses of different batches that are summed, or collected in
 pass. The backward pass runs after a fixed number of batches, or after a loop over micro-batches. The backward
 pass may be in another function in the file.
 
-The rule does not flag losses that share a graph: several losses of one batch, the time steps of a recurrent model, and
-losses of features that were computed before the loop.
+The rule does not flag losses that share a graph: several losses of one batch, the losses of the time steps of a
+recurrent model, and losses that use features computed before the loop.
 
 ## Why this is a problem
 Gradient accumulation saves memory because only one micro-batch has a graph at a time. If the losses are summed first,

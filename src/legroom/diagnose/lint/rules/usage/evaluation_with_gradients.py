@@ -10,24 +10,23 @@ its activations.
 - The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
 - The call is in any other loop without a backward pass, such as a loop that generates samples, and no later backward
   pass uses the results.
-- The program only prints, compares or saves the results, or converts them to numbers. The rule follows the results
-  through names, containers and functions in the file. In a training loop, the rule flags the call only if the model
-  runs on data that does not change, such as a validation set. The rule also flags a
-  rollout if the training detaches all results that the rollout stores.
+- The program only prints, compares or saves the results of the call, or converts them to numbers. The rule follows the
+  results through variables, containers and functions in the file. In a training loop, the rule flags the call only if
+  the model runs on the same data each time, such as a validation set. The rule also flags a rollout in reinforcement
+  learning if the training code detaches all results that the rollout stores.
 - The call computes embeddings or predictions in a function, and the file only evaluates the model.
-- The call is in a training step, or in a function that only training steps call, but no optimizer in the file
-  trains the model. An example is the teacher in a distillation. The call may also pass the model to a
-  function that runs it. The rule flags the call only if the model's parameters require gradients and its
-  inputs have no graph.
+- A training step calls the model, directly or through other functions, but no optimizer in the file updates the model.
+  An example is the teacher model in knowledge distillation. The rule flags the call only if the model's parameters
+  require gradients and its inputs do not.
 - The call is in a loop that runs the backward pass only in one phase, as in `if phase == "train": loss.backward()`, and
   the program also runs the loop for another phase.
-- The call is in the training step of another model, such as a call to the generator in the discriminator's step.
-  Another function or a later part of the loop trains the generator, and sets its gradients to zero first.
+- The call is in the training step of another model, such as a call to the generator in the discriminator's step. The
+  generator is trained in another function or later in the loop, after its gradients are set to zero.
 
-The rule follows calls through functions, methods and modules in the file. For example, `model.sample()` may
-call `self.next_token()`, which runs the model. The rule does not flag functions that are called only under
-`no_grad` in the same file. The rule also does not flag methods that frameworks call with gradients disabled,
-such as `validation_step`.
+The rule follows calls through functions, methods and modules in the file. For example, `model.sample()` may call
+`self.next_token()`, which runs the model. The rule does not flag a function if all calls of the function in the file
+are under `no_grad`. The rule also does not flag methods that frameworks call with gradients disabled, such as
+`validation_step`.
 
 ## Why this is a problem
 Without `torch.no_grad()`, autograd saves activations for a backward pass that never runs. `model.eval()` changes dropout and batch
@@ -56,7 +55,7 @@ The fix adds `@torch.no_grad()` to a function that only evaluates. In other func
 torch.no_grad():`. The fix is safe if three conditions are met, because the results then do not change:
 
 - The file creates the model from `torch.nn` layers, and the model computes no gradients itself.
-- The evaluation neither returns nor prints a tensor with a graph.
+- The evaluation neither returns nor prints a tensor that has a `grad_fn`.
 - The file uses neither attention modules nor `torch.compile`, because both use different kernels when gradients are
   disabled.
 

@@ -4,8 +4,9 @@
 The rule checks for `torch.load` without `map_location` in two cases: the source file uses several ranks, or the program
 uses CUDA and passes the result to `load_state_dict`.
 
-The rule also checks for `map_location=device` if the program restores a model from the checkpoint and does not delete the
-checkpoint afterwards. It must also restore an optimizer, or train the model in the same function.
+The rule also checks for `map_location=device` if the program restores a model from the checkpoint and does not delete
+the checkpoint afterwards. In this case, the rule applies only if the program also restores an optimizer, or trains the
+model in the same function.
 
 ## Why this is a problem
 A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors onto the
