@@ -2,8 +2,8 @@
 
 The file `legroom.pth` in site-packages checks the environment variable LEGROOM whenever Python starts. If LEGROOM is
 set, this module restarts the interpreter with `-m legroom run` before the script. `LEGROOM=8GiB` adds `--gpu 8GiB`.
-Commands without a Python script or module (`pip`, `torchrun`, `-c`, the prompt) run unchanged. If a command such as
-`torchrun` starts Python processes, these processes check the variable themselves.
+Commands without a Python script or module (`pip`, `torchrun`, `python -c`, the interactive prompt) run unchanged. If a
+command such as `torchrun` starts Python processes, these processes check the variable themselves.
 
 `pip install` creates the file (see setup.py), and `pip uninstall` removes it.
 """

@@ -31,7 +31,7 @@ class _OptimizerState(threading.local):
 
 
 MAX_MODELS = 1000
-"""The shapes of the inputs are recorded for this many models."""
+"""The maximum number of models whose input shapes are recorded."""
 
 
 class TrainingClock:

@@ -167,8 +167,8 @@ class _Searcher:
         return min(max(self.low + self._multiple_of, likely), self.low * MAX_FACTOR)
 
     def _is_confirmed(self) -> bool:
-        """Return True if the largest fitting size was predicted, and its trace confirms the prediction. The peaks must
-        differ by less than the memory of one sample.
+        """Return True if the largest fitting size was predicted, and its trace confirms the prediction. The predicted
+        and the traced peak must be almost equal.
         """
         predicted = self._predicted.get(self.low)
         if predicted is None:

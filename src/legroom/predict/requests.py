@@ -24,7 +24,8 @@ class MemoryRequest(NamedTuple):
 
 
 KERNELS_RUN = MemoryRequest(0, 0, 0)
-"""Marks the first kernel. Running kernels changes the addresses at which the device places segments (see `AddressSpace`)."""
+"""Marks the first kernel. The first kernel changes the addresses at which the device places later segments (see
+`AddressSpace`)."""
 LIBRARY_LOADED = MemoryRequest(-1, 0, 0)
 """Marks the creation of a cuBLAS handle, just before torch allocates the workspace of the handle. The handle uses
 address space and memory.

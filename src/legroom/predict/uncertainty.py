@@ -145,9 +145,9 @@ def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
 
 
 def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Yield combinations with the largest alternatives of some uncertain sizes. The last combination contains half of
-    each largest alternative. The half is tried because a medium size may fit no free block, while a large size gets its
-    own segment.
+    """Yield combinations with the largest alternatives of some uncertain sizes. In the last combination, every
+    uncertain size is half as large as its largest alternative. This combination is tried because a workspace of medium
+    size may fit in no free block, while a large workspace gets its own segment.
 
     A layer uses the same kernel in every step, so sizes with the same alternatives change together.
     """

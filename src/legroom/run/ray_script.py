@@ -71,7 +71,7 @@ def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
 @contextlib.contextmanager
 def _old_module_names(ray_tune: Any) -> Iterator[None]:
     """Make `ray.tune.suggest` an alias of the module `ray.tune.search`, as before Ray 2.0. The submodules of
-    `ray.tune.suggest` are found in the same folder.
+    `ray.tune.suggest`, such as `ray.tune.suggest.optuna`, are loaded from the folder of `ray.tune.search`.
     """
     old = f"{ray_tune.__name__}.suggest"
     if old in sys.modules:
@@ -128,7 +128,7 @@ def _run_arguments(ray_tune: Any, function: Any, arguments: Mapping[str, Any]) -
 
 
 def _stop_arguments(stop: Any, converted: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert `stop={"training_iteration": 10}`. Legroom does not support any other stopping conditions."""
+    """Convert `stop={"training_iteration": 10}`. Legroom supports no stopping condition except `training_iteration`."""
     if not stop:
         return {}
     if not isinstance(stop, Mapping) or set(stop) != {"training_iteration"}:

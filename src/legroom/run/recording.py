@@ -107,10 +107,10 @@ class Recording:
         log: str | None = None,
         listener: OutcomeListener | None = None,
     ) -> None:
-        """`options` contains the options of `legroom run`, which are repeated in the suggested next command. `spill` is
-        active while the script runs. With `blocking`, indices are checked before each operation on a real GPU. With
-        `verbose`, the complete report is printed instead of one screen. `log` is the value of `--log`. `listener`
-        receives the outcome. If a listener is given, the outcome is not printed.
+        """`options` contains the options of `legroom run`, which are repeated in the suggested next command. If `spill`
+        is given, activations are spilled to host memory while the script runs. With `blocking`, indices are checked
+        before each operation on a real GPU. With `verbose`, the complete report is printed instead of one screen. `log`
+        is the value of `--log`. `listener` receives the outcome. If a listener is given, the outcome is not printed.
         """
         self._script = script
         self._gpus = gpus
@@ -148,8 +148,8 @@ class Recording:
         self._as_main = ExitStack()
 
     def run(self, *, at_exit: AtExit | None = None) -> int:
-        """Run the script and return its exit code. If `at_exit` is given, it is called with a callback that prints the
-        report at exit, while `__main__` is still the script.
+        """Run the script and return its exit code. If `at_exit` is given, it is called before the script starts, with a
+        callback that prints the report at exit.
         """
         self._script.check()
         self.start()

@@ -61,7 +61,8 @@ class ParallelOptions:
 
 
 def _check_batch(batch: Any) -> None:
-    """Reject arguments that are not one batch. Objects from other libraries are accepted."""
+    """Raise an error if the argument is a loader, a dataset or a value without tensors. Objects from other libraries
+    are accepted."""
     if isinstance(batch, DataLoader | Dataset):
         name = type(batch).__name__
         raise UsageError(f"batch= is a {name}. Pass one batch of a DataLoader: `batch=next(iter(loader))`.")

@@ -204,8 +204,8 @@ class Parallel:
         return Guard(self.model, self.optimizer, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and the number of used batches of each loader. Save `run.module` and `run.optimizer`
-        separately."""
+        """Return the epoch and the number of used batches of each loader. The result does not include the model and the
+        optimizer, so save `run.module` and `run.optimizer` separately."""
         return {"loaders": [loader.state_dict() for loader in self._loaders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

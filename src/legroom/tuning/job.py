@@ -39,7 +39,6 @@ class TuneJob:
     """The time budget in seconds."""
     seed: int = 0
     folder: Path
-    """The folder of the study."""
     points: Sequence[Mapping[str, Any]] = ()
     """The values of the first configurations. The searcher chooses the values of other parameters."""
     shape_parameters: frozenset[str] | None = None

@@ -212,7 +212,7 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrialRecord]]:
 
 
 def _let_go(storage: Any) -> None:
-    """Close the connections. Closing the last connection merges the write-ahead log."""
+    """Close the connections. When the last connection is closed, SQLite merges the write-ahead log into the file."""
     with contextlib.suppress(Exception):
         storage.remove_session()
         storage.engine.dispose()

@@ -28,8 +28,9 @@ from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, Tria
 from legroom.tuning.trial.trial import remove
 
 MAX_REJECTED = 20
-"""The maximum number of configurations that can never fit, per requested trial. If more configurations are rejected,
-the study ends, because almost no configuration in the space fits."""
+"""The maximum number of rejected configurations per requested trial. A configuration is rejected if it can never fit.
+If more configurations are rejected, the study ends, because nearly all configurations in the space need too much
+memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,7 @@ class StudyRunner:
 
     @property
     def learns(self) -> bool:
-        """True if the next proposal depends on earlier results. If the next proposal depends on results, fewer
-        proposals are made in advance."""
+        """True if the next proposal depends on earlier results. In this case, fewer proposals are made in advance."""
         startup_trials = self._searcher.startup_trials
         return startup_trials is not None and len(self.records) >= startup_trials
 
@@ -145,8 +145,8 @@ class StudyRunner:
 
     @property
     def startup_count(self) -> int | None:
-        """The number of random proposals that are estimated at once. The result is None unless the searcher chooses the
-        start order."""
+        """The number of random proposals whose memory is estimated at the start, all at once. The result is None unless
+        the searcher chooses the start order."""
         return self._searcher.startup_trials if isinstance(self._searcher, OrderingSearcher) else None
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int] | None:
@@ -161,7 +161,7 @@ class StudyRunner:
         return self._runtimes.predict(configs, self.seconds)
 
     def estimate_again(self, number: int) -> None:
-        """Estimate an admitted trial again, because there was no free memory for it."""
+        """Estimate a trial again that was admitted but found no free memory."""
         self._requeued.append(number)
 
     def started(self, number: int, gpu: str, fit: Fit | None) -> None:

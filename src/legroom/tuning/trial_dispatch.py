@@ -216,9 +216,9 @@ class TrialDispatcher:
 
     @property
     def _is_crowded(self) -> bool:
-        """True if a new trial would use the CPU core of an estimate for which other trials wait. The new trial would
-        slow down the estimate and therefore delay the waiting trials. Estimates of micro-batches are not considered,
-        because they have a lower priority than trials."""
+        """True if there is no free CPU core for a new trial, and other trials wait for an estimate that is being
+        computed on this machine. The new trial would slow down the estimate and therefore delay the waiting trials.
+        Estimates of micro-batches are not considered, because they have a lower priority than trials."""
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
         uses_all_cores = (self.running + 1) * self._job.ranks >= processors()
         return self.running > 0 and uses_all_cores and is_traced_here and self._runner.has_unseen_configs

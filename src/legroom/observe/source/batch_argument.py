@@ -33,7 +33,7 @@ _QUALIFIERS = frozenset(
     }
 )
 EVALUATION_RANK = 6
-"""The rank of batch sizes that are not used for training."""
+"""The rank of names for batch sizes that are not used for training, such as `val_batch_size`."""
 
 
 def batch_size_rank(name: str) -> int | None:

@@ -3,8 +3,8 @@
 A method that empties a buffer has no effect if no code calls it. Functions with the same name are not distinguished. If
 it is uncertain whether a function is called, the function is treated as called. A function is treated as called if its
 name occurs anywhere in the code, or if it is a special method. Functions that override a library method (for example, a
-trainer hook) are also treated as called. The same applies to plain functions that may be called from outside (a test,
-an entry point).
+trainer hook) are also treated as called. Plain functions are also treated as called if code outside the loaded files,
+such as a test or an entry point, may call them.
 """
 
 import ast
@@ -79,9 +79,9 @@ def calls_in(files: tuple[str, ...]) -> Calls:
 
 _Mention = tuple[str, str, bool, bool, tuple[bool, str] | None]
 """One use of a name in a function. The items are the function ("" at module level), the name, whether the name is used
-without a call, and whether the use is in a loop. The last item is the object, if the name is also a method of
-containers, such as `clear`. If this object is a container, the method is not one of the user's functions. A plain tuple
-is used because the garbage collector does not track it, so heap scans do not visit it.
+without a call, and whether the use is in a loop. The last item is the object on which the name is called, if containers
+also have a method of this name, such as `clear`. If this object is a container, the call is not a call to one of the
+user's functions. A plain tuple is used because the garbage collector does not track it, so heap scans do not visit it.
 """
 
 
@@ -104,7 +104,7 @@ class _FileCalls:
         self.methods: list[tuple[str, bool, str]] = []
         """For each method, the name of its class, whether the class has base classes, and the name of the method."""
         self.plain_functions: set[str] = set()
-        """Functions that may be called from code that is not loaded."""
+        """Functions at module level, which may also be called by code that this module does not see, such as tests."""
         self.containers: set[tuple[bool, str]] = set()
         """The attributes (True, name) and variables (False, name) to which the file assigns a container."""
         self._called_nodes: set[int] = set()

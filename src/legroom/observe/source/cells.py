@@ -21,13 +21,13 @@ UNKNOWN = "notebook cell"
 
 
 _SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""IPython variables, in the form in which they appear at the start of a holder's path. These variables reference all
-variables of the user, or the same objects as `Out`.
+"""The first word of `Holder.path` for each IPython variable that references all of the user's variables, or the same
+objects as `Out`.
 """
 
 
 def is_shell_variable(path: str) -> bool:
-    """Return whether a holder of memory (`Holder.path`) is an IPython variable, not one of the user's variables."""
+    """Return whether the variable in `Holder.path` belongs to IPython and not to the user."""
     return path.startswith(_SHELL_VARIABLES)
 
 
@@ -48,8 +48,8 @@ def is_cell_name(file: str) -> bool:
 
 
 def cell_name(file: str) -> str | None:
-    """Return the name of the cell that was compiled as `file`, or None if `file` is not a cell. The source of the cell
-    can then also be read from `linecache` under this name.
+    """Return the name of the cell that was compiled as `file`, or None if `file` is not a cell. After this call, the
+    source of the cell can also be read from `linecache` under the name of the cell.
     """
     active = shell()
     if active is None:

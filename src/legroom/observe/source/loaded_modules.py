@@ -1,5 +1,5 @@
-"""The modules that are loaded now. Thousands of modules may be loaded. The list of modules is read again only after a
-module was added or removed, or after the script was replaced.
+"""The modules that are loaded now. Thousands of modules may be loaded, so the list is read again only after a module
+was added or removed, or after the script was replaced.
 """
 
 import sys

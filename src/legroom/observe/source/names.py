@@ -54,9 +54,9 @@ class SourceName:
         )
 
     def is_truncated(self, value: ast.expr) -> bool:
-        """Return whether the new value of the name has a limited size. The size is limited if the value is a slice, of
-        the old value or of a value computed from the old value. The size is also limited if only the largest or most
-        recent items are kept.
+        """Return whether the new value of the name has a limited size. The size is limited if the new value is a slice
+        of the old value, or of a value computed from the old value. The size is also limited if only the largest or
+        most recent items are kept.
         """
         if isinstance(value, ast.Subscript) and _slices_other_dimension(value):
             return False

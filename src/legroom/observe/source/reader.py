@@ -104,7 +104,8 @@ class NameReader:
         self._tested: ast.If | ast.While | None = None
         """The `if` or `while` statement whose condition is being read."""
         self._is_irrelevant = False
-        """Whether the comparison that is being read has no effect on the stored value."""
+        """Whether the comparison that is being read is in an `assert` or a conditional expression, where it does not
+        limit the length."""
         self._exits: list[tuple[str, int]] = []
         """The functions and line numbers at which a check of the length ends an iteration or a call early."""
 
@@ -387,8 +388,8 @@ class NameReader:
 
     def _check(self, node: ast.If | ast.While, when_long: Sequence[ast.stmt] | None) -> None:
         """Record that the program checks the length of the container. The check limits the length only if code stores
-        items, removes items, or ends a loop or a call depending on the result. Ending a loop or a call counts only in
-        `when_long`, the statements that run if the container is long.
+        items, removes items, or ends a loop or a call depending on the result. If the statements end a loop or a call,
+        the check counts only if they are in `when_long`, the statements that run if the container is long.
         """
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes

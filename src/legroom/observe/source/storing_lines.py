@@ -37,9 +37,9 @@ class NameUsage(NamedTuple):
 
     statements: tuple[StoringStatement, ...]
     limited: bool
-    """Whether the length is limited, or whether items are removed in the same place where items are added."""
+    """Whether the length is limited, or whether a function that adds items also removes items."""
     emptied: bool
-    """Whether items are removed in another place, perhaps only from time to time."""
+    """Whether code removes items, perhaps only from time to time."""
     resets: bool
     """Whether an empty value is assigned repeatedly, for example once per epoch."""
     checks_membership: bool
@@ -160,7 +160,8 @@ def find_feeding_calls(
 
 def find_creating_calls(classes: frozenset[str], argument: str, file: str | None) -> NameUsage:
     """Find the calls that create an object of a class and pass it another object as `argument`, as in `state =
-    State(step, previous=state)`. For a dataclass, no statement in the user's code assigns the attributes.
+    State(step, previous=state)`. These calls are needed for dataclasses, because their attributes are assigned by a
+    generated `__init__`, not by a statement in the user's code.
     """
     tree = tree_of(file) if file is not None else None
     calls = [
@@ -223,7 +224,7 @@ def usage_at_line(file: str, line: int) -> NameUsage:
 def is_passed_in_loop(name: str, file: str, line: int) -> bool:
     """Return whether a line is in exactly one loop, and this loop passes the variable or attribute to a user's object:
     `out, cache = model(token, cache)`. Library functions do not count. The result is False in nested loops, because the
-    value outlives the inner loop.
+    value stays alive after the inner loop ends.
     """
     tree = tree_of(file)
     if tree is None:

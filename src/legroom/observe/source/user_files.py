@@ -12,7 +12,8 @@ _THIRD_PARTY = ("/site-packages/", "/dist-packages/")
 _INTERACTIVE = ("<stdin>", "<ipython-input-", "<python-input-")
 
 kinds: dict[str, int] = {}
-"""Maps each file that was looked up to its kind. Callers that check a file for every operation read this dict directly."""
+"""Maps the path of each file to its kind, for all files that were checked so far. Callers that check a file for every
+operation read this dict directly."""
 
 
 def kind_of(file: str) -> int:
@@ -42,8 +43,8 @@ def _kind_of(file: str) -> int:
 
 
 def slashes(path: str, system: ModuleType = os.path) -> str:
-    """Return a path in a normalized form, so that equal paths are equal strings. On Windows, either slash may separate
-    folders, and upper and lower case are equal.
+    """Return a path in a normalized form, so that equal paths are equal strings. On Windows, both kinds of slash
+    separate folders, and paths are not case-sensitive.
     """
     return path if system.sep == "/" else system.normcase(path).replace(system.sep, "/")
 

@@ -80,10 +80,10 @@ class VirtualGPU:
         bounded: bool = True,
         suspends_active: bool = False,
     ) -> None:
-        """Create one virtual GPU for each size or name in `gpus`. Only estimates set the other options. With `rules`,
-        memory that CUDA kernels allocate in addition to their results is also counted. With `fake_tensors`, device
-        tensors have no data. With `bounded=False`, allocations never fail, and the size is used only in reports. With
-        `suspends_active`, a virtual GPU that is already active is suspended while this one is active.
+        """Create one virtual GPU for each size or name in `gpus`. The other options are used only for estimates. With
+        `rules`, memory that CUDA kernels allocate in addition to their results is also counted. With `fake_tensors`,
+        device tensors have no data. With `bounded=False`, allocations never fail, and the size is used only in reports.
+        With `suspends_active`, a virtual GPU that is already active is suspended while this one is active.
         """
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
@@ -334,9 +334,9 @@ def _deactivate() -> None:
 
 @contextlib.contextmanager
 def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
-    """While the virtual GPU is active, make every new thread enter the dispatch and function modes, because each thread
-    has its own modes. The function that calls `run` is wrapped instead of `run`, because subclasses such as
-    `threading.Timer` override `run`.
+    """While the virtual GPU is active, make every new thread enter its dispatch and function modes. Modes that are
+    entered in one thread do not apply to other threads. The method that calls `Thread.run` is wrapped instead of `run`
+    itself, because subclasses such as `threading.Timer` override `run`.
     """
     original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 

@@ -2,7 +2,8 @@
 can inject errors.
 
 A training step makes a known number of allocations. A test can make each of these allocations fail in turn, to check
-that an error handler works for every allocation. A test that fills the GPU can check only one allocation.
+that an error handler works for every allocation. A test that fills the GPU can check only the allocation that no longer
+fits.
 """
 
 import sys

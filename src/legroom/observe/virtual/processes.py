@@ -1,9 +1,9 @@
 """Gives other processes of the program the same virtual GPUs. Tensors that are sent between processes stay on their
 device.
 
-Each process has devices of the full size, because the memory of other processes is not subtracted. The events of other
-processes are recorded separately (see `children.captures`). As on CUDA, a tensor that is sent to another process is
-shared. The memory of a shared tensor counts for the process that allocated it.
+Each process can use the full size of its devices: memory that other processes use is not subtracted. The events of
+other processes are recorded separately (see `children.captures`). As on CUDA, a tensor that is sent to another process
+is shared. The memory of a shared tensor counts for the process that allocated it.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def _inherited_by_programs(specs: Sequence[GpuSpec]) -> Iterator[None]:
     torchrun) have the same GPUs.
 
     At startup, Python imports `inherited/sitecustomize.py` from PYTHONPATH. With `python -I` or `python -E`, Python
-    ignores PYTHONPATH.
+    ignores PYTHONPATH, so these programs have no virtual GPUs.
     """
     before = os.environ.get(VARIABLE)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

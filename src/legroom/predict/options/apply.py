@@ -75,8 +75,8 @@ def _fused(undo: _Undo) -> None:
 
 
 def _for_loop(undo: _Undo) -> None:
-    """Make optimizers without a fused implementation update one parameter at a time. The temporaries then have the
-    size of one parameter.
+    """Make optimizers without a fused implementation update one parameter at a time. The temporaries are then only as
+    large as one parameter, not as large as all parameters together.
     """
 
     def use_for_loop(groups: list[dict[str, Any]]) -> None:

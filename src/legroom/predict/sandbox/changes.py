@@ -2,8 +2,8 @@
 
 Python reports every file change to its audit hooks. The hooks also report calls that bypass the redirected functions,
 such as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside
-the scratch folder is refused. Landlock also refuses most of these changes, but not changes to modes and times. Landlock
-is not available on every system.
+the scratch folder is refused. Landlock also refuses most of these changes, but it allows changes to file permissions
+and timestamps. Landlock is not available on every system.
 """
 
 import os

@@ -61,8 +61,8 @@ class DeviceCopies:
             return CellType()
 
     def _namespace(self, function: FunctionType) -> dict[str, Any]:
-        """Return a copy of the globals of a function. Training objects in it are copied, and functions of the module
-        use the copied globals.
+        """Return a copy of the globals of a function. Training objects among the globals are copied, and functions of
+        the module use the copied globals.
         """
         original = function.__globals__
         copied = self._globals.get(id(original))

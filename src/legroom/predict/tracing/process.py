@@ -66,14 +66,15 @@ MAX_ERROR_LENGTH = 300
 MAX_VALIDATION = 10.0
 """The maximum processor time in seconds for tracing the first validation batch after the training steps."""
 MAX_EVALUATION = 3.0
-"""The maximum time in seconds for an evaluation that runs before training. The estimate covers only training."""
+"""The maximum time in seconds for an evaluation that runs before training. A longer evaluation is stopped, because the
+estimate covers only training."""
 MAX_TRACING = {"fake": 60.0, "cpu": 120.0}
 """The maximum time in seconds for a trace that has completed a training step, or that has no optimizer. Real values
 take longer.
 """
 MORE_STEPS, MAX_WAIT_FOR_OPTIMIZERS = 8, 10.0
-"""The maximum number of additional steps that are traced until every optimizer has stepped twice. The second number is
-the maximum time in seconds to wait for an optimizer that has not stepped yet.
+"""`MORE_STEPS` is the maximum number of additional steps that are traced until every optimizer has stepped twice.
+`MAX_WAIT_FOR_OPTIMIZERS` is the maximum time in seconds to wait for an optimizer that has not stepped yet.
 """
 MAX_FIRST_STEP = 180.0
 """The maximum time in seconds for a trace that has not completed a training step."""

@@ -18,7 +18,7 @@ REPLY_SECONDS = 0.5
 """The maximum time in seconds to wait for the stack."""
 _FILE = "stack"
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 11 if hasattr(signal, "SIGRTMIN") else None
-"""A signal that scripts do not use. Systems without real-time signals do not report lines."""
+"""A signal that scripts are unlikely to use. Systems without real-time signals do not report lines."""
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in ', re.MULTILINE)
 _open_files: list[Any] = []
 

@@ -9,7 +9,7 @@ import os
 import shutil
 
 END_OF_FILE = b"\x04" * 256
-"""End-of-file characters. Each of these characters ends one call to `read`."""
+"""End-of-file characters. When a script calls `read`, it receives one of these characters, which ends the call."""
 
 
 def open_terminal() -> tuple[int, int] | None:
@@ -38,7 +38,7 @@ def open_terminal() -> tuple[int, int] | None:
 
 def report_terminal_size() -> None:
     """Make `os.get_terminal_size` return the size of the standard input's terminal if the given descriptor is not a
-    terminal. The output of the script goes to a file.
+    terminal. Without this function, a script would get an error for its standard output, which is a file.
     """
     plain = os.get_terminal_size
 

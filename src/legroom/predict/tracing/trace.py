@@ -48,7 +48,7 @@ class Trace:
     alternatives: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Maps the id of each workspace of uncertain size to other possible sizes, most likely first."""
     optional: set[int] = field(default_factory=set)
-    """Ids of optional workspaces. The program continues if such a workspace cannot be allocated."""
+    """Ids of optional workspaces. The program continues if one of these workspaces cannot be allocated."""
     values_substituted: int = 0
     """The number of values that the program read and for which it got a placeholder."""
     differing_versions: dict[str, str] = field(default_factory=dict)
@@ -147,8 +147,8 @@ class Trace:
         self.events[:] = kept
 
     def _first_operation_ends(self, device: int) -> int:
-        """Return the position after the first operation that runs a kernel. This operation allocates all its memory before its
-        kernel runs."""
+        """Return the position after the first operation that runs a kernel. It is assumed that this operation allocates
+        all its memory before its kernel runs."""
         first: tuple[str, str] | None = None
         for position, event in enumerate(self.events):
             if type(event) is Alloc and event.device == device:
@@ -193,8 +193,8 @@ class Trace:
         )
 
     def _signatures(self) -> dict[int, tuple[Any, ...]]:
-        """Return a dict that maps each id to a key. Allocations of the same storage in different steps have the same
-        key.
+        """Return a dict that maps the id of each allocation to a key, which is the same for allocations of the same
+        storage in different steps.
         """
         return {
             event.id: (event.bytes, event.op, event.module, event.phase, event.frame)
@@ -223,7 +223,8 @@ _SOLVER = re.compile(
 def _without_single_allocations(
     step: list[MemoryRequest], others: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]]
 ) -> list[MemoryRequest]:
-    """Return the requests of a step, except for storages that only this step allocates and does not free.
+    """Return the requests of a step, without the storages that this step allocates for the rest of the run and that no
+    other step allocates.
 
     For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. If `others` (the
     requests outside this step) also allocate a matching storage, the storage is a leak that recurs in every step.

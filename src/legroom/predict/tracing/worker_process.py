@@ -47,7 +47,7 @@ class WorkerProcess(Protocol):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a process that has exited."""
+        """The exit code of the process. Reading it waits until the process has exited."""
 
     def kill(self) -> None:
         """Kill the process and every process that it started. A caller that waits for a reply gets `EOFError`."""

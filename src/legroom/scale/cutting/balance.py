@@ -47,7 +47,7 @@ class WeightCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchFlow:
-    """The numbers of micro-batches that are in the stages at the same time."""
+    """The numbers of micro-batches that a pipeline keeps in memory at the same time."""
 
     in_flight: tuple[int, ...]
     """For each stage, the maximum number of micro-batches that wait for their backward pass."""

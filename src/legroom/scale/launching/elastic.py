@@ -72,8 +72,8 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
 
 
 def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
-    """Run the agent on this node. If the connection to the rendezvous node is lost, wait for this node and connect
-    again, as long as restarts are left."""
+    """Run the agent on this node. If the connection to the rendezvous node is lost, wait until that node is available
+    and connect again, as long as restarts are left."""
     while True:
         before = len(recorder.attempts)
         try:

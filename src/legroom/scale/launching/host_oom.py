@@ -7,7 +7,8 @@ _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 
 def host_oom_kills() -> int:
-    """Return the number of processes that were killed since the machine or container started, or 0 if unknown."""
+    """Return how many processes the kernel has killed for lack of host memory since the machine or container started,
+    or 0 if unknown."""
     return max((_read(path) for path in _COUNTERS), default=0)
 
 

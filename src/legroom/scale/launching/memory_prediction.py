@@ -1,7 +1,7 @@
 """Predicts the memory of each rank before the launch.
 
 Every rank on this node is traced separately, as `legroom estimate` traces a script. The process group of a traced rank
-reports the right size, but the other ranks do not exist (see `observe.virtual.single_rank`). Shards, batches and
+reports the full world size, but the other ranks do not exist (see `observe.virtual.single_rank`). Shards, batches and
 pipeline stages therefore have the same sizes as in a launch.
 """
 

@@ -150,7 +150,7 @@ OnEnd = Callable[[LaunchAttempt], None]
 
 
 def _precedence(rank: RankResult) -> tuple[int, float]:
-    """Return a sort key. The failed rank with the lowest key is reported as the cause."""
+    """Return a sort key. Return a sort key that is lowest for the failed rank that is most likely the cause."""
     if rank.was_terminated:
         return 3, float(rank.rank)
     if rank.failure is None:

@@ -55,8 +55,8 @@ class LaunchPlan:
 
     @property
     def has_store_per_attempt(self) -> bool:
-        """True if every attempt has its own store. The agent keeps one store for all attempts (torch 2.13). Restarted
-        ranks would find the addresses of the previous ranks in this store and wait for them."""
+        """True if every attempt must have its own store. In torch 2.13, the agent uses one store for all attempts, so
+        restarted ranks would find the addresses of the previous ranks in this store and wait for them."""
         return bool(self.max_restarts) or self.nodes[0] < self.nodes[1]
 
     @property
@@ -204,7 +204,7 @@ def _names(gpus: Sequence[GpuSpec]) -> str:
 
 
 def _parse_nodes(text: str) -> tuple[int, int]:
-    """Parse `4`, or `2:4` for two to four nodes."""
+    """Parse a number of nodes such as `4`, or a range such as `2:4` for two to four nodes."""
     minimum, colon, maximum = text.partition(":")
     try:
         bounds = int(minimum), int(maximum if colon else minimum)

@@ -6,9 +6,9 @@ starts the rank as a separate process, with the same program and environment as 
 is sent to a mailbox, an actor in the cluster. The folder of the launch is then the same as if all ranks had run on this
 machine.
 
-If RAY_ADDRESS is set, the ranks run on that cluster. With `--nodes`, the ranks run on this machine's cluster.
-Otherwise, a temporary cluster is started on this machine. A cluster that is already running on this machine is not
-used, because it may belong to another user.
+If RAY_ADDRESS is set, the ranks run on that cluster. With `--nodes`, the ranks run on the cluster that is already
+running on this machine. Otherwise, a temporary cluster is started, because an existing cluster on this machine may
+belong to another user.
 """
 
 import logging

@@ -22,7 +22,6 @@ class _Messages:
     codes: list[tuple[int, int, int]] = field(default_factory=list)
     """Exit codes of ranks. Each tuple contains the attempt, the rank and the exit code."""
     attempt: int = -1
-    """The latest attempt."""
 
 
 class Mailbox:

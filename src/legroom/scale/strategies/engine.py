@@ -87,7 +87,8 @@ class WrappedModelEngine:
 
 @contextmanager
 def _unused_parameters_explained() -> Iterator[None]:
-    """Replace the error that DDP raises in the step after a step with unused parameters."""
+    """Replace DDP's error about unused parameters with a message that explains the fix. DDP raises the error one step
+    after the step in which the parameters were unused."""
     try:
         yield
     except RuntimeError as error:

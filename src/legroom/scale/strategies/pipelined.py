@@ -3,9 +3,9 @@ after the other.
 
 `torch.distributed.pipelining` provides the schedule and the communication. Each stage runs a part of the recorded
 forward graph (see `cutting`). Every rank has the whole batch and runs the same script. The loss function is called
-twice. In the first call, the model captures its arguments, which the first stage needs. After the passes, the model
-returns the output of the last stage. The schedule requires micro-batches of equal size. The remaining samples form a
-smaller last micro-batch, and its gradients are added to the other gradients.
+twice. In the first call, the model captures its arguments, which the first stage needs. In the second call, after the
+passes, the model returns the output of the last stage. The schedule requires micro-batches of equal size. The remaining
+samples form a smaller last micro-batch, and its gradients are added to the other gradients.
 """
 
 from collections.abc import Callable, Iterator, Sequence

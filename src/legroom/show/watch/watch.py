@@ -178,8 +178,8 @@ class _SharedDetector:
         self._has_warned = False
 
     def begin(self, listener: Callable[[DetectedLeak], None], place: tuple[str, int]) -> None:
-        """Begin to watch the loop at `place` (file and line). After the first epoch of the loop, a scan runs only if
-        there is a sign of a leak."""
+        """Begin to watch the loop at `place` (file and line). In later epochs of the loop, a scan runs only if memory
+        use suggests a leak."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]
         with self._lock:

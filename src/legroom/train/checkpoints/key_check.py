@@ -1,6 +1,6 @@
 """Checks that the weights in a checkpoint have the same names and shapes as the model, before anything is loaded.
 
-The error lists missing names with the closest name in the file. If all names have or lack the same prefix, the error
+The error lists missing names with the closest name in the file. If all names differ only by the same prefix, the error
 reports the prefix in one line.
 """
 

@@ -3,15 +3,16 @@
 torchdata's StatefulDataLoader can resume itself, and is tracked unchanged. This module supports plain DataLoaders
 without an extra dependency.
 
-Generators determine the order of an epoch at its start, so their states are saved at that point. A resumed run
-restores these states, starts the epoch again and skips the batches that were already used. Then the run restores the
-generator states of the checkpoint. Without worker processes, the skipped samples are not read. With workers, the
-skipped samples are read, because augmentation in a worker depends on earlier random draws.
+Random generators determine the order of the samples when an epoch starts, so the states of the generators are saved at
+that time. A resumed run restores these states, starts the epoch again and skips the batches that were already used.
+After the skipped batches, the run restores the generator states from the time of the save. Without worker processes,
+the skipped samples are not read. With workers, the skipped samples are read, because augmentation in a worker depends
+on earlier random draws.
 
-`set_epoch` is called on samplers that have this method (DistributedSampler). With a different number of ranks or a
-different batch size, the position is counted in samples. Two cases are not reproduced exactly: persistent workers
-(`persistent_workers=True`) that draw random numbers, and samplers that draw from torch's global generator during an
-epoch.
+`set_epoch` is called on samplers that have this method (DistributedSampler). If the number of ranks or the batch size
+has changed, the position is counted in samples instead of batches. Two cases are not reproduced exactly: persistent
+workers (`persistent_workers=True`) that draw random numbers, and samplers that draw from torch's global generator
+during an epoch.
 """
 
 import sys
@@ -31,7 +32,7 @@ from legroom.train.checkpoints.random_states import (
 
 
 class ResumableLoader:
-    """A loader that wraps the given loader and tracks the position. All other attributes are attributes of the given
+    """A loader that wraps the given loader and tracks the position. All other attributes are read from the given
     loader."""
 
     def __init__(self, loader: "DataLoader[Any]") -> None:

@@ -1,8 +1,8 @@
 """Converts the state of an optimizer to use parameter names instead of parameter indices.
 
 Indices depend on the order of the groups. If each rank has only some parameters of a model, the indices also depend on
-the rank. With names, the state can be loaded with a different strategy. If a checkpoint is from a different optimizer,
-the names do not match.
+the rank. With names, the state can be loaded with a different strategy. If the checkpoint has no state for one of the
+names, the optimizer was created with different parameters, and loading fails.
 """
 
 from collections.abc import Iterable, Mapping

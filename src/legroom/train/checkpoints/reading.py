@@ -1,5 +1,5 @@
-"""Reads a checkpoint. All data is read and checked before any object is changed, so a checkpoint from a different model
-changes no object.
+"""Reads a checkpoint. All data is read and checked before any object is changed, so an attempt to load a checkpoint of
+a different model changes nothing.
 
 Tensors are copied from host memory to the device of each parameter on this rank, never to the GPU from which they were
 saved.

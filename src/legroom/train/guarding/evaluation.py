@@ -107,8 +107,8 @@ class Evaluation:
         passes: int,
         ranks: RankCoordinator,
     ) -> tuple[list[Any], ErrorClassification | None, int | None]:
-        """Return the results, and two values that are None if no rank failed: the failure on this rank, and the size
-        that the ranks agreed on after another rank failed."""
+        """Return the results, the out-of-memory error on this rank (or None), and the new micro-batch size if an error
+        on another rank made the attempt invalid (or None)."""
         results: list[Any] = []
         edges = spans(sizes)
         try:

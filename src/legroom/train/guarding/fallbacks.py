@@ -149,8 +149,8 @@ def does_not_fit(
 
 
 def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
-    """Return the error for a single optimizer operation that does not fit. A step stays incomplete only after this
-    error."""
+    """Return the error for a single optimizer operation that does not fit. This is the only error after which some
+    parameters are updated and others are not."""
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "
         f"(optimizer state: {format_size(_bytes(_state(optimizer), device))}). The step is incomplete: load your latest checkpoint. "

@@ -251,8 +251,8 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state from a checkpoint. With the same micro-batch sizes, results are rounded in the same way as
-        before."""
+        """Load the state from a checkpoint. The restored micro-batch sizes are the same as before the checkpoint, so
+        results are rounded in the same way."""
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
             raise UsageError(
                 "The argument is not the state of a Guard. Pass the result of Guard.state_dict()."

@@ -31,7 +31,8 @@ class StateReservation:
     def reserve(self) -> None:
         """Reserve memory before the first pass. Later calls do nothing.
 
-        If parameters, gradients and state do not fit together, nothing is reserved, because no split could help.
+        If parameters, gradients and state together do not fit on the device, nothing is reserved, because smaller
+        micro-batches would not help.
         """
         if not self._is_pending:
             return

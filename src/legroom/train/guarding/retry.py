@@ -1,5 +1,5 @@
-"""A torch function mode that repeats functions. If a torch function runs out of memory, memory is freed and the
-function is called again.
+"""A torch function mode that handles out-of-memory errors. If a torch function runs out of memory, memory is freed and
+the function is called again.
 
 If an optimizer step fails halfway, some tensors are modified in place and others are not. Without this mode, undoing
 the modifications would require a copy of all tensors before every step. With this mode, the step does not fail halfway.

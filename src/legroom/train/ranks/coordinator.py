@@ -12,9 +12,9 @@ micro-batches.
 A rank that failed completes its pending collectives (see `pending_collectives`), so no rank hangs. At the end of the
 passes, the ranks exchange a few integers that show whether the step is valid. The exchange uses gloo between the hosts,
 so it does not wait for a GPU, and the device continues with its queued work. In the same exchange, the ranks agree on
-the next micro-batch size. After the sizes have stopped changing, no other exchange is needed. An exchange before a step
-is needed only if a rank needs more passes than the ranks agreed on. A rank may need more passes if batch sizes differ
-under FSDP2, where the number of passes must be the same on all ranks.
+the next micro-batch size. Once the micro-batch sizes no longer change, this is the only exchange in each step. An
+additional exchange takes place before a step if a rank needs more passes than the ranks agreed on. A rank may need more
+passes if batch sizes differ under FSDP2, where the number of passes must be the same on all ranks.
 """
 
 import itertools
@@ -89,8 +89,8 @@ class DistributedRanks:
     """Coordinates this rank with the other ranks that share the model."""
 
     keeps_finished_micro_batches = False
-    """True if finished passes of a failed attempt can be kept. The value is always False, because the passes received
-    zeros from the rank that failed.
+    """Whether the passes that finished before a failure can be kept. They cannot be kept, because the failed rank may
+    have sent zeros to the other ranks.
     """
 
     def __init__(
@@ -164,10 +164,10 @@ class DistributedRanks:
         return self._plan
 
     def total_weight(self, total: float, *, counts_samples: bool) -> float:
-        """Return the number by which the weights of this rank's samples are divided. The mean over all ranks is then
-        the weighted mean over all samples.
+        """Return the divisor for the weights of this rank's samples. The mean over all ranks is then the weighted mean
+        over all samples.
 
-        With `counts_samples`, the result is the number of samples on this rank. Every rank then contributes equally to
+        With `counts_samples`, the divisor is the number of samples on this rank, so every rank contributes equally to
         the mean, as in DDP and FSDP2.
         """
         if not counts_samples:
@@ -349,8 +349,9 @@ class DistributedRanks:
             self._end_pass(self._pending.complete_with_zeros())
 
     def _request_more_passes(self, needed: int) -> None:
-        """Request more passes than the ranks agreed on. The other ranks are not informed yet, so their current attempt
-        is discarded."""
+        """Ask the other ranks to run more passes, because this rank needs more passes than they all agreed on. The
+        other ranks have already started the current attempt with the old number of passes, so this attempt is
+        discarded."""
         assert self._agreed_passes is not None
         self._sit_out(self._agreed_passes)
         self._conclude(_AttemptResult(invalid=True, short=True, passes=needed))
@@ -429,8 +430,8 @@ class _AttemptResult:
     short: int = 0
     """1 if this rank needs more passes than the ranks agreed on, otherwise 0."""
     raised_by: int = 0
-    """The rank that raised an error other than an out-of-memory error, plus one. The value is 0 if no rank raised an
-    error."""
+    """One more than the number of the rank that raised an error other than an out-of-memory error, or 0 if no rank
+    raised an error."""
     passes: int = 1
     """The number of passes that this rank proposes next."""
 

@@ -89,7 +89,8 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 def _was_called(root: Any) -> bool:
     """Return True if the first forward pass ran, which initializes FSDP2. A reset before the first forward pass fails.
 
-    The result is also True if a newer torch has changed FSDP2's private state.
+    The result is also True if the attribute `_is_root` does not exist, because a newer version of torch has changed
+    FSDP2's private state.
     """
     return getattr(root._get_fsdp_state(), "_is_root", True) is not None
 
@@ -98,8 +99,8 @@ def _reset(root: Any) -> None:
     """Reset FSDP2 during a pass. In torch 2.13 and newer, torch's own function is used. Older versions require changes
     to FSDP2's private state.
 
-    If a version of torch has neither the function nor this private state, recovery is not possible, and the error
-    contains the missing attribute.
+    If a version of torch has neither the function nor this private state, recovery is not possible, and the error names
+    the missing attribute.
     """
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()

@@ -44,7 +44,7 @@ _POLL_SECONDS = 2.0
 """The interval in seconds at which a rank checks for requests from other ranks."""
 _ANSWER_SECONDS = 6.0
 _EXIT_SECONDS = 2.0
-"""The time in seconds within which the other ranks learn about an exit after the connections were closed."""
+"""After a connection is closed, the maximum time in seconds until the store shows that the other rank has exited."""
 _ADVICE = "All ranks must make the same calls."
 State = Literal["waits", "stalls", "idles", "runs", "gone"]
 """The state of a rank. A rank `waits` inside Legroom, `stalls` inside torch, `idles` in other code, `runs` (makes
@@ -102,8 +102,8 @@ def gone_ranks() -> dict[int, str]:
 
 
 def log_on_all_ranks(message: str) -> None:
-    """Log an error on every rank that has waited for other ranks at least once. The other ranks log the error within
-    seconds."""
+    """Log an error on this rank, and within seconds also on every other rank that has waited for other ranks at least
+    once."""
     observer = _current_observer()
     if observer is not None:
         observer.announce(message)
@@ -137,7 +137,7 @@ def group_store(prefix: str) -> Any | None:
 
 @dataclass(slots=True)
 class _Wait:
-    """A thread that waits for other ranks. `call` is empty for a main thread that makes no progress."""
+    """A thread that waits for other ranks. For a main thread that makes no progress outside Legroom, `call` is empty."""
 
     call: str
     since: float

@@ -27,7 +27,7 @@ from legroom.train.sizes.alignment import matching_sizes
 from legroom.train.sizes.request_log import SegmentLayout
 
 SIZES_BEYOND = 3
-"""The number of sizes that are checked beyond the first size that does not fit."""
+"""After the first size that does not fit, this many larger sizes are also checked."""
 MAX_ASSUMED = 0.02
 """Two logs do not match if more than this fraction of the peak comes from requests without a match."""
 
@@ -77,7 +77,8 @@ class Extrapolation:
         replayed = self._replay(large.size, None)
         assert replayed is not None
         self._unexplained = max(0, large.peak_allocated - replayed[0])
-        """The number of allocated bytes that are in no log. Reserved bytes are not included, because they could be freed."""
+        """The number of allocated bytes that the logged requests do not explain. Memory that is reserved but not
+        allocated is not included, because the allocator can free it."""
 
     def is_exact(self, capacity: int) -> bool:
         """Return True if the replayed peak of the larger trial equals the measured peak exactly."""

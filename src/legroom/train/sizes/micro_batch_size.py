@@ -116,11 +116,12 @@ class MicroBatchSizer:
         self._limit: int | None = max_size
         """The size that is expected to fit, or None while nothing has failed."""
         self._failed_at: int | None = None
-        """The smallest size that has failed, or None if this size or a larger size has fit since then."""
+        """The smallest size that has failed. The value is None if no size has failed, or if this size or a larger size
+        was successful later."""
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
         self._compared_with_smaller: set[int] = set()
-        """The sizes at which the allocator often frees its cache and for which the next smaller size was already tried."""
+        """The sizes at which the allocator often frees its cache, if the next smaller size was already tried."""
         self._change: _SizeChange | None = None
         self._successes = 0
         self._failures = 0
@@ -145,7 +146,7 @@ class MicroBatchSizer:
 
     @property
     def settled(self) -> bool:
-        """True if no other size is being tested now or will be tested at the next step."""
+        """True if no size is being tested now, and no test starts at the next step."""
         return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:
@@ -264,7 +265,7 @@ class MicroBatchSizer:
             self._compare_speeds(self._change)
 
     def restart(self) -> None:
-        """Forget the sizes that failed, because steps need less memory from now on."""
+        """Forget the sizes that failed. Call this method after a change that reduces the memory of all further steps."""
         self._limit = self._max_size
         self._change = None
         self._successes = 0

@@ -6,10 +6,10 @@ and imports its modules.
 
 Each process that runs a search has one server. The server starts first, so it imports modules while the study is
 prepared. The server is reused for further studies, and imports their modules when they start. The local engine and
-Ray's workers use the server. The server listens on a Unix socket. Each connection is either the pipe to one forked process or a query about a forked process.
-When the searching process exits, the server also exits and kills its children. Messages are sent with
-`multiprocessing.connection`. `multiprocessing.forkserver` is not used, because it serves a single process. With
-`multiprocessing.forkserver`, each of Ray's workers would have to import all modules again.
+Ray's workers use the server. The server listens on a Unix socket. Each connection is either the pipe to one forked
+process or a query about a forked process. When the searching process exits, the server also exits and kills its
+children. Messages are sent with `multiprocessing.connection`. `multiprocessing.forkserver` is not used, because its
+server serves only the process that started it, so each of Ray's workers would have to import all modules again.
 """
 
 import atexit
@@ -182,7 +182,7 @@ class TrialProcess(StudyProcess):
     """The process that runs one rank of a trial."""
 
     name: str = "The process"
-    """The name of the process in messages."""
+    """The subject of messages about the process."""
 
     @classmethod
     def start(cls, server: str | None, task: TrialTask) -> Self:

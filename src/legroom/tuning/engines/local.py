@@ -1,8 +1,9 @@
 """Runs trials as processes on this machine, without Ray.
 
 Trials are forked from a server that has imported torch, so a trial starts in a fraction of a second. On systems that
-cannot fork, a trial starts after it has imported torch. Each trial has its own process and its own share of a GPU. The
-engine passes each message of a trial to the dispatcher, and sends the dispatcher's decision back to the trial.
+cannot fork, every trial must first import torch, which takes seconds. Each trial has its own process and its own share
+of a GPU. The engine passes each message of a trial to the dispatcher, and sends the dispatcher's decision back to the
+trial.
 """
 
 import tempfile

@@ -2,8 +2,8 @@
 
 These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. Without this module,
 each process would load torch's optional modules when the first optimizer is created and when a virtual GPU is entered.
-Loading these modules takes nearly two seconds of CPU time. The imports are in a separate module because only the server
-process may import it.
+Loading these modules takes nearly two seconds of CPU time. The imports are in a separate module, so that the process
+that runs the search does not import all of these modules.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ from legroom.tuning.space.space import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialGpu:
-    """A real or virtual GPU for trials. If `memory` is 0, the object represents the host without a GPU."""
+    """A real or virtual GPU for trials. If `memory` is 0, trials run on the CPU."""
 
     index: int
     memory: int
@@ -56,7 +56,8 @@ class Fit:
     micro_batch: int | None = None
     """The number of samples per micro-batch, or None if the batch is not split."""
     used_by_others: int = 0
-    """The number of bytes used by other programs, if the batch would fit unsplit without these programs."""
+    """The memory that other programs use, in bytes. The value is set only if the batch would fit unsplit without these
+    programs."""
 
 
 class AdmissionVerdict(StrEnum):
@@ -80,7 +81,7 @@ class Admission:
     """The reason why the configuration can never fit, or why the estimate failed."""
     batch_size: int | None = None
     shortage: float = 0.0
-    """The missing memory of a configuration that never fits, as a fraction of the largest GPU."""
+    """The missing memory of a configuration that never fits, as a fraction of the memory of the largest GPU."""
     needed: int | None = None
     """The memory of the smallest micro-batch on the largest GPU in bytes, including the CUDA context. The value is
     set if the configuration never fits."""

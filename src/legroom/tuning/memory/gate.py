@@ -6,10 +6,10 @@ fit, the thread traces the smallest micro-batch, and then searches for the large
 interpolation. Full batches have priority over micro-batches, because configurations that fit unsplit can start first.
 
 Two configurations share an estimate if they differ only in parameters that do not affect memory, such as a learning
-rate. These parameters are determined by tracing. If both ends of a float range request exactly the same memory as the
-first configuration, the range is ignored in the comparison. A range is tested only when two configurations differ in
-nothing but untested ranges, because the result is not needed earlier. Integers and choices are always compared, unless
-the user lists the parameters that affect memory.
+rate. Whether a float parameter affects memory is determined by tracing: if both ends of its range request exactly the
+same memory as the first configuration, the parameter is ignored in the comparison. A range is traced only when its
+result is needed, which is when two configurations differ only in ranges that were not traced yet. Integers and choices
+are always compared, unless the user lists the parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
@@ -39,12 +39,13 @@ from legroom.units import format_size
 MAX_TRACES = 4
 """The maximum number of traces in the search for the largest micro-batch on one GPU."""
 NEAR = 0.75
-"""The search stops at a micro-batch of at least this fraction of the smallest micro-batch that does not fit."""
+"""The search ends when the largest micro-batch that fits is at least this fraction of the smallest micro-batch that
+does not fit."""
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
 """The priorities of traces. Full batches are traced first, then micro-batches, then the endpoints of ranges."""
 OOM_MARGIN = 1.05
-"""The factor by which the measured memory of a failed trial is multiplied. A trial that ran out of memory needed more
-than it used."""
+"""The factor by which the memory that a failed trial used is multiplied to estimate the memory that it needed. A trial
+that ran out of memory needed more memory than it was able to allocate."""
 
 
 class OpenGate:
@@ -204,9 +205,9 @@ class MemoryGate:
         return known.traces[micro]
 
     def _matching(self, config: Config, checkpoint: str | None, names: set[str]) -> _TracedConfig | None:
-        """Return the traces of a different configuration in which all parameters in `names` have the same values. A
-        trial that loads a checkpoint may use more memory, so it shares traces only with other trials that load a
-        checkpoint."""
+        """Return the traces of another configuration that has the same values for all parameters in `names`. A trial
+        that loads a checkpoint may use more memory, so it shares traces only with other trials that load a checkpoint.
+        """
         for known in self._known:
             if (
                 (known.checkpoint is None) == (checkpoint is None)

@@ -16,12 +16,12 @@ from legroom.tuning.memory.runtime_model import RuntimeSamples
 from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order
 
 MAX_OVERTAKEN = 12
-"""The maximum number of other trials that may start before a waiting trial, for each trial that can run in parallel. A
-lower limit would keep GPUs empty for waiting trials earlier, which costs more time than it saves (see
-bench.tuning.packing)."""
+"""A waiting trial may be overtaken by this many other trials, multiplied by the number of trials that can run in
+parallel. With a lower limit, GPUs would stay empty more often until a waiting trial fits, which costs more time than it
+saves (see bench.tuning.packing)."""
 
 MARGIN = 50
-"""A trial gets 1/50 of a real GPU in addition to its bound, if this memory is free."""
+"""In addition to its bound, a trial gets 1/50 of the memory of a real GPU, if this memory is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class TrialPlacement:
 
 
 class _GpuOption(NamedTuple):
-    """A GPU with enough free memory. Options are compared as tuples, and smaller tuples are better."""
+    """A GPU with enough free memory. Options are compared as tuples, and the smallest tuple is the best option."""
 
     is_split: bool
     left: int
@@ -205,7 +205,8 @@ class Packer:
 
     @property
     def _ranks_need_whole_gpus(self) -> bool:
-        """Give each rank a whole GPU on a cluster, because Ray may place two fractions on the same GPU."""
+        """True if each rank must have a whole GPU. On a cluster, Ray may place two ranks on the same GPU if each of
+        them requests only a fraction of a GPU."""
         return self.ranks > 1 and any(gpu.machine for gpu in self.gpus)
 
     def _reserve(self, placement: TrialPlacement, waiting: Mapping[int, Admission]) -> None:

@@ -26,7 +26,7 @@ MIN_TRIALS = 4
 MIN_EXPLAINED = 0.2
 """The minimum fraction of the variance that parameters must explain, by leave-one-out cross-validation."""
 RIDGE = 0.1
-"""The ridge penalty on the weights, relative to one trial."""
+"""The ridge penalty on the weights of the parameters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ MAX_SIMULATIONS = 16 * 32 * 32
 """The limit for the product of the number of samples and the square of the number of trials. This limit corresponds
 to about 10 ms of simulation."""
 MAX_PLANNED = 128
-"""The maximum number of planned trials. If more trials can run in parallel, planning saves little time."""
+"""The maximum number of waiting trials whose order is planned. Further trials start after these trials, in the order of
+their numbers."""
 
 
 @dataclass(frozen=True, slots=True)

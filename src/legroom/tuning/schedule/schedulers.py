@@ -57,7 +57,7 @@ class Asha:
         return Decision(Action.STOP, f"ASHA at step {rung}: rank {rank} of {len(others)}; {which}")
 
     def ended(self, number: int) -> None:
-        """Do nothing. The scores are kept, because later trials are compared with them."""
+        """Do nothing. The scores of the trial are kept, because later trials are compared with them."""
 
     def _rung_at(self, step: int) -> int | None:
         """Return the highest decision step that is not above `step`."""
@@ -96,7 +96,7 @@ class MedianStopping:
         )
 
     def ended(self, number: int) -> None:
-        """Do nothing. The values are kept, because later trials are compared with them."""
+        """Do nothing. The values of the trial are kept, because later trials are compared with them."""
 
 
 SCHEDULERS = ("asha", "median", "pbt")

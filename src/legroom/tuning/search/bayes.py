@@ -114,7 +114,7 @@ class BayesSearcher:
 
     @property
     def _has_misfits(self) -> bool:
-        """True if some configuration can never fit."""
+        """True if at least one proposed configuration can never fit."""
         return any(result.shortage is not None for _, result in self._results)
 
     def _most_promising(self) -> Point:

@@ -15,7 +15,8 @@ class Result:
     value: float | None = None
     """The metric as reported, regardless of `mode`."""
     shortage: float | None = None
-    """The missing memory of a configuration that can never fit, as a fraction of the largest GPU. This value is above 0."""
+    """The missing memory of a configuration that can never fit, as a fraction of the memory of the largest GPU. This
+    value is above 0."""
     is_partial: bool = False
     """True if the scheduler stopped the trial early."""
     step: int = 0

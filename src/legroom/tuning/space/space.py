@@ -161,7 +161,7 @@ def read_space(given: Any) -> Space:
 
 
 def _plain_constant(name: str, value: Any) -> Any:
-    """Return a constant that can be stored as JSON."""
+    """Return a constant of the space as a value that JSON can store, for example a NumPy scalar as a number."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()  # a NumPy scalar
     try:

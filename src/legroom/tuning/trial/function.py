@@ -59,8 +59,8 @@ class TrainFunction:
 
     @classmethod
     def of(cls, function: Any, *, by_value: bool = False) -> "TrainFunction":
-        """Create a `TrainFunction` from a function or from text such as `train.py:train`. With `by_value`, the file of
-        the function is not imported again."""
+        """Create a `TrainFunction` from a function or from text such as `train.py:train`. With `by_value`, the function
+        is pickled, so its file is not imported again."""
         if isinstance(function, TrainFunction):
             return function
         if isinstance(function, str):

@@ -52,8 +52,8 @@ class RankGroup:
         return dict.fromkeys(ranks, self._decided[message.step])
 
     def ended(self, rank: int, end: TrialExit) -> Answers:
-        """Handle the exit of a rank. If rank 0 has exited, return the actions of the ranks that were waiting for its
-        decision."""
+        """Handle the exit of a rank. If the exited rank is rank 0, return an action for each rank that was waiting for
+        the decision about rank 0's report."""
         self.ends[rank] = end
         if _went_wrong(end) and self._deadline is None:
             self._deadline = time.monotonic() + GRACE

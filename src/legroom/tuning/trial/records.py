@@ -32,8 +32,8 @@ class TrialState(StrEnum):
     FINISHED = "finished"
     """The function returned."""
     STOPPED = "stopped"
-    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. The reports of a
-    stopped trial still count as results."""
+    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. The metrics that the
+    trial reported before it was stopped still count as results."""
     FAILED = "failed"
     """The function raised an exception, or its process died."""
     OUT_OF_MEMORY = "out-of-memory"
@@ -76,9 +76,10 @@ class TrialMemory:
     ooms: int = 0
     """The number of out-of-memory errors from which the trial recovered."""
     shortage: float = 0.0
-    """The missing memory of a trial that never fits, as a fraction of the largest GPU."""
+    """The missing memory of a trial that never fits, as a fraction of the memory of the largest GPU."""
     used_by_others: int = 0
-    """The number of bytes used by other programs, if the batch would have fit unsplit without these programs."""
+    """The memory that other programs use, in bytes. The value is set only if the batch would have fit unsplit without
+    these programs."""
 
     @property
     def bound(self) -> int | None:

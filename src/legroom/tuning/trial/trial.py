@@ -100,12 +100,13 @@ class Trial:
     _micro_batch: int | None = None
     _guards: "list[weakref.ref[Guard]]" = field(default_factory=list)
     can_split: bool = False
-    """True if the function can run in micro-batches, because it created a guard or read `micro_batch`."""
+    """True if the function can run in micro-batches. The value becomes True when the function creates a guard or reads
+    `micro_batch`."""
 
     @property
     def micro_batch(self) -> int | None:
-        """The number of samples per micro-batch that fit, or None if the full batch fits. A loop that accumulates
-        gradients itself uses this value."""
+        """The number of samples in each micro-batch, chosen so that the micro-batches fit, or None if the full batch
+        fits. A loop that accumulates gradients itself uses this value."""
         self.can_split = True
         return self._micro_batch
 

@@ -1,10 +1,10 @@
 """Corrects the device of gradients for a custom `autograd.Function` whose outputs are on several devices
 (`nn.DataParallel`).
 
-If the loss does not depend on an output, autograd passes zeros to `backward` as the gradient of that output. These
-zeros are created in C++, where every output is on the CPU, so the zeros would be on the device of the loss. This module
-moves the zeros to the device of the output. If torch's private class for the backward node is missing, the zeros are
-not moved.
+If the loss does not depend on an output, autograd passes zeros to `backward` as the gradient of that output. The C++
+code that creates these zeros treats every output as a CPU tensor, so the zeros would be on the device of the loss. This
+module moves the zeros to the device of the output. If torch's private class for the backward node is missing, the zeros
+are not moved.
 """
 
 import functools

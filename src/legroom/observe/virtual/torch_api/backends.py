@@ -1,8 +1,8 @@
 """CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
 
 A machine without a GPU has none of these libraries. With the replacements in this module, scripts can set flags and
-push NVTX ranges. Where torch would select a kernel from a CUDA library, the replacement reports that it does not
-support the tensor, so the CPU kernel runs. The replacements also prevent torch's warnings that it was built without
+push NVTX ranges. Where torch would select a kernel from a CUDA library, the replacement reports that the library does
+not support the tensor, so the CPU kernel runs. The replacements also prevent torch's warnings that it was built without
 CUDA.
 """
 
@@ -90,7 +90,7 @@ class _Setting:
 
 
 class _Ranges(threading.local):
-    """Replaces NVTX. The replacement only counts how deeply the ranges are nested."""
+    """Replaces NVTX. The replacement only counts how deeply the program has nested its NVTX ranges."""
 
     depth = 0
     handles = 0

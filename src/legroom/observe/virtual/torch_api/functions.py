@@ -106,8 +106,8 @@ def _created_on_host(original: Any) -> Any:
 def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
     """Create tensors that contain other tensors (`AsyncCollectiveTensor`) on the CPU and register their device.
 
-    On a real device that this build of torch does not support, a backward pass through these tensors would end the
-    process.
+    If these tensors were created on a device that this build of torch does not support, a backward pass through them
+    would end the process.
     """
     original: Any = getattr(torch.Tensor, "_make_wrapper_subclass", None)
     if original is None:
@@ -135,9 +135,10 @@ _Groups = dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int
 def _grouped_tensors(host: VirtualHost) -> Iterable[Replacement]:
     """Make optimizers and gradient clipping group tensors by their virtual device.
 
-    PyTorch groups the tensors in C++, where all tensors are on the CPU. If the parameters are on several virtual GPUs,
-    or also on the host, one group would contain tensors on different devices. If torch has no C function for grouping,
-    it groups the tensors in Python, and no replacement is needed.
+    PyTorch groups the tensors in C++. The C++ code treats all tensors of a virtual GPU as CPU tensors. If the
+    parameters are on several virtual GPUs, or on a virtual GPU and the host, one group would contain tensors on
+    different devices. If torch has no C function for grouping, it groups the tensors in Python, and no replacement is
+    needed.
     """
     original = getattr(torch._C, "_group_tensors_by_device_and_dtype", None)
     if original is None:

@@ -173,7 +173,8 @@ class _MemoryFunctions:
             allocator.change_settings(AllocatorSettings.parse(settings, before=allocator.settings))
 
     def raw_alloc(self, size: int, _stream: int = 0) -> int:
-        """Allocate memory that a different library requests. Only `_raw` keeps the storage alive."""
+        """Allocate memory that a different library requests. The storage stays allocated until it is removed from
+        `_raw`, because no tensor references it."""
         make_storage: Any = torch.UntypedStorage
         storage: torch.UntypedStorage = make_storage(size)
         self._host.mark(storage, self._host.current)

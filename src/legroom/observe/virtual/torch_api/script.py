@@ -1,9 +1,9 @@
 """TorchScript on virtual GPUs.
 
-TorchScript runs in C++, where tensors are on the CPU. For a scripted function, the original Python function is called
-instead. Methods of a scripted module, and traced functions, run in C++. If this C++ code creates a tensor with
-`device=x.device`, the tensor is placed on the device of the arguments. In C++, `is_cuda` is False, and moving a tensor
-to `cuda` raises `Unsupported`.
+TorchScript runs in C++, where the tensors of a virtual GPU are CPU tensors. For a scripted function, the original
+Python function is called instead. Methods of a scripted module, and traced functions, run in C++. If this C++ code
+creates a tensor with `device=x.device`, the tensor is placed on the device of the arguments. In this C++ code,
+`is_cuda` is False, and moving a tensor to `cuda` raises `Unsupported`.
 """
 
 from collections.abc import Iterable

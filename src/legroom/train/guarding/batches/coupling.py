@@ -34,7 +34,7 @@ class ReductionProbe:
 
     reduction: Reduction | None
     losses: tuple[float, float, float] | None = None
-    """The loss of both samples together, of the first sample, and of the second sample."""
+    """The three losses of the test: for both samples together, for the first sample, and for the second sample."""
 
 
 def batch_norm_layers(model: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over the samples of all micro-batches, in double precision."""
+    """Sums of the inputs of a normalization layer over the samples of all micro-batches, in double precision."""
 
     running_before: list[torch.Tensor]
     momentum: float | None

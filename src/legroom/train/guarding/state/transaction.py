@@ -97,7 +97,7 @@ class Transaction:
 
     def can_rollback_to_savepoint(self) -> bool:
         """Return True if there is a savepoint that can be restored. The gradients and NumPy's generator must not have
-        changed since the savepoint. Only some of the gradients are checked.
+        changed since the savepoint. Only some of the gradients are checked, to save time.
 
         Savepoints do not include NumPy's generator.
         """

@@ -18,7 +18,7 @@ class TuneChannel:
         self.is_closed = False
         self._report = report_of_session()  # while the function runs, `ray.tune.report` is replaced
         self.process: int | None = None
-        """The ID of the forked process that waits for the decision."""
+        """The ID of the forked process that waits for Ray Tune's decision about its report."""
 
     def report(self, message: ReportMessage) -> Action:
         try:

@@ -69,8 +69,8 @@ class RankActor:
         self._answers.put(action)
 
     def report(self, message: ReportMessage) -> Action:
-        """Send a report and return the decision. The training function calls this method, because its reports are sent
-        through this worker."""
+        """Send a report and return the decision. Send a report of the training function to the coordinator, and return
+        the coordinator's decision."""
         self._messages.put(message)
         return self._answers.get()
 

@@ -22,7 +22,8 @@ Resources = Callable[[dict[str, Any]], Any]
 
 
 def resources(*, on_cluster: bool, strategy: str = "STRICT_PACK") -> Resources:
-    """Return the function that Ray Tune calls with a trial's tasks. `strategy` applies to ranks without GPUs."""
+    """Return the function that Ray Tune calls with a trial's tasks. `strategy` is the placement strategy for ranks
+    without GPUs."""
 
     def request(config: dict[str, Any]) -> Any:
         from ray.tune import PlacementGroupFactory

@@ -1,7 +1,7 @@
 """Runs a trial inside a Ray worker. The function runs as in the local engine, but its reports are sent through Ray Tune.
 
-Every trial has its own process, so its memory is always freed. This process is either a Ray worker, which exits at the
-end of the trial, or a process forked by a Ray worker, which is then reused.
+Every trial has its own process, so its memory is always freed. The process is either a Ray worker that exits at the end
+of the trial, or a process from the fork server. In the second case, the Ray worker is reused for the next trial.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Converts device tensors to and from DLPack capsules. A capsule has the device type CUDA, so libraries for the CPU
 (NumPy) reject it.
 
-The memory of the tensor is host memory. Therefore the capsule is created for the CPU, and its device is
-changed in place. Before torch imports the capsule, the device type is changed back to CPU. The structures have the
-layout of the DLPack standard.
+The data of a tensor on a virtual GPU is in host memory. Therefore the capsule is created as a CPU capsule, and its
+device type is then changed in place. Before torch imports the capsule, the device type is changed back to CPU. The
+structures have the layout of the DLPack standard.
 """
 
 import ctypes
