@@ -121,7 +121,8 @@ class SteadyGrowth:
             if not leaks and self._iterations.by_model_calls and iteration < UNROLLED_CALLS:
                 continue
             rate = self.history.growth_per_iteration(size)
-            holder = max(leaks, key=lambda each: each.path.length, default=None)
+            # Of several holders with the same length, the one that was found last retains the oldest tensor.
+            holder = max(reversed(leaks), key=lambda each: each.path.length, default=None)
             self.suspects.append(self._suspect(holder, iteration, size, rate))
 
     def _is_leak(self, holder: FoundHolder, survivors: int) -> bool:

@@ -151,8 +151,16 @@ class HolderFinder:
             path, usage = _with_source(
                 find_path(tensor, self._variables, min_length=min_length, created_in=created_in)
             )
-            if not min_length and _is_overwritten(path, usage):  # `average = meter.update(loss)`
-                other = find_path(tensor, self._variables, created_in=created_in, other_than=path.name)
+            is_argument = path.filled_by_iterator and not usage.statements
+            # `average = meter.update(loss)`, or an argument whose iterator is created under another name
+            if is_argument or (not min_length and _is_overwritten(path, usage)):
+                other = find_path(
+                    tensor,
+                    self._variables,
+                    min_length=min_length,
+                    created_in=created_in,
+                    other_than=path.name,
+                )
                 path, usage = _with_source(other) if other.how != "unknown" else (path, usage)
             holder = FoundHolder(path, usage, id(tensor), reference)
             self._explained |= {id(tensor), *path.contents}
