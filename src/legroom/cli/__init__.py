@@ -90,8 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EBADF, errno.EIO)
-"""Error numbers of a failed write to standard output. An error with one of these numbers from any other file
-contains a file name."""
+"""Error numbers with which a write to standard output can fail. If the exception contains a file name, the write to
+that file failed, not the write to standard output.
+"""
 
 
 def _discard_stdout() -> None:

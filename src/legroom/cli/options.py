@@ -145,8 +145,9 @@ class ScriptCommand(Command):
     """A command that runs a script or a module (`-m MODULE`).
 
     All arguments after the script or after `-m MODULE` are passed to the script, even if they look like command
-    options. With `allow_interspersed_args`, the click library does this after a script, but not after `-m MODULE`. An
-    option with an optional value before a positional argument (`--spill train.py`) is not supported by click either.
+    options. The setting `allow_interspersed_args` of the click library has this effect after a script, but not after
+    `-m MODULE`. Click also does not support an option with an optional value directly before a positional argument
+    (`--spill train.py`).
     """
 
     def expand(self, ctx: Any, args: list[str]) -> list[str]:

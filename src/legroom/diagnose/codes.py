@@ -84,7 +84,7 @@ def _translated_pages(language: str) -> dict[str, CodePage]:
 
 @cache
 def all_pages() -> dict[str, CodePage]:
-    """Return all pages by code, in order."""
+    """Return a dict that maps each code to its page, sorted by code."""
     pages = [*_rule_pages(), *_markdown_pages(_PAGES)]
     return {page.code: page for page in sorted(pages, key=lambda page: page.code)}
 

@@ -2,8 +2,8 @@
 
 In some containers, NVML reports the size of a GPU correctly, but reports that none of its memory is used. CUDA reports
 the correct value, but only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is
-queried in a short-lived process. The first query also checks whether NVML reports at least the memory of this context.
-If NVML reports this memory, CUDA is not queried again.
+queried in a short-lived process. The first query also checks whether the memory that NVML reports as used includes this
+context. If so, NVML is correct on this machine, and CUDA is not queried again.
 """
 
 import contextlib

@@ -119,4 +119,4 @@ def _find_batch(trainer: Any, module: Any) -> FittedBatch:
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Replaces the method that logs metrics, and does nothing."""
+    """Do nothing. This function replaces Lightning's method that logs metrics."""

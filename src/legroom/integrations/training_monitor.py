@@ -126,7 +126,7 @@ class TrainingMonitor:
 
 
 class _Steps(Iterator[None]):
-    """An iterator over the steps of a trainer, which yields no batches."""
+    """An iterator that yields None once per training step, because the trainer itself loads the batches."""
 
     is_done = False
 

@@ -129,7 +129,7 @@ class RecordingFailed(Annotation):
 
 @dataclass(frozen=True)
 class SnapshotImported(Annotation):
-    """A note that the events come from a PyTorch snapshot, which contains less than a capture."""
+    """A note that the events come from a PyTorch snapshot, which contains less information than a capture."""
 
 
 @dataclass(frozen=True)

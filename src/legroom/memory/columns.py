@@ -35,7 +35,7 @@ class Columns:
         return len(self.times)
 
     def coarser(self) -> "Columns":
-        """Return a quarter of the columns."""
+        """Return coarser columns, which each replace four adjacent columns."""
         result = Columns()
         for start in range(0, len(self), _FACTOR):
             group = range(start, min(start + _FACTOR, len(self)))

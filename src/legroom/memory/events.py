@@ -170,8 +170,9 @@ class Holder(NamedTuple):
     items)`.
     """
     bytes: int
-    """The number of device bytes that can be reached through the variable. Two variables may reach the same
-    bytes."""
+    """The number of device bytes that can be reached through the variable. If two variables refer to the same tensor,
+    its bytes are included for both variables.
+    """
     storages: int
     """The number of storages that can be reached through the variable."""
     frame: Frame | None

@@ -35,7 +35,7 @@ class Diagnosis:
 
 
 def diagnose(machine: Machine | None = None, torch: TorchFacts | None = None) -> Diagnosis:
-    """Run all checks. Importing torch and creating a CUDA context on each GPU take most of the time."""
+    """Run all checks. Most of the time is used to import torch and to create a CUDA context on each GPU."""
     facts = machine if machine is not None else inspect_machine()
     torch_facts = torch if torch is not None else check_torch()
     return Diagnosis(

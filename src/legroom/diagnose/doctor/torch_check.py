@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 SECONDS = 120.0
-"""The timeout in seconds. Importing torch from a slow disk and creating CUDA contexts on several GPUs take time."""
+"""The timeout in seconds. The timeout is long, because importing torch from a slow disk and creating CUDA contexts on
+several GPUs can be slow.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

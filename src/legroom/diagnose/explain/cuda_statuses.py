@@ -23,7 +23,7 @@ class CudaStatus(NamedTuple):
 
 
 _SPECIFIC_WORDS = 3
-"""A message of at least this many words is specific to CUDA."""
+"""A message with at least this many words is assumed to come only from CUDA."""
 _OF_THE_SYSTEM = ("operation not permitted", "operation not supported")
 """Messages that the operating system also uses."""
 

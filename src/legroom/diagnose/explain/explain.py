@@ -105,7 +105,9 @@ def explain_file(
     here: Callable[[str], tuple[str, ...]] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Explanation:
-    """Explain a log, a capture, or `-` (standard input). If no such file exists, explain the text itself."""
+    """Explain a log file, a capture file, or the text on standard input (`-`). If no file with this path exists, `path`
+    itself is treated as an error message.
+    """
     if path == "-":
         return _with_checks(_explain_log(_decoded(sys.stdin.buffer, "standard input", progress)), here)
     file = Path(path)

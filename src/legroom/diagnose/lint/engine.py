@@ -80,8 +80,9 @@ def lint_paths(
 def _known_report(
     file: Path, *, select: tuple[str, ...], ignore: tuple[str, ...], fix: bool, unsafe: bool
 ) -> LintReport | None:
-    """Return the report of an earlier run for the same content. Return None if fixes are requested and the report
-    contains one, so that the file is checked again."""
+    """Return the report of an earlier run for the same content. Return None if fixes are requested and a finding in the
+    report has a fix, so that the file is checked again.
+    """
     report = load_report(file, settings_for(file).with_options(select, ignore).codes_for(file))
     if report is not None and fix and any(each.edits and (each.safe or unsafe) for each in report.findings):
         return None

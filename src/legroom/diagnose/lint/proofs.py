@@ -1,7 +1,7 @@
 """Proofs for safe fixes: a value is a tensor, and a change of its graph does not change the output of the program.
 
-The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires a
-proof. A function in this module returns True only if the code in the file proves it.
+The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires a proof.
+Each function in this module returns True only if the code in the file proves that its condition holds.
 """
 
 import libcst as cst
@@ -125,7 +125,7 @@ def _is_always_tensor(program: Program, path: str, function: Function, seen: fro
 
 
 def _is_unpacked(store: StoreFact) -> bool:
-    """Return True for `output, state = model(x)`, where the expression is not the value of one name."""
+    """Return True for an assignment such as `output, state = model(x)`, which unpacks the value into several names."""
     return isinstance(store.node, cst.Assign) and any(
         isinstance(each.target, (cst.Tuple, cst.List)) for each in store.node.targets
     )

@@ -18,7 +18,7 @@ from legroom.user_cache import cache_folder, read_json, write_json
 
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_REPORTS = 20_000
-"""If the cache contains more reports, the older half is removed."""
+"""If the cache contains more than this number of reports, the older half of the reports is removed."""
 
 
 def load_report(file: Path, codes: Iterable[str]) -> LintReport | None:

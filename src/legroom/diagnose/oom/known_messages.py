@@ -2,9 +2,9 @@
 
 The table is read from the top, and the first match is used. Patterns for page-locked memory therefore come before
 CUDA's general messages. Requests that no machine can serve come first, because their size is wrong. Other messages that
-mention memory but have a different cause come before vague messages. `disguised` messages also have other causes, so
-the caller must check the free memory. All patterns match a bounded span, because the text may be a log of many
-megabytes.
+mention memory but have a different cause come before vague messages. Errors with a `disguised` message can also have
+other causes, so the caller must check the free memory. All patterns match a bounded span, because the text may be a log
+of many megabytes.
 """
 
 import re

@@ -143,8 +143,9 @@ _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The er
 
 
 def _classify_chain(error: BaseException) -> ErrorClassification:
-    """Classify an exception chain. A certain classification takes precedence; otherwise the outermost exception
-    decides."""
+    """Classify an exception chain. If the classification of one of the exceptions is certain, this classification is
+    returned. Otherwise, the classification of the outermost exception is returned.
+    """
     found: list[ErrorClassification] = []
     first: ErrorClassification | None = None
     seen: set[int] = set()

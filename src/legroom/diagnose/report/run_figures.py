@@ -126,7 +126,7 @@ def _first_reports(events: Sequence[Event]) -> list[DetectedLeak]:
 
 
 def _highest(columns: Columns, positions: Sequence[int]) -> int:
-    """Return the number of the event after which the most memory was allocated, among the columns at `positions`."""
+    """Return the number of the event with the most allocated memory in the columns at `positions`."""
     return columns.indices[max(positions, key=lambda position: sum(columns.sums[position]))]
 
 

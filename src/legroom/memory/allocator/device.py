@@ -107,7 +107,9 @@ class AddressSpace:
         self.lowest_unit = WIDE_GAP_START
         """The address of the lowest unit. All units between this address and `WIDE_GAP_START` exist."""
         self.highest_unit = WIDE_GAP_START
-        """Units can also be added from this address down to `WIDE_GAP_START`."""
+        """New units are placed below this address, down to `WIDE_GAP_START`. Further units are placed below
+        `lowest_unit`.
+        """
         self.first_was_large: bool | None = None
         """True if the first segment was larger than a unit, and None before the first segment."""
         self.next_range = FIRST_RANGE_ADDRESS

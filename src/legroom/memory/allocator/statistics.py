@@ -121,13 +121,15 @@ class Statistics:
         self.device_allocations = 0
         self.device_frees = 0
         self.peaks = [0] * 9
-        """The count, bytes and requested bytes, each for both pools, the large pool and the small pool."""
+        """The peaks of three statistics: the number of allocations, the allocated bytes and the requested bytes. Each
+        statistic has three values: for both pools together, for the large pool, and for the small pool.
+        """
         self.peaks_active = [0] * 6
-        """The count and bytes, including blocks whose free is not complete. The values are updated only if a free is
-        not complete.
+        """The peaks of the number and the bytes of all blocks in use, including blocks whose free is not complete. The
+        values are updated only while a free is not complete.
         """
         self.peaks_inactive = [0] * 6
-        """The count and bytes of free blocks in segments that are partly in use."""
+        """The peaks of the number and the bytes of free blocks in segments that are partly in use."""
         self.accumulated_before: dict[str, int] = {}
 
     @property
@@ -243,7 +245,9 @@ class Statistics:
         return dict(sorted(stats.items()))
 
     def _by_pool(self) -> Iterator[tuple[str, tuple[StatValues, StatValues, StatValues]]]:
-        """Yield each statistic for both pools, the large pool and the small pool."""
+        """Yield the name and three values of each statistic: for both pools together, for the large pool, and for the
+        small pool.
+        """
         small, large = self.small, self.large
         pools = (large, small)
         count_made = [pool.allocated_count for pool in pools]
@@ -295,7 +299,7 @@ class Statistics:
 
 
 def _triple(made: list[int], freed: list[int], peaks: list[int]) -> tuple[StatValues, StatValues, StatValues]:
-    """Return the values for both pools, the large pool and the small pool."""
+    """Return three values: for both pools together, for the large pool, and for the small pool."""
     large = StatValues(made[0] - freed[0], peaks[1], made[0], freed[0])
     small = StatValues(made[1] - freed[1], peaks[2], made[1], freed[1])
     return StatValues(large.current + small.current, peaks[0], sum(made), sum(freed)), large, small

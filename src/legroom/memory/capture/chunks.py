@@ -100,9 +100,7 @@ class ChunkFile:
                 self._chunk_with_peak[key] = chunk.number
 
     def _peaks(self) -> dict[tuple[str, int], int]:
-        """Return the chunks that contain the current peaks: first for allocated memory, then for reserved memory. If
-        not all of these chunks fit, the chunks with the peaks of allocated memory are kept.
-        """
+        """Return the current peaks of allocated and reserved memory on each device, in bytes."""
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {
             **{("allocated", device): peak for device, peak in allocated.items()},

@@ -99,7 +99,9 @@ def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -
 
 
 def dropped_events(chunk: Chunk) -> int:
-    """Return how many events of the chunk are not in the file."""
+    """Return the number of events that were dropped from a chunk. A complete chunk has no dropped events, and all other
+    chunks keep only their steps.
+    """
     return 0 if chunk.is_complete else chunk.events - zlib.decompress(chunk.step_lines).count(b"\n")
 
 

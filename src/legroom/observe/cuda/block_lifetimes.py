@@ -19,12 +19,12 @@ this order:
 - An *input* is allocated outside any pass, with exactly the size of a tensor in the last batch of the loader.
 - All other blocks are *temporary*.
 
-Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter,
-and to the line that last called this module. Other blocks of a backward pass belong to the next block with a known
-location in the same pass. A backward operation allocates memory, then sets gradients, then frees saved tensors.
-Therefore the next block is a gradient or a freed activation (the result or input of an operation). If no block with
-a known location follows, the previous block with a known location is used. The reported line may therefore belong to
-a neighboring operation, but not to one beyond the next operation with parameters.
+Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
+to the line that last called this module. All other blocks of a backward pass get the location of the next block in the
+same pass whose location is known. A backward operation allocates memory, then sets gradients, then frees saved tensors.
+Therefore the next block is a gradient or a freed activation (the result or input of an operation). If no block with a
+known location follows, the previous block with a known location is used. The reported line may therefore belong to a
+neighboring operation, but at most to the next operation with parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -35,7 +35,7 @@ class BlocksInUse:
         """Large blocks that existed before the history started and that may include a remainder."""
         self.corrected: dict[int, int] = {}
         """Maps the addresses of blocks that existed before the history started to their corrected sizes. The caller
-        removes the entries.
+        removes each entry after it has used the corrected size.
         """
         self.allocated = 0
         """The total size of all blocks in use."""

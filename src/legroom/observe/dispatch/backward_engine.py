@@ -39,7 +39,7 @@ def in_backward_pass() -> bool:
     """Return whether the engine is running on this thread.
 
     Without torch's private graph task id, the result is always False. In that case, every operation is treated as part
-    of the forward pass, and tensors that a backward pass creates are treated as host memory. In that case, gradients
-    are assumed to be accumulated out of place.
+    of the forward pass, and tensors that a backward pass creates are treated as host memory. Gradients are then also
+    assumed to be accumulated out of place.
     """
     return current_graph_task() != -1

@@ -265,9 +265,9 @@ class Recorder:
         self._record_results(func, args, kwargs, new or [], out, plan)
 
     def _is_alias_of_known(self, args: Sequence[Any], key: int) -> bool:
-        """Return whether the unknown storage `key` is not recorded, because the first argument is in host memory or
-        already recorded. An in-place operation on a tensor with data returns a tensor without data if another argument
-        has no data. In a sparse tensor, indices and values have different storages.
+        """Return whether an unknown storage can be skipped, because the first argument is in host memory or already
+        recorded. An in-place operation on a tensor with data returns a tensor without data if another argument has no
+        data. In a sparse tensor, indices and values have different storages.
         """
         storage = storage_of(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         if storage is None:
@@ -661,7 +661,7 @@ EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__) 
 
 def _with_rules_for_modes(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `HigherOrderOperator.dispatch` for versions of torch without `supports_higher_order_operators`. These
-    versions raise an error unless the operation has a rule for the class of the mode.
+    versions raise an error if no rule for the class of the active dispatch mode is registered for the operation.
     """
 
     @functools.wraps(dispatch)

@@ -373,8 +373,8 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
 
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
-    """Return how `item`, an object that `owner` references, references `following`. Return None if this reference does
-    not appear in the displayed path.
+    """Describe the reference from `item` to `following`, for example as an attribute or a key. `owner` is the object
+    before `item` on the path. Return None if the displayed path omits this reference.
     """
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)

@@ -52,8 +52,8 @@ SCANS_AFTER_FINDING = TENSOR_SCANS + 3
 of scans, because there may be another leak.
 """
 LONG_SCANS = 18
-"""The maximum number of scans in a series before the first optimizer step. Until this step, a graph is treated as a
-leak only if it grows for more iterations than later in the run.
+"""The maximum number of scans in a series before the first optimizer step. Before this step, more scans are needed,
+because a graph is treated as a leak only after it has grown for more iterations than later in the run.
 """
 RARE_TRACE_ITERATIONS = 12
 """The number of iterations to trace if memory grows rarely, because the next growth may occur only after several

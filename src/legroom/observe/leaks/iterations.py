@@ -50,8 +50,8 @@ class IterationTracker:
     """
     MAX_PREVIOUS_STEPS = 8
     """When another optimizer becomes the main optimizer, its steps end iterations only after it has made more steps
-    than the previous main optimizer. At most this many steps are required. If the program often creates a new optimizer
-    (one per task), each optimizer therefore ends one iteration.
+    than the previous main optimizer. The new main optimizer never needs more than this number of steps. If the program
+    often creates a new optimizer (one per task), each optimizer therefore ends one iteration.
     """
     TRAINED_AFTER = 3
     """After this many steps, the parameters of an optimizer are treated as a trained model."""
@@ -111,12 +111,13 @@ class IterationTracker:
         self._undo: list[Callable[[], None]] = []
         self._calls = _ModelCalls(self._model_called)
         self._evaluates = False
-        """Whether the program has called `model.eval()` or disabled gradients more often than in a training step, and has
-        not trained or loaded a batch since.
+        """Whether the program is in an evaluation. An evaluation starts with `model.eval()`, or when gradients are
+        disabled more than twice as often as in a training step. It ends with the next backward pass, optimizer step or
+        batch.
         """
         self._without_grad = self._max_without_grad = 0
-        """How often the program disabled gradients after the last step, and the maximum between a step and the next
-        backward pass.
+        """`_without_grad` counts how often the program disabled gradients between the last step and the next backward
+        pass. `_max_without_grad` is the highest count so far.
         """
 
     def attach(self) -> None:

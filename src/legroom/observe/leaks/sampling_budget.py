@@ -57,7 +57,7 @@ class SamplingBudget:
         self._last = 0.0
         self._free = free
         self._iterations = self._sampled = 0
-        """The number of iterations, and its value at the last sample."""
+        """`_iterations` counts all iterations, and `_sampled` is the number of the last sampled iteration."""
 
     def is_due(self, now: float) -> bool:
         self._iterations += 1
@@ -116,7 +116,7 @@ class RareGrowthScans:
 
     def is_due(self, iteration: int, *, new_maximum: bool, in_use: int) -> bool:
         """Return whether a scan is due. `new_maximum` means that a counter has reached a new maximum. `in_use` is the
-        smallest number of bytes in use after the last iterations.
+        lowest memory use in bytes that was measured after one of the last iterations.
         """
         scheduled = iteration >= self._next
         if not scheduled and not (new_maximum and iteration >= self._not_before):

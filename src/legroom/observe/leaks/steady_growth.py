@@ -42,7 +42,7 @@ MIN_LENGTH = 8
 NUMBER_BYTES = 8
 """A host tensor with at most this many bytes is a single number, and a list of numbers is not a leak."""
 UNROLLED_CALLS = 100
-"""Up to this number, the calls to a model may be the time steps of one graph."""
+"""Up to this many calls to a model may be the time steps of one graph."""
 ABOVE_COUNTER = 64
 """If a container has this many items, a condition such as `if step < 10:` around the storing line does not limit its
 length.

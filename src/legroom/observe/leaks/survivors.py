@@ -41,7 +41,7 @@ _Counts = Counter[tuple[int, int]]
 class _Scan(NamedTuple):
     iteration: int
     previous: int
-    """The iteration of the previous scan. All survivors were created before this iteration."""
+    """The iteration of the previous scan. All storages that survived a scan were created before this iteration."""
     counts: _Counts
 
 

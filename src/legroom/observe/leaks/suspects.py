@@ -53,7 +53,9 @@ MAX_FRUITLESS_SECONDS = 4.0
 loop.
 """
 MANY_ITEMS = 20
-"""If a container still grows at this many items although the source limits its length, the limit is large."""
+"""If a container has this many items and still grows although the source code limits its length, the limit is assumed
+to be too high to prevent a leak.
+"""
 COLLECTED_RESULTS = 48
 """An evaluation that collects its results on the device and then reads them may have up to this many iterations."""
 MIN_ITERATIONS = 4
@@ -78,7 +80,7 @@ class Suspect:
     exceeds_limit: bool = False
     """Whether the source limits the container, but the limit is too large for items of this kind."""
     min_rate: float = 0.9
-    """If the container adds fewer items per iteration during the warm-up time, it is not a leak."""
+    """The container is not a leak if it adds fewer items per iteration than this number during the warm-up time."""
     min_iterations: int = 0
     """Growth that ends before this number of iterations is not a leak, as in a short evaluation that collects its
     results.

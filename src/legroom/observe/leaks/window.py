@@ -67,12 +67,18 @@ ITERATIONS_BEFORE_FIRST_STEP = 16
 """Before the first optimizer step, retained graphs indicate a leak only after this number of iterations. Until then,
 the micro-batches of one accumulated step may share a graph."""
 TENSOR_SCANS = 2
-"""All storages that were new in this number of scans must still be alive. The first scan does not count."""
+"""Tensors are reported as a leak only if all storages that were new in this number of scans are still alive. The first
+scan does not count.
+"""
 LARGER_SCANS = 4
 RENEWED_SCANS = 3
-"""The number of new storages must rise in this many consecutive scans."""
+"""If the loop replaces its tensors in each iteration, they are reported as a leak only if the number of new storages
+rises in this many consecutive scans.
+"""
 RARE_SCANS = 3
-"""The storages that were new in this number of infrequent scans must be alive, and in one container."""
+"""If scans are infrequent, tensors are reported as a leak only if the storages that were new in this number of scans
+are alive and in one container.
+"""
 _MAX_AGE = 10
 
 

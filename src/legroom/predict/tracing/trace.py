@@ -50,7 +50,9 @@ class Trace:
     optional: set[int] = field(default_factory=set)
     """Ids of optional workspaces. The program continues if one of these workspaces cannot be allocated."""
     values_substituted: int = 0
-    """The number of values that the program read and for which it got a placeholder."""
+    """The number of values that the program read from tensors without data. The program got a placeholder for each of
+    them.
+    """
     differing_versions: dict[str, str] = field(default_factory=dict)
     """Maps each library whose version differs from the measured version to its installed version."""
     notes: list[str] = field(default_factory=list)

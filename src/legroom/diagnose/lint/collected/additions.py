@@ -1,6 +1,7 @@
 """Finds statements that add to a container indirectly: calls to functions that store their arguments, and new
-containers that include the old one. The rules about collections treat each statement as an `append` to the
-container."""
+containers that include the old one. The rules about collections treat each of these statements as an `append` to the
+container.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +16,9 @@ from legroom.diagnose.lint.flow.syntax import is_call_of, method_name, path_of, 
 
 
 def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, StoreFact]]:
-    """Find calls to functions in this file that store an argument. Yield each call with two stores: the call as a
-    store in the caller, and the store in the function."""
+    """Find calls to functions in this file that store an argument. Yield each call with two facts: one describes the
+    call as if the caller itself stored the value, and the other describes the statement in the function that stores it.
+    """
     for call in program.calls:
         local = call.local
         if local is None or not local.stored_parameters or local.name == "__init__":

@@ -199,7 +199,9 @@ def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpressio
 
 
 def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
-    """Return False if the program reads another item, such as `r["fold"]`, or a name that refers to a number."""
+    """Return False if an expression is probably not the model: it reads another item, such as `r["fold"]`, or a
+    variable whose name suggests a number, such as `score`.
+    """
     parent = program.parent.get(name)
     if key is None or not isinstance(parent, cst.Subscript) or parent.value is not name:
         return _NUMBERS.search(name.value) is None

@@ -36,9 +36,9 @@ _MAX_DEPTH = 16
 _OUTPUT_ATTRIBUTES = split_words(
     "logits last_hidden_state pooler_output hidden_states image_embeds text_embeds embeddings sentence_embedding"
 )
-"""Attributes of the output of a model that are tensors."""
+"""Attributes of a model output that contain tensors."""
 _SEQUENCES = split_words("last_hidden_state hidden_states")
-"""Attributes of an output with one vector per token."""
+"""Attributes of a model output that contain one vector per token."""
 _FEATURES = re.compile(r"(?:^|_)(?:feat|features?|embed|embedding|encode|represent|extract)", re.IGNORECASE)
 """Names of the methods of a model that return features."""
 _GATHERING = split_words("gather gather_for_metrics all_gather pad_across_processes")
@@ -218,7 +218,7 @@ def _is_pooled(program: Program, node: cst.Call, inner: cst.BaseExpression, plac
 
 
 def _runs(call: CallFact) -> bool:
-    """Return True if a call runs a model, and not another method of the model such as `model.eval()`."""
+    """Return True if a call computes an output of a model, as `model(x)` does and `model.eval()` does not."""
     if call.local is None:
         return call.result.is_tensor or call.result.kind is ValueKind.CONTAINER
     is_output = call.local.name in {"forward", "__call__"} or _FEATURES.search(call.local.name) is not None

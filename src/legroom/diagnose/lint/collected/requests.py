@@ -105,8 +105,9 @@ def _key_of(store: StoreFact) -> list[cst.CSTNode]:
 
 
 def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
-    """Return the last components of the names that a key is built from. One assignment and one argument of the
-    function are followed."""
+    """Return the last components of the names that a key is built from. If a variable in the key is assigned in the
+    same function, or is a loop variable, the names in the assigned or iterated expression are included.
+    """
     names = sorted(names_in(key))
     made = [
         each.expression

@@ -258,9 +258,10 @@ def replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
 
 
 def is_reported_at_store(store: StoreFact) -> bool:
-    """Return True if the finding is reported at the statement that stores the value, and not at the call. The caller
-    of a callback does not know what the callback stores. A method such as `update_center`, which only its own object
-    calls, updates the state of that object."""
+    """Return True if the finding is reported at the statement that stores the value, and not at the call. The caller of
+    a callback does not know what the callback stores. If only the object itself calls the method
+    (`self.update_center(x)`), the method updates the state of the object, so the mistake is in the method.
+    """
     function = store.function
     is_called = function.name == "__call__"  # self.average(loss)
     callers = {dotted(site.call.func if is_called else receiver(site.call)) for site in function.call_sites}

@@ -291,7 +291,8 @@ class Assignments(FactRecorder):
 
     def _bind_elements(self, target: cst.BaseExpression, source: cst.Call) -> None:
         """Bind the variables of a loop over function parameters, such as `for index, feature in zip(indices,
-        features)`. An element of a parameter is treated as the parameter."""
+        features)`. A variable that refers to an element of a parameter is treated like the parameter itself.
+        """
         parts = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
         if dotted(source.func) == "enumerate":
             parts = parts[1:]

@@ -47,8 +47,10 @@ def is_used_in_backward(program: Program, target: str) -> bool:
 
 
 def derived_names(program: Program, target: str) -> set[str]:
-    """Return the last component of a path, and of the names of all values in the file that are computed from it.
-    Values whose names end in the same component count as the same value."""
+    """Return the name `target`, and the names of all values in the file that are computed from it. Only the last
+    component of each name is returned, such as `loss` for `self.loss`. Two values whose names have the same last
+    component are treated as one value.
+    """
     names = {last_name(target)}
     for _ in range(4):
         before = len(names)

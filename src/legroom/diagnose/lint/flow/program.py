@@ -56,7 +56,7 @@ class Program:
         self.releases: list[ReleaseFact] = []
         self.loops: list[LoopFact] = []
         self.values: dict[cst.CSTNode, Value] = {}
-        """The last value of each expression."""
+        """Maps each expression to the value that the flow analysis determined last."""
         self._define(module, outer=self.top, class_name=None, prefix="")
 
     @cached_property
@@ -119,7 +119,7 @@ class Program:
 
     @cached_property
     def value_classes(self) -> frozenset[str]:
-        """The classes in this file that are not modules."""
+        """The classes in this file that are not derived from `nn.Module`."""
         return frozenset(name for name in self.classes if not self.is_module_class(name))
 
     def is_autograd_function(self, name: str | None) -> bool:

@@ -35,7 +35,9 @@ from legroom.diagnose.lint.flow.values import (
 Position = int | str | None
 Path = tuple[Position, ...]
 Visit = tuple[set[tuple[cst.CSTNode, Path]], int]
-"""The visited nodes, each with the location of the result in its value, and the number of steps so far."""
+"""The nodes that the search has visited, each with the position of the result inside the value of the node, and the
+depth of the search.
+"""
 
 
 class Use(IntEnum):
@@ -108,7 +110,7 @@ class ResultUses:
         """True if a container keeps the result."""
 
     def use_of(self, node: cst.CSTNode, function: Function) -> Use:
-        """Return the use of an expression in a function."""
+        """Return how the program uses the value of an expression."""
         self.is_evaluated = self.is_collected = False
         found = self._use(node, function, (set(), 0), ())
         return Use.EVALUATED if found is Use.READ and self.is_evaluated else found
@@ -187,8 +189,9 @@ class ResultUses:
         return None if any(isinstance(each, cst.StarredElement) for each in before) else len(before)
 
     def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
-        """Return the use of an object whose attribute is read. If a method returns a tensor with the same graph,
-        return the expression with that tensor instead."""
+        """Return how the program uses an object by reading one of its attributes. If the attribute is a method that
+        returns a tensor with the same graph, return the expression for that tensor instead.
+        """
         name = attribute.attr.value
         if name in _SHAPES:
             return Use.UNUSED
@@ -213,8 +216,9 @@ class ResultUses:
         return isinstance(outer, (cst.Comparison, cst.ComparisonTarget, cst.Assign))
 
     def _argument(self, argument: cst.Arg, function: Function, visit: Visit, path: Path) -> Use | cst.CSTNode:
-        """Return the use of an argument. If the call returns a tensor with the graph of the argument, return the
-        call instead."""
+        """Return how a call uses one of its arguments. If the call returns a tensor with the graph of the argument,
+        return the call instead.
+        """
         call = self.program.parent.get(argument)
         if not isinstance(call, cst.Call):
             return Use.ESCAPES
@@ -270,7 +274,7 @@ class ResultUses:
         visit: Visit,
         path: Path,
     ) -> Use:
-        """Return the use of the variables that a loop over a result binds."""
+        """Return how the program uses the variables of a loop over a result."""
         inside = set(walk(target))
         found = Use.UNUSED
         for name, inner in _assigned(target, path):
@@ -314,7 +318,7 @@ class ResultUses:
     def _name_reads(
         self, name: str | None, stored: cst.CSTNode, function: Function, visit: Visit, path: Path
     ) -> Use:
-        """Return the use of a local variable, or of a list in an attribute, after a result is stored in it."""
+        """Return how the program uses a local variable, or a list in an attribute, after a result is stored in it."""
         if name is None:
             return Use.ESCAPES
         if name.startswith("self.") and path:
@@ -327,7 +331,9 @@ class ResultUses:
         return self._all(reads, function, visit, path)
 
     def _attribute_reads(self, name: str, stored: cst.CSTNode, visit: Visit, path: Path) -> Use:
-        """Return the use of all attributes in the file that have the name of the attribute to which a result is added."""
+        """Return how the program uses an attribute to which a result is added. All attributes in the file with the same
+        name are included.
+        """
         attribute = name.removeprefix("self.")
         found = Use.UNUSED
         for node in self.program.nodes:
@@ -393,8 +399,9 @@ def _is_block(node: cst.CSTNode) -> bool:
 
 
 def _assigned(target: cst.BaseExpression, path: Path) -> list[tuple[str | None, Path]]:
-    """Return the names to which a statement assigns a result, each with the location of the result in its value. An item
-    of a container has the name of the container."""
+    """Return the names to which a statement assigns a result. Each name is returned with the position of the result
+    inside the assigned value. An item of a container has the name of the container.
+    """
     if isinstance(target, (cst.Tuple, cst.List)):
         parts = [each.value for each in target.elements]
         starred = any(isinstance(each, cst.StarredElement) for each in target.elements)
@@ -406,8 +413,9 @@ def _assigned(target: cst.BaseExpression, path: Path) -> list[tuple[str | None, 
 
 
 def _passed(argument: cst.Arg, call: cst.CSTNode, path: Path) -> Path:
-    """Return the location of a result in the value of a call that receives it: `zip(*rows)` exchanges rows and
-    columns."""
+    """Return the position of a result inside the value that a call returns, if an argument of the call contains the
+    result. For example, `zip(*rows)` exchanges rows and columns.
+    """
     called = dotted(call.func) if isinstance(call, cst.Call) else None
     if called == "zip" and argument.star and len(path) > 1:
         return (*path[:-2], path[-1], path[-2])

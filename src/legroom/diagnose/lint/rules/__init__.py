@@ -11,4 +11,4 @@ _MODULES = [import_module(found.name) for found in walk_packages(__path__, f"{__
 RULES: dict[str, RuleCheck] = {
     module.CODE: module.check for module in sorted(_MODULES, key=lambda module: module.CODE)
 }
-"""The check of each code, in order."""
+"""Maps each code to the function that checks its rule, sorted by code."""

@@ -36,8 +36,8 @@ from legroom.observe.cuda_rules.versions import RULES_VERSION
 MAX_CRASHES = 3
 """The number of crashes after which cuDNN is not queried again."""
 TIMEOUT = 60
-"""The maximum number of seconds to wait for a reply. The first reply includes loading several hundred MiB of
-libraries.
+"""The maximum number of seconds to wait for a reply. The first reply takes the longest, because the process loads
+several hundred MiB of libraries first.
 """
 MAX_MESSAGE = 1 << 16
 """The maximum size of one query or reply in bytes."""

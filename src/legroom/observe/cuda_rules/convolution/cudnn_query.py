@@ -235,9 +235,10 @@ class Cudnn:
 
 @lru_cache(maxsize=1)
 def logs_skipped_kernels(functions: Any) -> bool:
-    """Return True if this library logs the kernels that it skips without a GPU, or selects one of them because there
-    is a GPU. The check uses a convolution for which the library prefers a kernel of this kind. Otherwise, the
-    results of the library are unreliable for convolutions that these kernels might compute.
+    """Return True if the library logs the kernels that it skips because there is no GPU. The check queries a
+    convolution for which cuDNN prefers one of these kernels. The result is also True if cuDNN selects this kernel,
+    because then a GPU is present. If the result is False, the library's results are unreliable for convolutions that
+    the skipped kernels might compute.
     """
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
@@ -320,8 +321,8 @@ _FIRST_ATTRIBUTE = {
     ConvOperation.INPUT_GRADIENT: Attribute.INPUT_GRADIENT_ALPHA,
     ConvOperation.WEIGHT_GRADIENT: Attribute.WEIGHT_GRADIENT_ALPHA,
 }
-"""The first of six consecutive attributes. The six attributes are two factors, the convolution, weights, input and
-output.
+"""Maps each operation to the first of its six attributes, whose numbers are consecutive. The attributes are two scaling
+factors (alpha and beta), the convolution, the weights, the input and the output.
 """
 
 

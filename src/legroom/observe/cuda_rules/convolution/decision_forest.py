@@ -147,7 +147,9 @@ class _Forest:
 
 
 _BLOCK = 64
-"""Inner nodes are counted in blocks, because counting all of them for each node takes longer than reading the file."""
+"""For each block of this many nodes, the number of inner nodes before the block is stored. Counting all earlier inner
+nodes for each node would take longer than reading the file.
+"""
 
 
 class ForestHeader(NamedTuple):
@@ -156,7 +158,7 @@ class ForestHeader(NamedTuple):
     formulas: list[str]
     trees: int
     feature_counts: list[int]
-    """The number of inner nodes with each feature."""
+    """For each feature, the number of inner nodes that branch on it."""
 
     @property
     def nodes(self) -> int:

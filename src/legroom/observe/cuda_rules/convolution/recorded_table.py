@@ -20,11 +20,12 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 TABLE = Path(__file__).with_name("convolutions_h200.table.xz")
 UNIT = 512
-"""The number of bytes to which the allocator rounds sizes. Numbers of workspace bytes are stored in this unit."""
+"""The number of bytes to which the allocator rounds sizes. Workspace sizes are stored as multiples of this number."""
 
 Row = tuple[int, int, int, int, int, int, int]
-"""The batch size and three pairs, for the forward pass and the two gradients. Each pair is an index into
-`WORKSPACE_KINDS`, and the number of remaining bytes in units of `UNIT`.
+"""The batch size, followed by two numbers for each of three workspaces: the workspaces of the forward pass, the input
+gradient and the weight gradient. The first number is an index into `WORKSPACE_KINDS`. The second number is the size of
+the rest of the workspace, as a multiple of `UNIT`.
 """
 
 
@@ -166,13 +167,16 @@ def table() -> Iterator[tuple[ConvLayer, list[Row]]]:
 
 DTYPES = ("float32", "float32_strict", "float16", "bfloat16")
 LAYER_COLUMNS = "BHHHB"
-"""The types of the columns with one number per layer: the index of the dtype, the input and output channels, the groups
-and the number of rows."""
+"""The array type codes of the columns that contain one number per layer: the index of the dtype, the numbers of input
+and output channels, the number of groups and the number of rows.
+"""
 DIMENSION_COLUMNS = "IHH"
-"""The types of the columns with one number per dimension of a layer: size, dilation, and padding + 1 (0: not recorded)."""
+"""The array type codes of the columns that contain one number per dimension of a layer: the size, the dilation, and the
+padding plus 1 (0 if the padding is not recorded).
+"""
 ROW_COLUMNS = "BBIBIBI"
-"""The types of the columns of `Row`. The batch size is an index into the list of all batch sizes. In each block of
-`BLOCK` rows, the remaining bytes are sorted by workspace kind.
+"""The array type codes of the columns of `Row`. The batch size is an index into the list of all batch sizes. In each
+block of `BLOCK` rows, the remaining bytes are sorted by workspace kind.
 """
 BLOCK = 4096
 

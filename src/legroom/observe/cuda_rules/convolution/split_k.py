@@ -103,8 +103,8 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the size in bytes of the partial sums if they keep all blocks busy in the last wave. Partial sums larger
-    than this size were rarely measured. Returns 0 if the tiles of the kernel are unknown.
+    """Return the size in bytes of the partial sums if the sums are split into enough parts to keep all blocks busy in
+    the last wave. In measurements, partial sums were rarely larger. Returns 0 if the tiles of the kernel are unknown.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
@@ -145,7 +145,7 @@ _BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 1
 because all blocks of a cluster run in the same GPC (a group of SMs).
 """
 _STEP = 128
-"""A block processes the matrix depth in steps of this many bytes."""
+"""A block of threads multiplies its matrices in steps of this many bytes along the inner dimension."""
 _SPLIT_COST = {
     "float16": {0: 8, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 9, 9: 7},
     "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},

@@ -2,9 +2,9 @@
 
 The rules follow `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. For up to 3072 indices,
 a single kernel computes the gradient. If there are more indices, they are sorted together with their positions. The
-sorted indices are split into runs of equal indices, and the runs into segments of up to ten. For every segment, one row
-of partial sums in float32 is allocated. The predicted sizes match measurements, except for the scratch memory of the
-sort.
+sorted indices are split into runs of equal indices, and each run is split into segments of up to ten indices. For every
+segment, one row of partial sums in float32 is allocated. The predicted sizes match measurements, except for the scratch
+memory of the sort.
 """
 
 from typing import Any

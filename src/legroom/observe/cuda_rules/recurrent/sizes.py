@@ -94,8 +94,8 @@ class WorkspaceParts(NamedTuple):
     states: int
     """The number of states of one time step in one layer."""
     wider: tuple[tuple[float, float], ...] = ()
-    """Each pair (a, b) adds a × (inputs - b × hidden) values if this number is positive. The additional buffers contain
-    inputs or outputs.
+    """Each pair (a, b) adds a × (inputs - b × hidden) values if this number is positive. These values are in additional
+    buffers for inputs or outputs.
     """
 
 

@@ -50,7 +50,9 @@ class Handlers:
     """The handlers that Ignite runs in every iteration, with the step function of their engine."""
 
     def called_by(self, call: cst.Call, local: Function | None) -> list[tuple[Function, dict[str, int]]]:
-        """Return the handlers that a call runs, with the index of the argument for each of their parameters."""
+        """Return the handlers that a call runs. For each handler, a dict maps each of its parameters to the index of an
+        argument in the call.
+        """
         if not self.registered:
             return []
         given = list(enumerate(call.args))

@@ -25,8 +25,9 @@ _METHODS_OF_HISTORY = {"detach", "contiguous", "clone", "cpu", "to", "float", "h
 def added_parts(
     expression: cst.BaseExpression, target: str, classes: Set[str] = frozenset()
 ) -> list[cst.BaseExpression]:
-    """Return the new elements of a container that includes the old container. An object of one of `classes` contains its
-    arguments."""
+    """Return the new elements of a container that is created from the container `target`. An object of a class in
+    `classes` is treated as a container of the arguments of its constructor.
+    """
     if isinstance(expression, cst.BinaryOperation) and isinstance(expression.operator, (cst.Add, cst.BitOr)):
         sides = [expression.left, expression.right]
         return _without(sides, target) if any(dotted(each) == target for each in sides) else []
@@ -60,8 +61,9 @@ def _without(parts: list[cst.BaseExpression], target: str) -> list[cst.BaseExpre
 
 
 def window_parts(program: Program, store: StoreFact) -> list[cst.BaseExpression]:
-    """Return the concatenated expressions of `torch.cat([...])[-100:]` if the result has a graph. A window without a
-    graph does not grow."""
+    """Return the concatenated expressions of `torch.cat([...])[-100:]` if the result has a graph. Without a graph, the
+    memory does not grow, because the slice limits the length.
+    """
     expression = store.expression
     if not isinstance(expression, cst.Subscript) or store.value.kind is not ValueKind.GRAPH:
         return []

@@ -145,8 +145,9 @@ def _limits(test: cst.BaseExpression, store: StoreFact) -> bool:
 
 
 def _is_below_constant(test: cst.BaseExpression) -> bool:
-    """Return True for `index < 8`: a counter with a constant upper limit. The remainder of a division is not a
-    counter."""
+    """Return True for a condition such as `index < 8`, which limits a counter to a constant. A remainder such as
+    `step % 8` is not a counter, because its values repeat in every cycle.
+    """
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
         return _is_below_constant(test.left) or _is_below_constant(test.right)
     if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1 or dotted(test.left) is None:

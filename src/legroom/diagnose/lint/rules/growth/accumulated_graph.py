@@ -177,7 +177,9 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
 
 
 def adds_to_itself(program: Program, store: StoreFact) -> bool:
-    """Return True if the target is updated by arithmetic only. A value that passes through a model is a state (LG104)."""
+    """Return True if the target is updated by arithmetic only. If the old value passes through a model, the target is a
+    state, which LG104 reports.
+    """
     if store.how != "assign" or not store.uses_old_value or is_concatenated_to_itself(program, store):
         return False
     if _is_sum_with(program, store.expression, store.target):
@@ -237,8 +239,9 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 
 def _are_gradients(program: Program, path: str) -> bool:
-    """Return True for `grads` without a graph in `[p - lr * g for p, g in zip(weights, grads)]`: a step of an inner
-    loop."""
+    """Return True if `path` refers to the result of `torch.autograd.grad` without `create_graph`. For example, an inner
+    loop uses these gradients in `[p - lr * g for p, g in zip(weights, grads)]`.
+    """
     return any(
         isinstance(each, cst.Call)
         and (program.imports.qualified(each.func) or "").endswith("torch.autograd.grad")

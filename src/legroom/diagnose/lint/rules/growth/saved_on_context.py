@@ -112,8 +112,9 @@ def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpressio
 
 
 def _is_setting(program: Program, function: Function, path: str | None) -> bool:
-    """Return True if an input of `forward` is not a tensor: by its name or annotation, because the function calls it, or
-    because it precedes `*inputs`, which are the tensors."""
+    """Return True if an input of `forward` is not a tensor. This follows from the name or the annotation of the input,
+    from a call to the input, or from a parameter `*inputs` after it, which receives the tensors.
+    """
     node = function.node
     if function.name != "forward" or path not in function.parameters or not isinstance(node, cst.FunctionDef):
         return False

@@ -72,8 +72,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _steps(program: Program, node: cst.Call, order: int) -> list[cst.Call]:
-    """Return the calls that created and changed a model, last first: `half()`, `cuda()` and `from_pretrained(name)`. A
-    name is followed to its last assignments."""
+    """Return the calls that created and changed a model, last first: `half()`, `cuda()` and `from_pretrained(name)`. If
+    the model is assigned to a name, the calls in the last assignments to this name are included.
+    """
     steps = [node]
     for _ in range(8):
         inner = receiver(steps[-1])

@@ -169,7 +169,9 @@ def _loads_weights(program: Program, call: cst.Call) -> bool:
 
 
 def _is_conditional(program: Program, node: cst.CSTNode) -> bool:
-    """Return True if only some iterations run a statement. A test for devices has the same result in all iterations."""
+    """Return True if only some iterations run a statement. A condition on the number of devices does not count, because
+    its result is the same in all iterations.
+    """
     for each in program.ancestors(node):
         if isinstance(each, (cst.For, cst.While, cst.FunctionDef)):
             return False
@@ -218,7 +220,7 @@ def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
 
 
 def _runs(node: cst.BaseExpression, name: str) -> bool:
-    """Return True if an expression only contains the result of the model."""
+    """Return True if an expression may contain the result of the model, but not the model itself."""
     return (
         all(
             not (isinstance(each, (cst.Element, cst.Return)) and dotted(getattr(each, "value", None)) == name)
@@ -231,8 +233,9 @@ def _runs(node: cst.BaseExpression, name: str) -> bool:
 def _runs_for_each_batch(
     program: Program, function: Function, loops: tuple[LoopFact, ...], seen: frozenset[Function] = frozenset()
 ) -> bool:
-    """Return True if each batch runs the code: a loop over data without an inner loop over data contains it, or a
-    function that such a loop calls."""
+    """Return True if the code runs once for each batch. The code is in the innermost loop over data, or in a function
+    that this loop calls.
+    """
     if loops:
         return (iterates_data(loops[-1]) or iterates_data_set(loops[-1])) and not _trains_for_itself(
             loops[-1]

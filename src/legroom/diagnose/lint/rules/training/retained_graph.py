@@ -108,8 +108,9 @@ def _is_repeated(program: Program, call: CallFact) -> bool:
 
 
 def _is_separate(program: Program, first: CallFact) -> bool:
-    """Return True if no later backward pass of the iteration uses a value from which the first loss is computed.
-    Both passes may use a value that other code computed."""
+    """Return True if no later backward pass of the iteration uses a value from which the first loss is computed. A
+    value that is computed by other code may be used by both passes.
+    """
     loop = first.loops[-1] if first.loops else None
     others = [
         each
@@ -292,7 +293,9 @@ def _reuses_graph(program: Program, call: CallFact) -> bool:
 
 def _depends_on_outer_graph(program: Program, call: CallFact, loop: LoopFact) -> bool:
     """Return True if the loss of each iteration is computed from a graph that was created before the loop and is not
-    replaced in the loop. After an optimizer step in the loop, the gradients of that graph are not needed."""
+    replaced in the loop. Return False if the loop contains an optimizer step, because the gradients of that graph are
+    not needed after the step.
+    """
     if any(loop in each.loops and _is_step(each) for each in program.calls):
         return False
     read = names_with_graph(call.node)

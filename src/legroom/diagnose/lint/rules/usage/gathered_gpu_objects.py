@@ -70,8 +70,9 @@ def _sent_object(call: CallFact) -> cst.BaseExpression | None:
 def _parts(
     program: Program, node: cst.BaseExpression, function: Function, depth: int = 0
 ) -> Iterator[cst.BaseExpression]:
-    """Yield the expressions that the sent object contains. A name is followed to its last assignment, and a parameter
-    to the callers."""
+    """Yield the expressions that the sent object contains. For a name, the expression in its last assignment is used.
+    For a parameter, the arguments of the callers are used.
+    """
     parts = contained_parts(node)
     path = dotted(node)
     if parts and depth < 4:

@@ -1,4 +1,6 @@
-"""`torch.cuda.FloatTensor` and the other tensor types with which old scripts create and recognize tensors on a GPU."""
+"""`torch.cuda.FloatTensor` and the other types of GPU tensors. Old scripts use these types to create tensors on a GPU,
+or to check whether a tensor is on a GPU.
+"""
 
 from collections.abc import Iterable
 from typing import Any
