@@ -140,7 +140,9 @@ def explain_file(
 
 
 def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
-    """Explain a log, given in chunks. The output of a notebook's cells has no line numbers."""
+    """Explain a log, given in chunks. For a notebook, the explanation contains no line number, because the outputs of
+    the cells are not lines of the file.
+    """
     printed, is_notebook = printed_chunks(chunks)
     rest = iter(printed)
     first = next(rest, "")

@@ -26,8 +26,9 @@ from legroom.diagnose.explain.rules import RULES, SIZE_RULES, memory_code
 from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, Certainty, MessagePattern
 
 _CHUNK, _OVERLAP = 1 << 20, 1 << 14
-"""The number of characters per chunk, and the number of characters that are searched again with the next chunk. An
-error may span two chunks."""
+"""The log is read in chunks of `_CHUNK` characters. The last `_OVERLAP` characters of each chunk are searched again
+with the next chunk, because an error may span two chunks.
+"""
 _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
@@ -96,8 +97,9 @@ _DIGITS = b"0123456789"
 
 @cache
 def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
-    """Return all variants of known messages, each with a literal in the same form as the lines that
-    `_distinct_lines` returns."""
+    """Return all variants of known messages. Each variant is paired with its literal without digits, because
+    `_distinct_lines` also removes all digits.
+    """
     return tuple((variant, variant[1].encode().translate(None, _DIGITS)) for variant in _variants())
 
 

@@ -301,4 +301,6 @@ CAUSE_PATTERNS = tuple(
         ("LG783", 4, r"permission|not permitted|read-only"),
     )
 )
-"""Patterns of messages that name a cause, each with a code and the number of the cause on the page of that code."""
+"""Patterns of messages that name a cause. Each pattern has a code, and the number of the cause on the page of this
+code.
+"""

@@ -92,8 +92,9 @@ def choose_setting(
     evaluates: bool,
 ) -> BatchSetting | None:
     """Return the batch size setting that was in use. `batch_size` is the batch size of the loader, if there is a
-    loader. An evaluation may have its own batch size. If the loader's batch size is known, a setting with a different
-    value is not chosen, unless one is a multiple of the other (several GPUs, accumulated gradients).
+    loader. An evaluation may have its own batch size. If the loader's batch size is known, the value of the setting
+    must be equal to it, a multiple of it or a divisor of it. Multiples occur with several GPUs or with accumulated
+    gradients.
     """
     found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
     if not found:

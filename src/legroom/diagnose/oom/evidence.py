@@ -58,8 +58,9 @@ class Evidence:
 
     @property
     def shortfall(self) -> int:
-        """The minimum number of additional free bytes that the request needs. If enough bytes are free for the
-        request, the result refers to the larger block that PyTorch allocates for the request."""
+        """The number of bytes that were missing for the failed request. If enough bytes were free for the request
+        itself, the bytes were missing for the larger block that PyTorch allocates for the request.
+        """
         free = free_at(self.oom)
         needed = self.oom.requested if self.oom.requested > free else block_of(self.oom)
         return max(needed - free, 0)
@@ -263,7 +264,9 @@ class Evidence:
 
     @property
     def _rest_of_optimizer_step(self) -> int:
-        """The number of bytes that the optimizer step still needs, including the request."""
+        """The number of bytes that the optimizer step had yet to allocate when memory ran out, including the failed
+        request.
+        """
         temporary = [each for each in self.live(Category.TEMPORARY) if each.phase is Phase.OPTIMIZER]
         temporaries = max(self.optimizer_temporaries - bytes_of(temporary), 0)
         if not self.missing_state:
@@ -280,7 +283,9 @@ class Evidence:
 
     @property
     def fitted_before(self) -> bool:
-        """True if the previous step would fit again with the optimizer state that the first step allocated."""
+        """True if a step with the peak of the previous step would fit. If the first step is the previous step, the
+        optimizer state is added to its peak.
+        """
         if not self.steps:
             return False
         state = self.live_bytes(Category.OPTIMIZER_STATE) if len(self.steps) == 1 else 0

@@ -1,8 +1,8 @@
 """The memory of one device at one moment. The moment is the peak or a failed allocation.
 
-The shares of a snapshot add up to the device's total: non-PyTorch memory, each category, memory that PyTorch reserves
-but does not use, and free memory. Each share has its own label, because the division of unused memory into cached
-segments and fragments is known only for a failed allocation.
+A snapshot divides the total memory of the device into shares: non-PyTorch memory, one share for each category, memory
+that PyTorch reserves but does not use, and free memory. The unused reserved memory is divided into cached segments and
+fragments only for a failed allocation, so each share has its own label.
 """
 
 from dataclasses import dataclass

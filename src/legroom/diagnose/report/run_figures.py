@@ -24,7 +24,7 @@ MAX_OOMS = 20
 """The maximum number of out-of-memory errors that the page shows. A script that catches these errors may raise
 thousands of them."""
 MAX_SITES = 300_000
-"""The maximum total number of allocation sites in all moments."""
+"""The maximum number of allocation sites in the page, summed over all moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def figures_from_capture(
 
 
 def _last_ooms(events: Sequence[Event], device: int) -> dict[int, Oom]:
-    """Return the last out-of-memory errors of a device, by the number of the event."""
+    """Return a dict with the last out-of-memory errors of a device. The keys are the numbers of their events."""
     ooms = [
         (index, event)
         for index, event in enumerate(events)
@@ -151,7 +151,9 @@ def _step_peaks(history: History, steps: Sequence[Step]) -> Iterator[int]:
 
 
 def _within_budget(live: list[LiveSites], special: dict[int, str]) -> list[LiveSites]:
-    """Drop every second ordinary moment until all moments together have at most `MAX_SITES` allocation sites."""
+    """Drop every second moment, repeatedly, until all moments together have at most `MAX_SITES` allocation sites. The
+    moments in `special` are kept.
+    """
     while sum(len(each.sites) for each in live) > MAX_SITES and len(live) > len(special):
         live = [each for position, each in enumerate(live) if position % 2 or each.index in special]
     return live

@@ -331,8 +331,9 @@ def _leaks(
 
 
 def _with_allocating_line(leak: DetectedLeak, ledger: Ledger, device: DeviceSummary | None) -> DetectedLeak:
-    """Add a line to a leak for which no variable is known: the line that allocated the most live storages at the
-    peak. Parameters are not counted, because they do not grow."""
+    """If no variable is known for a leak, add the line that allocated the most storages that were alive at the peak.
+    Parameters are not counted, because they do not grow.
+    """
     if device is None:
         return leak
     live = ledger.at(ledger.peak(device.index).index, device.index).live

@@ -70,12 +70,14 @@ class PoolStatistics:
         self.bytes_freed = 0
         self.requested_total = 0
         self.requested_freed = 0
-        """The total that increases when a free completes. `freed` and `bytes_freed` increase when the free is
-        requested.
+        """The requested bytes of all blocks whose free is complete. In contrast, `freed` and `bytes_freed` increase as
+        soon as a free is requested.
         """
         self.pending = 0
         self.pending_bytes = 0
-        """The totals of frees that are not complete, because another stream uses the block."""
+        """`pending` is the number of blocks whose free is not complete, because another stream still uses the block.
+        `pending_bytes` is their size.
+        """
         self.inactive_up = 0
         self.inactive_down = 0
         self.inactive_bytes_up = 0

@@ -39,8 +39,8 @@ _MIN_MAX_BYTES = MiB
 _MAX_PENDING = 1024
 """The maximum number of pending events. Pending events are lost if the process is killed."""
 _MAX_WAIT = 0.5
-"""The maximum number of seconds for which an event may be pending. A Step, an Oom and other rare events are written
-immediately.
+"""The maximum number of seconds for which an event may be pending. `Step` events, `Oom` events and other rare events
+are written immediately.
 """
 
 

@@ -1,8 +1,9 @@
 """Reads a capture file.
 
 If the file is incomplete, for example after a crash, it is read up to its last valid line. If chunks were dropped to
-limit the size of the file, the events continue from the state at the start of the next chunk. Between a `GapStarted`
-and a `GapEnded` come the steps of the dropped chunks, then the allocations, frees and tags that result in this state.
+limit the size of the file, the events continue from the state at the start of the next chunk. The events between
+`GapStarted` and `GapEnded` are the steps of the dropped chunks, followed by the allocations, frees and tags that lead
+to this state.
 
 A capture may come from an untrusted source, so every value is checked and decompression bombs are rejected.
 """

@@ -33,7 +33,9 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of one process in a run. All values are measurements that the recorder already has."""
+    """The state of one process in a run. The status needs no additional measurements, because the recorder already has
+    all values.
+    """
 
     pid: int
     verb: str

@@ -213,8 +213,8 @@ class ModuleLines:
 def locate_backward_blocks(
     passes: Sequence[Sequence[tuple[BlockLifetime, bool]]], lines: ModuleLines
 ) -> None:
-    """Assign modules and lines to the blocks that the autograd engine allocated. `passes` contains the blocks of each
-    backward pass. A block is paired with False when it is allocated, and with True when it is freed.
+    """Assign modules and lines to the blocks that the autograd engine allocated. `passes` contains a list for each
+    backward pass. Each entry of the list is a block and a flag: False if the block was allocated, True if it was freed.
     """
     for events in passes:
         coming: CodeLocation | None = None

@@ -92,7 +92,7 @@ class AllocationFailure(NamedTuple):
 
 
 TimedEvent = tuple[float, Event]
-"""An event, and the time by which the events of several devices are sorted."""
+"""A time and an event. The time is used to sort the events of several devices."""
 
 
 class DeviceHistory:

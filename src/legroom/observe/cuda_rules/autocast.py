@@ -157,8 +157,9 @@ class Casts:
         return change
 
     def _with_dtype(self, operation: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """Return a function that adds `dtype` and the defaults of `operation` to the arguments. The overload
-        with `dtype` does not have these defaults, and torch omits arguments that equal them.
+        """Return a function that adds `dtype` and the defaults of `operation` to the arguments. The defaults must be
+        added because torch omits arguments that are equal to the defaults, but the overload with `dtype` requires these
+        arguments.
         """
         arguments = operation._schema.arguments
 

@@ -31,8 +31,8 @@ class CallContext(threading.local):
     these operations on the device of the backward pass.
     """
     only_named_factories: bool = False
-    """Whether `factory_target` applies only to operations that have a `device` argument. The results of other
-    operations are on the host.
+    """Whether `factory_target` applies only to operations that have a `device` argument. If so, the results of
+    operations without a `device` argument are on the host.
     """
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None

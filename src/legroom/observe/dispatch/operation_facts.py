@@ -49,9 +49,13 @@ class OperationFacts:
         version counters of these tensors, but the CPU kernels that run below a dispatch mode do not.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
-        """Whether the recorder can skip this operation if its result is a known storage, in a run in host memory."""
+        """In a run in host memory: whether the recorder can skip this operation if its result is in a storage that is
+        already recorded.
+        """
         self.is_silent = self.is_silent_on_host and not self.checks_in_place
-        """Whether the recorder can skip this operation if its result is a known storage, in a run on a virtual GPU."""
+        """In a run on a virtual GPU: whether the recorder can skip this operation if its result is in a storage that is
+        already recorded.
+        """
 
 
 FACTS: dict[int, OperationFacts] = {}

@@ -638,8 +638,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             context.target = outer
 
     def _targets_device(self, func: Any) -> bool:
-        """Return whether the results are on a device regardless of the inputs. The result is True if the call requested
-        the device, or if a backward pass runs a factory function.
+        """Return whether the results are on a device, even if all inputs are on the host. This is the case if the call
+        requested the device, or if a backward pass runs a factory function.
         """
         context = self._recorder.context
         if context.target >= 0:

@@ -90,7 +90,9 @@ class HolderPath(NamedTuple):
     function: str
     """The function that contains a local variable, or "" for globals and attributes."""
     line: int
-    """The current line of the function, or the line that defines the holder, or 0 if unknown."""
+    """For a local variable, the line that its function is running. Otherwise, the line that defines the holder. The
+    value is 0 if the line is unknown.
+    """
     names: tuple[StoredName, ...]
     """Every name on the path. The name closest to the object comes first."""
     contents: frozenset[int]

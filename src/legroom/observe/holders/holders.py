@@ -86,9 +86,8 @@ class HolderSurvey(NamedTuple):
     ) -> LargestHolders:
         """Return the largest holders.
 
-        Some storages in `allocated` may not be retained by any variable. If the call that allocated the storage is
-        still running (in `module`), the storage belongs to this call. Otherwise, the storage belongs to the graph of
-        the running backward pass.
+        A storage in `allocated` that no variable retains is attributed to the call that allocated it, if this call is
+        still running in `module`. Otherwise, the storage is attributed to the graph of the running backward pass.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}

@@ -95,8 +95,8 @@ class _Search:
         self._own_lists: set[int] = set()
         """The `id`s of the lists that the search itself uses."""
         self._seen: dict[int, Any] = {}
-        """Maps the `id` of each object that the search found to the object. A single dict is used because the search
-        must skip it among the referrers.
+        """Maps the `id` of each object that the search found to the object. The search stores all these objects in a
+        single dict, because it must ignore its own references to them.
         """
         self._leads_to: dict[int, int] = {}
         """Maps the `id` of each object on a path to the `id` of the next object, which is closer to the target."""
@@ -217,7 +217,8 @@ class _Search:
 
     def _path(self, root: Root, item: Any) -> HolderPath:
         """Describe the path from the root to the target. `item` is the object to which the root name refers, or the
-        namespace of that name."""
+        namespace that contains the name.
+        """
         chain = self._chain(item)
         if (isinstance(item, dict) and id(item) in self._variables.namespaces) or root.how in (
             "closure",

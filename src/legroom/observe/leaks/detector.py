@@ -72,16 +72,18 @@ MAX_SCAN_FRACTION = 0.05
 HOST_GROWTH = 32
 """The C heap may grow by this many bytes per iteration without a leaked tensor, for example with a list of numbers."""
 MAX_STEADY_SECONDS = 2.0
-"""The searches for the holders of steady growth may use this many seconds, or `MAX_SCAN_FRACTION` of the run time if
-that is longer. Afterwards, the next search runs when the number of iterations has doubled.
+"""The searches for the variables that cause steady growth may use this many seconds in total, or `MAX_SCAN_FRACTION` of
+the run time if that is longer. After this time is used up, a search runs only when the number of iterations has
+doubled.
 """
 MAX_AGE_AT_END = 0.7
 """If the last scan ran after at least this fraction of the iterations, the growth that it found is assumed to continue
 until the end of the run.
 """
 MIN_CONTINUED = 0.15
-"""If the last scan ran earlier, growth is assumed to continue only if the device memory also grew in the second half of
-the run. The device memory must have grown by at least this fraction of `bytes_per_step` × the number of iterations.
+"""If the last scan ran before the fraction `MAX_AGE_AT_END` of the iterations, growth is assumed to continue only if
+the device memory also grew in the second half of the run. The device memory must have grown by at least this fraction
+of the expected growth, which is `bytes_per_step` times the number of iterations.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"

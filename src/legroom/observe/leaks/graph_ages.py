@@ -93,8 +93,9 @@ class _Token:
 
 
 class GraphPart(NamedTuple):
-    """The nodes and bytes of one iteration that the graph of one tensor retains. The object stores numbers only, no
-    references."""
+    """The part of a tensor's graph that was created in one iteration: its nodes, and the bytes that they retain. The
+    object stores only numbers and no references.
+    """
 
     iteration: int
     nodes: frozenset[int]
@@ -136,7 +137,9 @@ class NodesByIteration:
         return None if number >= ACCUMULATE_GRAD else self._numbers.iteration_of(number)
 
     def iterations_below(self, node: Any, *, limit: int = 20_000) -> int:
-        """Return the number of iterations that created nodes in the graph below this node."""
+        """Return the number of different iterations in which the nodes of a graph were created. The graph starts at
+        `node`.
+        """
         alone = NodesByIteration(self._numbers, oldest=self._oldest, limit=limit)
         alone.follow([node])
         return len(alone.nodes)
@@ -146,9 +149,8 @@ class NodesByIteration:
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
-        """Return a dict that maps the `id` of each tensor to the nodes and bytes of one iteration that its graph
-        retains. The result describes the newest iteration before `before`. Storages that several iterations saved are
-        weights, so they are excluded.
+        """Return a dict that maps the `id` of each tensor to the part of its graph that was created in one iteration:
+        the newest iteration before `before`. Storages that several iterations saved are weights, so they are excluded.
         """
         iterations = self.iterations(before)
         saved = {iteration: self._saved(iteration) for iteration in iterations[-3:]}
@@ -168,8 +170,8 @@ class NodesByIteration:
         return parts
 
     def bytes_saved_in(self, iteration: int, other: int) -> int:
-        """Return the number of bytes that were saved by the nodes of one iteration, but not by the nodes of the other
-        iteration. Weights are therefore excluded.
+        """Return the number of bytes that the nodes of `iteration` saved. Storages that the nodes of the iteration
+        `other` also saved are excluded, because they are weights.
         """
         saved, shared = (self._saved(each) for each in (iteration, other))
         return sum(size for key, size in saved.items() if key not in shared)

@@ -22,13 +22,16 @@ from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import ScanWindow
 
 UNTIMED_FACTOR = 2.0
-"""The total cost of a sampled iteration divided by its measured time. The value comes from `bench.overhead.watch`."""
+"""The total time that sampling an iteration costs, divided by the part of this time that can be measured. The value
+comes from `bench.overhead.watch`.
+"""
 FREE_ITERATIONS = 256
 MAX_DISTANCE = 16
 MAX_DISTANCE_FRACTION = 1 / 64
 FIRST_RARE_SCAN = 5
-"""Before this iteration, a new maximum of a counter does not start a scan. After a scan, the next one is due when the
-number of iterations has grown by half, or by a quarter from iteration `STEADY_FROM`.
+"""Before this iteration, a new maximum of a counter does not start a scan. After a scan, the next scan is due when the
+number of iterations has grown by half. From iteration `STEADY_FROM` on, it is due when the number has grown by a
+quarter.
 """
 STEADY_FROM = 22
 """Steady growth is recorded from this iteration on. To be steady, the growth must be visible in several scans in the

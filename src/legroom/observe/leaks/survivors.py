@@ -25,11 +25,13 @@ MIN_ITERATIONS = 24
 MIN_SCANS = 4
 """Growth is steady only if there are at least this many scans in the last two thirds of the run."""
 MIN_DISTANCE = 1 / 16
-"""The minimum distance of two scans, as a fraction of the run."""
+"""The minimum number of iterations between two scans that are compared, as a fraction of all iterations so far."""
 MIN_RATE = 0.4
-"""Between two scans, the growth per iteration must be at least this fraction of the mean growth per iteration."""
+"""Growth is steady only if the growth per iteration between any two consecutive scans is at least this fraction of the
+mean growth per iteration.
+"""
 MAX_FREED = 0.1
-"""If growth is steady, at most this fraction of the added storages is freed."""
+"""Growth is steady only if at most this fraction of the added storages is freed."""
 MAX_GROUPS = 2
 TENSORS_PER_GROUP = 4
 ALL_SIZES = -1

@@ -116,8 +116,7 @@ def holder_being_built() -> HolderPath:
 
 
 class FoundHolder(NamedTuple):
-    """The variable that retains a tensor (the holder), the uses of its name in the source code, and the `id` of the
-    tensor."""
+    """A variable that retains a tensor, with the uses of the variable in the source code and the `id` of the tensor."""
 
     path: HolderPath
     usage: NameUsage
@@ -286,8 +285,8 @@ def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatem
 
 
 def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
-    """Return the path, shortened to end at the name under which items are stored. Also return the uses of this name in
-    the source code.
+    """Return two values: the path up to the name under which items are stored, and the uses of this name in the source
+    code.
     """
     if path.how == "unknown":
         return path, storing_lines.NO_USAGE
@@ -397,7 +396,7 @@ def can_accumulate(holder: FoundHolder) -> bool:
 
 def with_own_graphs(holders: Sequence[FoundHolder], parts: Mapping[int, GraphPart]) -> list[FoundHolder]:
     """Return the first holder, and each later holder whose graph shares no node with the graphs of the holders before
-    it. `parts` maps the `id` of a tensor to the part of its graph that was created in one iteration.
+    it. `parts` maps the `id` of each tensor to the nodes of its graph that were created in one iteration.
     """
     chosen: list[FoundHolder] = []
     nodes: set[int] = set()

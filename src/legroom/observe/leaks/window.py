@@ -128,7 +128,7 @@ class ScanWindow:
         on_device: Callable[[torch.Tensor], bool],
         rare: bool = False,
     ) -> None:
-        """With `rare`, scans run only when tensors may have been added, not after every iteration."""
+        """By default, a scan runs after every iteration. With `rare`, scans run only when tensors may have been added."""
         self.scans = 0
         self.adds = False
         """Whether storages that were first seen in the previous scan are still alive."""
@@ -481,8 +481,8 @@ def _rises(counts: list[int], scans: int) -> bool:
 
 
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """For the newest iteration whose nodes a variable retains, return the numbers of retained nodes and bytes. The
-    nodes of older iterations may be incomplete.
+    """Return the number of nodes and the number of bytes that a variable retains from one iteration. The newest
+    iteration is used, because some nodes of older iterations may already be freed.
     """
     within = {holder.target, *holder.path.contents}
     retained = [part for key, part in seen.parts.items() if key in within]

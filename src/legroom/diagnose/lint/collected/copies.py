@@ -114,7 +114,9 @@ _STEP_NUMBER = re.compile(r"epoch|step|iter|batch_idx", re.IGNORECASE)
 def _loops_of(
     store: StoreFact, scope: LoopFact | Function, copies: set[str]
 ) -> Iterator[tuple[cst.CSTNode, LoopFact, set[str]]]:
-    """Yield the loops that store the copies, each with the statement in that loop and the names of the copied models."""
+    """Yield each loop that stores copies, with the statement in the loop that stores them and the names of the copied
+    models.
+    """
     if isinstance(scope, LoopFact):
         yield store.node, scope, copies
         return
@@ -313,8 +315,9 @@ def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck
 
 def _is_added_by_updates(program: Program, store: StoreFact) -> bool:
     """Return True if a method stores a value in its object for each batch of a loader, and an optimizer step follows
-    each batch. The gradients of a whole epoch use too much memory, although storing the gradients of several batches
-    may be intended."""
+    each batch. A program may store the gradients of a few batches on purpose, but the gradients of a whole epoch use
+    too much memory.
+    """
     if any(isinstance(each, cst.If) for each in program.ancestors(store.node)):
         return False
     sites = store.function.call_sites

@@ -153,7 +153,7 @@ class Expressions:
         return isinstance(node.operator, cst.Modulo) and not self.value_of(node.left).is_tensor
 
     def _value_in_branch(self, node: cst.BaseExpression, known: dict[str, Value]) -> Value:
-        """Return the value of an expression in a branch where some names have known values."""
+        """Return the value of an expression in a branch in which the names in `known` have these values."""
         before = self.names
         self.names = {**before, **known}
         try:

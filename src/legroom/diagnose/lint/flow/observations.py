@@ -76,7 +76,9 @@ _REMOVING_METHODS = {
 
 
 class FactRecorder(Expressions):
-    """Records facts, except while an expression is evaluated silently. A subclass walks through the statements."""
+    """Records facts, unless `recording` is False while an expression is evaluated again. A subclass walks through the
+    statements.
+    """
 
     def __init__(self, program: Program, function: Function) -> None:
         super().__init__(program, function)
@@ -167,8 +169,9 @@ class FactRecorder(Expressions):
         return [self.parameter_of[name]] if name in self.parameter_of else []
 
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
-        """Return the value as a container of the attributes that are known for the object. The attributes matter for
-        `episodes.append(episode)` after `episode.log_probs.append(...)`."""
+        """Return a container with the known attributes of an object as its items. For example, after
+        `episode.log_probs.append(...)`, the call `episodes.append(episode)` also stores the log probabilities.
+        """
         path = dotted(expression)
         if path is None or value.kind is not ValueKind.UNKNOWN or value.has_graph or path in {"self", "cls"}:
             return value
@@ -400,7 +403,9 @@ def _has_new_keys(node: cst.BaseExpression) -> bool:
 
 
 def stored_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> set[str]:
-    """Return the names whose value or graph is stored directly, inside another object, or as part of a sum."""
+    """Return the names in a stored expression whose values or graphs stay alive: the name itself, the names in a
+    container, or the operands of a sum.
+    """
     path = dotted(expression)
     if path is not None:
         return {path}

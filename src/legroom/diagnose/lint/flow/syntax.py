@@ -249,8 +249,9 @@ def bound_paths(target: cst.BaseExpression) -> set[str]:
 
 
 def names_with_graph(node: cst.CSTNode) -> set[str]:
-    """Return the names that an expression reads, except names of which it uses only the shape, a number or the
-    detached value."""
+    """Return the names that an expression reads with their graph. A name is not included if the expression uses only
+    its shape, a number such as `loss.item()`, or its detached value.
+    """
     return set(_paths(node, live=True))
 
 

@@ -38,7 +38,7 @@ def evaluations_in_phases(program: Program) -> Iterator[Problem]:
 
 
 def _phase_test(program: Program, call: CallFact) -> cst.BaseExpression | None:
-    """Return the condition of the backward pass, if it stays the same in all iterations of the loop."""
+    """Return the condition under which the backward pass runs, if its result is the same in all iterations of the loop."""
     function, loop = call.function, call.loops[-1]
     if any(isinstance(node, cst.Name) and node.value in _SWITCHES for node in walk(function.node)):
         return None
@@ -58,7 +58,9 @@ def _phase_test(program: Program, call: CallFact) -> cst.BaseExpression | None:
 
 
 def _runs_without_training(program: Program, call: CallFact, test: cst.BaseExpression) -> bool:
-    """Return True if the condition is False for a phase of an outer loop, or for the arguments of a call."""
+    """Return True if the program also runs the loop with a phase for which the condition is False. The phase comes from
+    an outer loop, or from an argument of a call.
+    """
     name, value = _compared(test)
     if name is None or not _PHASE.search(name):
         return False
@@ -112,7 +114,7 @@ def _default(function: Function, name: str) -> cst.BaseExpression | None:
 def _runs_in_both_phases(
     program: Program, call: CallFact, backward: CallFact, test: cst.BaseExpression
 ) -> bool:
-    """Return True if a model runs with gradients in each iteration of the loop, whatever the phase."""
+    """Return True if a call runs a model with gradients in every phase, not only in the training phase."""
     if call.function is not backward.function or call.loops != backward.loops or call.no_grad:
         return False
     if call.receiver.kind is not ValueKind.MODEL or not call.result.has_graph or not call.arguments:

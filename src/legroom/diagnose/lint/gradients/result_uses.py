@@ -346,7 +346,7 @@ class ResultUses:
         return found if found is not Use.UNUSED else Use.ESCAPES  # other files read the attribute
 
     def _reached(self, path: str, stored: cst.CSTNode, function: Function) -> Iterator[cst.CSTNode]:
-        """Yield the reads of a name at which it may still refer to the value that a statement stored."""
+        """Yield the nodes that read a name while it may still refer to the value that the statement `stored` assigned."""
         order = self.program.order
         position = order[stored]
         own = set(walk(stored)) if isinstance(stored, (cst.Assign, cst.AugAssign)) else set()
@@ -426,7 +426,9 @@ _SLICE = "slice"
 
 
 def _position(node: cst.Subscript) -> Position:
-    """Return the literal index or key that a subscript reads, None if it is not a literal, or `_SLICE`."""
+    """Return the index or key that a subscript reads. Return None if the index or key is not a literal, and `_SLICE`
+    for a slice.
+    """
     part = node.slice[0].slice
     if not isinstance(part, cst.Index):
         return _SLICE

@@ -32,8 +32,9 @@ _TRAINING = (
 
 
 def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iterator[CallFact]:
-    """Yield the first call to a model in each loop or function that only reads the results of the model. `reported`
-    contains the loops and functions with another finding."""
+    """Yield the first call to a model in each loop or function that only reads the results of the model. The loops and
+    functions in `reported` are skipped, because they already have a finding.
+    """
     uses: ResultUses | None = None
     evaluated: set[str] | None = None
     for call in program.calls:

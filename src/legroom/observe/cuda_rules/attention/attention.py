@@ -141,7 +141,9 @@ def _cudnn_forward(call: OpCall) -> MemoryPlan:
 
 def _cudnn_backward(call: OpCall) -> MemoryPlan:
     """Return the memory plan for the gradient of cuDNN's attention. The gradient of the queries is summed in float32,
-    with one additional sum per row. For grouped heads, keys and values first get one gradient per query head."""
+    with one additional sum per row. If several query heads share a key head, the gradients of the keys and values are
+    first computed separately for each query head.
+    """
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     size = batch * heads * rows * (width + 1) * 4 + 256
@@ -157,8 +159,9 @@ def _efficient_forward(call: OpCall) -> MemoryPlan:
 
 def _efficient_backward(call: OpCall) -> MemoryPlan:
     """Return the memory plan for the gradient of memory-efficient attention. The kernel computes partial gradients of
-    the queries for blocks of rows. For float32, the sum of each row is computed outside the kernel, from a product that
-    has the size of the result."""
+    the queries, one for each block of rows. For float32, a product with the size of the result is allocated first, and
+    each of its rows is summed outside the kernel.
+    """
     gradient = call.arguments["grad_out_"]
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape

@@ -116,7 +116,7 @@ class Cudnn:
     ) -> tuple[int, ...]:
         """Return the result of `workspaces` for a selected kernel. The partial sums of Hopper's split-K kernels depend
         on the number of blocks that run at once, which is known only on a real GPU. Therefore this function computes
-        the partial sums itself. A kernel may also have no partial sums.
+        the partial sums itself. The size without partial sums is an alternative.
         """
         problem = kernel_problem(operation, query.layer, c, query.output_sizes)
         gpu_only = first_gpu_only(problem, skipped)

@@ -175,8 +175,8 @@ DIMENSION_COLUMNS = "IHH"
 padding plus 1 (0 if the padding is not recorded).
 """
 ROW_COLUMNS = "BBIBIBI"
-"""The array type codes of the columns of `Row`. The batch size is an index into the list of all batch sizes. In each
-block of `BLOCK` rows, the remaining bytes are sorted by workspace kind.
+"""The array type codes of the columns of `Row`. The batch size is an index into the list of all batch sizes. The sizes
+are stored in blocks of `BLOCK` rows, and are sorted by workspace kind within each block.
 """
 BLOCK = 4096
 

@@ -92,8 +92,8 @@ def _evaluate(formula: str, query: ConvQuery, c: Convolution, operation: ConvOpe
 
 
 _COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 159
-"""The numbers of bytes that a kernel needs in addition: if it copies tensors, if it may split sums, if it copies
-weights, and if it copies weights in tiles.
+"""Small numbers of bytes that a kernel needs in addition to its copies. The four cases are: the kernel copies tensors,
+may split sums, copies weights, or copies weights in tiles.
 """
 
 

@@ -144,8 +144,8 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
     """Return the workspace size in bytes for a pointwise convolution. Each image has its own matrix product and its own
-    copy of the weight gradient. If these copies would be much larger than the images, the kernel needs as much
-    workspace as other convolutions.
+    copy of the weight gradient. If these copies would be much larger than the images, cuDNN uses a different kernel,
+    which needs as much workspace as for other convolutions.
     """
     if c.output_area == 1:
         return 0
@@ -160,7 +160,8 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
 
 def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
     """Return the size in bytes of the partial sums for channels-last tensors. There are eight partial sums per image
-    and channel. In float32, large kernels are unrolled, and there are partial sums for four blocks per SM.
+    and channel. For float32 tensors and large convolution kernels, the image is unrolled, and each of four blocks per
+    SM has its own partial sums.
     """
     if not c.channels_last or c.batch < 8:
         return 0

@@ -94,8 +94,8 @@ class Accumulation:
         return not (begins and func is torch.ops.aten.mul.Tensor)
 
     def _adds_two_gradients(self) -> bool:
-        """Return whether the running formula adds its two gradients to each other out of place, before the engine adds
-        their sum to other gradients.
+        """Return whether the running formula adds its two gradients out of place. Afterwards, the engine adds their sum
+        to other gradients.
         """
         node = current_node()
         if node is None or node.name() not in _TWO_GRADIENTS or node._sequence_nr() == self._added_up:
@@ -183,7 +183,9 @@ def _view(call: OpCall) -> MemoryPlan | None:
 
 
 def _precedes_copy_slices() -> bool:
-    """Return whether the next node writes the gradient of a changed view into the gradient of its base."""
+    """Return whether the next autograd node is `CopySlices`, which writes the gradient of a modified view into the
+    gradient of its base.
+    """
     node = current_node()
     after = node.next_functions[0][0] if node is not None and node.next_functions else None
     return after is not None and str(after.name()).endswith("CopySlices")

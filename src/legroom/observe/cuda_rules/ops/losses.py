@@ -35,8 +35,8 @@ def _loss_and_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_in_place(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a loss that is computed in the memory of its result. The result keeps the memory of all
-    losses, although it is resized to a scalar.
+    """Return the memory plan of a loss that is computed in the memory of its result. The result is resized to a scalar,
+    but its storage stays as large as the losses of all elements.
     """
     if not _reduces(call):
         return None

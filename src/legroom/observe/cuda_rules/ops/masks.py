@@ -1,9 +1,9 @@
 """Indexing by masks and by indices: the positions of a mask's true values, and the prefix sum of a mask.
 
 The source code of these operations is `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda
-(IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting by a mask needs the positions of its true values, with an int64
-for each dimension. Scattering needs a prefix sum of the mask, with an int64 for every element. For a batch of
-embeddings, the prefix sum is larger than the embeddings.
+(IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting by a mask needs the positions of its true values, and each
+position consists of one int64 per dimension. Scattering needs a prefix sum of the mask, which contains one int64 per
+element. For a batch of embeddings, the prefix sum is larger than the embeddings.
 """
 
 import math
@@ -59,9 +59,10 @@ def _scatter_backward(call: OpCall) -> MemoryPlan:
 
 
 def _index(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of an indexing operation. A mask is converted to the positions of its true values, with an
-    int64 for each dimension. Indices for several dimensions are broadcast to one shape. Indices that do not have this
-    shape yet are copied (`AdvancedIndex` in TensorAdvancedIndexing.cpp)."""
+    """Return the memory plan of an indexing operation. A mask is converted to the positions of its true values. Each
+    position consists of one int64 per dimension. Indices for several dimensions are broadcast to one shape. Indices
+    that do not have this shape yet are copied (`AdvancedIndex` in TensorAdvancedIndexing.cpp).
+    """
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
     masks = [t for t in indices if t.dtype == torch.bool]
     if not masks:

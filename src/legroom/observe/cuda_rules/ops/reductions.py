@@ -2,9 +2,9 @@
 
 The rules follow ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks compute one output.
 Each block writes a partial result to global memory, and the last block combines the partial results. The buffer
-reserves memory for the partial result of every thread in a block. If the reduced dimension is not the fastest one, the
-buffer is `block.x` × vector width times larger than necessary. The bias gradient of a linear layer is the sum of a tall
-matrix over its rows. The buffer of this sum may therefore be larger than the matrix.
+reserves memory for the partial result of every thread in a block. If the elements along the reduced dimension are not
+adjacent in memory, the buffer is `block.x` × vector width times larger than necessary. The bias gradient of a linear
+layer is the sum of a tall matrix over its rows. The buffer of this sum may therefore be larger than the matrix.
 
 The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once affects
 the size. The sizes match sums measured on an H200 to the byte.

@@ -202,14 +202,14 @@ def _parts(layer: RecurrentLayer, is_persistent: bool) -> WorkspaceParts:
 
 
 def _has_dropout_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether cuDNN stores the outputs after dropout in a separate buffer."""
+    """Return whether cuDNN has a separate buffer for the outputs to which dropout was applied."""
     if layer.layers == 1 or layer.directions == 2:
         return False
     return layer.kind == "lstm" or (layer.kind == "gru" and not is_persistent)
 
 
 def _shares_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether wide inputs and the outputs after dropout use the same buffer."""
+    """Return whether cuDNN uses one buffer both for wide inputs and for the outputs to which dropout was applied."""
     is_standard = layer.training and not (is_persistent or layer.rows or layer.projected)
     return is_standard and layer.kind == "lstm" and layer.directions == 1 and layer.layers > 1
 

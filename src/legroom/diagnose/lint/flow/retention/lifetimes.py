@@ -61,9 +61,10 @@ def outlives_its_step(
 
 
 def outlives_call(program: Program, call: CallFact, store: StoreFact, *, every_step: bool = False) -> bool:
-    """Return True if a value that a call passes to a storing function is still stored in the next step. `store` is
-    the statement in the function that stores the value. With `every_step`, a release by another function counts only
-    if it runs in every step."""
+    """Return True if a value is still stored in the next step, after a call passed it to a function that stores it.
+    `store` is the statement in the function that stores the value. With `every_step`, a release by another function
+    counts only if it runs in every step.
+    """
     if (
         is_released_elsewhere(program, store, every_step=every_step)
         or (is_length_limited(program, store) and not is_unlimited(program, store))
@@ -181,7 +182,9 @@ def _argument_survives(
 
 
 def container_survives(program: Program, site: CallSite, store: StoreFact) -> bool:
-    """Return True if the container that a call passes to a storing function is still alive in the next step."""
+    """Return True if a container is still alive in the next step. A call passes the container to a function that stores
+    values in it.
+    """
     function, parameter = store.function, root(store.target)
     if function.uses_default(site.call, parameter):
         return _keeps_default(program, function, parameter)
@@ -232,8 +235,10 @@ def _survives_call(
 
 
 def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Return True if all iterations of a loop are part of one step. The outer loop then runs backward once after the
-    loop and releases the value (`parts[task] = loss` next to `total = total + loss`)."""
+    """Return True if all iterations of a loop are part of one step. In this case, the outer loop runs one backward pass
+    after the inner loop, and releases the stored values. For example, the inner loop runs `parts[task] = loss` and
+    `total = total + loss`.
+    """
     step = loop.outer
     if step is None or iterates_data(loop) or survives(program, store.target, step):
         return False

@@ -128,8 +128,9 @@ def _returns_same_object(program: Program, store: StoreFact) -> bool:
 
 
 def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
-    """Return True if an expression reads a state with its graph, and not through a function in this file that detaches
-    it."""
+    """Return True if an expression reads a state together with its graph. Return False if the expression detaches the
+    state, or calls a function in this file that does so.
+    """
     if isinstance(node, cst.Call) and program.value(node).kind in (ValueKind.TENSOR, ValueKind.PLAIN):
         return False
     if isinstance(node, cst.BinaryOperation) and not program.value(node).has_graph:
@@ -186,8 +187,9 @@ def _fix(program: Program, store: StoreFact, argument: cst.BaseExpression | None
 
 
 def _detached(state: str, initial: list[StoreFact]) -> str:
-    """Return an expression that detaches a state with the given initial values, or "" if the expression does not fit
-    in one line."""
+    """Return an expression that detaches a state, depending on its initial values. Return "" if no expression of one
+    line can detach the state.
+    """
     if all(each.value.is_tensor for each in initial):
         return f"{state}.detach()"
     if any(each.value.mapping or _is_object(each) for each in initial):

@@ -171,9 +171,10 @@ def _undetached(argument: cst.Arg, name: str) -> Problem:
 
 
 def _shared_without_need(program: Program, first: CallFact) -> list[str]:
-    """Return the names whose graph two backward passes share, if only the second pass needs the gradients of that
-    graph. Between the two passes, the first model takes its optimizer step, and the gradients of the second model are
-    set to zero."""
+    """Return the names of values that two backward passes use with their graph, although only the second pass needs the
+    gradients of this graph. Between the two passes, an optimizer step trains the first model, and the gradients of the
+    second model are set to zero.
+    """
     loop = first.loops[-1] if first.loops else None
     calls = [
         each

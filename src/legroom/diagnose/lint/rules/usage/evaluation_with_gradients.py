@@ -206,8 +206,9 @@ def _is_only_read(program: Program, call: CallFact) -> bool:
 
 
 def _model_call(program: Program, call: CallFact) -> CallFact:
-    """Return the call to the model itself, if the evaluation calls a function in this file that has no other
-    callers."""
+    """If the evaluation calls a function in this file that has no other callers, return the call in that function that
+    runs the model. Otherwise, return `call`.
+    """
     function = call.local
     if (
         call.receiver.kind is ValueKind.MODEL
