@@ -214,10 +214,24 @@ class Evidence:
             total += (
                 2 * self.oom.requested
             )  # the loss and its backward pass create results of the size of the output
+        total = max(total, so_far + self._rest_of_earlier_pass)
         if self.trains and (len(self.optimizers) > 1 or self._gathers_outputs):
             total *= 2  # an iteration calls several models, or gathers the outputs of all replicas on one GPU
         earlier = self._bytes_of_last_step
         return total if earlier is None else max(so_far, min(total, earlier))
+
+    @property
+    def _rest_of_earlier_pass(self) -> int:
+        """The number of bytes that the rest of the forward pass and the start of the backward pass need, if an evaluation
+        ran the model before the first training step."""
+        if not self.trains or self.steps:
+            return 0
+        started = {each.module for each in self.live(Category.ACTIVATION)} | {self.oom.module, ""}
+        sizes: dict[tuple[str, str], int] = {}
+        for each in self.allocations():
+            if each.module not in started and each.category in (Category.RESULT, Category.TEMPORARY):
+                sizes.setdefault((each.module, each.op), each.block_bytes)
+        return sum(sizes.values()) + 2 * max(sizes.values(), default=0)
 
     @property
     def scaling_so_far(self) -> int:

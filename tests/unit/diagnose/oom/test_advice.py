@@ -630,6 +630,18 @@ def test_evaluation_that_is_over_is_not_wrapped_in_no_grad(validation):
     assert "LG201" not in validation.advice()
 
 
+@pytest.mark.parametrize(("evaluated", "size"), [(False, 64), (True, 40)])
+def test_evaluation_before_the_training_shows_the_rest_of_the_forward_pass(make_run, evaluated, size):
+    run = make_run(arguments=["--batch-size", "128"])
+    if evaluated:
+        run.free(run.alloc(100, TEMPORARY, module="encoder"))
+        run.free(run.alloc(300, RESULT, module="head"))
+    run.alloc(900, ACTIVATION, module="encoder")
+    run.oom(200)
+    add_state(run)
+    assert f"--batch-size {size}`" in run.advice()["LG603"].fix
+
+
 def test_two_inputs_of_the_same_size_are_one_batch(training):
     for _ in range(2):
         training.alloc(5, INPUT, line=40)
