@@ -1,8 +1,15 @@
 """Sampling stays within its budget, samples again at once if something may grow, and predicts the next sample."""
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
-from legroom.observe.leaks.sampling_budget import UNTIMED_FACTOR, SamplingBudget
+from legroom.observe.leaks.sampling_budget import (
+    FREE_SCANS,
+    UNTIMED_FACTOR,
+    RareGrowthScans,
+    SamplingBudget,
+)
 
 
 def sampled(budget: SamplingBudget, *, seconds: float, cost: float, iterations: int) -> list[int]:
@@ -59,3 +66,11 @@ def test_the_number_of_iterations_between_two_samples_is_limited_at_any_speed() 
     found = sampled(SamplingBudget(0.003), seconds=1e-9, cost=1.0, iterations=2000)
     assert all(after - before <= max(after / 60, 17) for before, after in pairwise([*found, 2000]))
     assert len(found) < 256 + 4 * 64
+
+
+def test_a_scheduled_scan_runs_at_any_speed_while_memory_grows() -> None:
+    window: Any = SimpleNamespace(scans=FREE_SCANS, steady=None)
+    scans = RareGrowthScans(window, fraction=0.0)
+    assert scans.is_due(100, new_maximum=False, in_use=1000)
+    assert not scans.is_due(101, new_maximum=True, in_use=1000)
+    assert scans.is_due(102, new_maximum=False, in_use=1001)

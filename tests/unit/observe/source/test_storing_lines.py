@@ -424,3 +424,12 @@ def test_removing_items_under_the_same_or_an_unknown_key_empties_it(
 ) -> None:
     read(KEYS.replace("STATEMENT", statement), "kept")
     assert find_usage("kept", is_attribute=False, file=str(tmp_path / "train.py"), keys=("train",)).shrinks
+
+
+@pytest.mark.parametrize(("iterable", "expected"), [("bank", True), ("range(bank)", False)])
+def test_training_data_is_read_and_not_only_a_number_of_steps(
+    tmp_path: Path, iterable: str, expected: bool
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"bank.append(x)\nfor each in {iterable}:\n    loss(each).backward()\n")
+    assert storing_lines.is_training_data("bank", str(file), 1) is expected
