@@ -3,16 +3,319 @@ containers that include the old one. The rules about collections treat each of t
 container.
 """
 
+import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import CallFact, StoreFact
+from legroom.diagnose.lint.collected.new_keys import averages_itself, key_of, key_repeats
+from legroom.diagnose.lint.detaching import (
+    COPY,
+    DETACH,
+    detaching_call,
+    may_be_view,
+    parts_with_graph,
+)
+from legroom.diagnose.lint.edits import Edit, append_to
+from legroom.diagnose.lint.flow.assignments import append_method
+from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
+from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.retention.added_parts import added_parts
+from legroom.diagnose.lint.flow.retention.added_parts import added_parts, is_concatenated_to_itself
 from legroom.diagnose.lint.flow.retention.lifetimes import outlives_call
-from legroom.diagnose.lint.flow.syntax import is_call_of, method_name, path_of, receiver, root
+from legroom.diagnose.lint.flow.retention.limits import is_replayed
+from legroom.diagnose.lint.flow.retention.releases import survives
+from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop
+from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
+    dotted,
+    is_call_of,
+    method_name,
+    names_in,
+    path_of,
+    receiver,
+    root,
+)
+from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
+from legroom.diagnose.lint.proofs import frees_graph, may_be_printed
+from legroom.diagnose.lint.rule import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A call that passes a value with its graph to a function that stores it, such as `meter.update(loss)`."""
+
+    call: CallFact
+    store: StoreFact
+    """The statement in the function that stores the value."""
+    parts: list[cst.BaseExpression]
+    """The subexpressions of the argument that have a graph."""
+    argument: cst.BaseExpression
+
+
+def passed_to_storing_functions(program: Program) -> Iterator[Problem]:
+    """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument. The finding
+    is at the statement that stores the value, or at the call if other calls pass other values."""
+    found: dict[cst.CSTNode, list[_Passed]] = {}
+    for call in program.calls:
+        passed = _passed_with_graph(program, call)
+        if passed is not None:
+            found.setdefault(passed.store.node, []).append(passed)
+    for each in found.values():
+        store = each[0].store
+        if (
+            is_for_any_value(store)
+            or _receives_other_values(store)
+            or any(_names_its_value(program, passed) for passed in each)
+        ):
+            yield from (_reported_at_call(program, passed) for passed in each)
+        else:
+            yield _reported_at_store(program, each)
+
+
+def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
+    if call.local is None or not call.local.stored_parameters or not is_in_step_code(program, call):
+        return None
+    site = next((each for each in call.local.call_sites if each.call is call.node), None)
+    if site is None:
+        return None
+    for name, store in call.local.stored_parameters.items():
+        value = site.values.get(name)
+        if value is None or not value.has_graph or not is_passed_directly(call.local, name):
+            continue
+        every_step = any(is_closure(program, each.value) for each in call.node.args)
+        if is_reported_at_store(store) or not outlives_call(program, call, store, every_step=every_step):
+            continue
+        if store.value.kind in (ValueKind.PLAIN, ValueKind.TENSOR) or replaces(program, call, store):
+            continue
+        if _is_passed_on(program, call.function, store):
+            continue  # reported at the outer call
+        if store.function is not call.local and is_forward(program, call.local):
+            continue  # reported in the model
+        if is_concatenated_to_itself(program, store):
+            continue
+        argument = next((each.value for each in call.node.args if program.value(each.value).has_graph), None)
+        if argument is not None:
+            return _Passed(call, store, parts_with_graph(program, argument), argument)
+    return None
+
+
+def is_for_any_value(store: StoreFact) -> bool:
+    """Return True if a function is meant to store any value: it accepts any number of arguments, the fields of a
+    record, or the values of a meter. The function is then correct, and the mistake is in the call."""
+    function = store.function
+    names = [name for name, each in function.stored_parameters.items() if each.node is store.node]
+    stored = function.stored_parameters.keys() & set(function.parameters)
+    if store.is_in_argument or len(stored) >= _FIELDS_OF_RECORD:
+        return True
+    if isinstance(function.node, cst.FunctionDef):
+        stars = (function.node.params.star_arg, function.node.params.star_kwarg)
+        if any(isinstance(each, cst.Param) and each.name.value in names for each in stars):
+            return True
+    return store.how in {"augment", "assign"} and any(_METER_VALUE.search(name) for name in names)
+
+
+def _names_its_value(program: Program, passed: _Passed) -> bool:
+    """Return True for `log("loss", loss)`, `log({"loss": loss})`, `push((state, log_prob))` and `defer(lambda:
+    log(loss))`: the function also stores other values."""
+    return any(
+        isinstance(each, cst.BaseString) or bool(contained_parts(each)) or is_closure(program, each)
+        for each in (argument.value for argument in passed.call.node.args)
+    )
+
+
+def _receives_other_values(store: StoreFact) -> bool:
+    """Return True if other calls pass values without a graph to the function that stores them."""
+    return any(
+        not site.values[name].has_graph
+        for name, each in store.function.stored_parameters.items()
+        if each.node is store.node
+        for site in store.function.call_sites
+        if name in site.values
+    )
+
+
+_FIELDS_OF_RECORD = 3
+_METER_VALUE = re.compile(r"^(?:v|x|n|val|value|number|metric|amount)$")
+"""Names of the parameters of an average meter, which should receive numbers."""
+
+
+def _reported_at_call(program: Program, passed: _Passed) -> Problem:
+    what, store = describe(program, passed.parts), passed.store
+    edits, safe = _detached_arguments(program, passed)
+    name = passed.call.local.name if passed.call.local is not None else store.function.name
+    return Problem(
+        node=passed.parts[0] if passed.parts else passed.argument,
+        message=f"`{name}` stores {what} with its autograd graph in `{store.target}` in every step",
+        help=f"Clear `{store.target}` after each step"
+        if is_used_in_backward(program, store.target)
+        else f"Pass {what} without its graph: {detaching_advice(program, passed.parts, store, passed.call.function)}",
+        edits=edits,
+        safe=safe,
+    )
+
+
+def _reported_at_store(program: Program, passed: list[_Passed]) -> Problem:
+    store, first = passed[0].store, passed[0]
+    parts = parts_with_graph(program, store.expression, but=store.target if store.uses_old_value else "")
+    what, given = describe(program, parts or [store.expression]), describe(program, first.parts)
+    caller = first.call.function.qualified_name
+    where = f"`{caller}` passes" if caller else "the program passes"
+    changes = [_detached_arguments(program, each) for each in passed]
+    calls = {
+        detaching_call(program, part, store, each.call.function) for each in passed for part in each.parts
+    }
+    added = COPY if COPY in calls else DETACH
+    return Problem(
+        node=parts[0] if parts else store.expression,
+        message=f"`{store.target}` stores {what} with its autograd graph in every step ({where} {given})",
+        help=f"Clear `{store.target}` after each step"
+        if is_used_in_backward(program, store.target)
+        else f"Store {what} without its graph: add `{added}`, or pass {given} without its graph",
+        edits=tuple(edit for edits, _ in changes for edit in edits)
+        if all(edits for edits, _ in changes)
+        else (),
+        safe=all(safe for _, safe in changes),
+    )
+
+
+def _detached_arguments(program: Program, passed: _Passed) -> tuple[tuple[Edit, ...], bool]:
+    """Return the edits that pass the value without its graph, and True if they are safe."""
+    call, store = passed.call, passed.store
+    if call.result.has_graph or is_used_in_backward(program, store.target):
+        return (), False
+    edits = tuple(
+        edit
+        for part in passed.parts
+        if program.value(part).kind is ValueKind.GRAPH
+        for edit in append_to(program, part, detaching_call(program, part, store, call.function))
+    )
+    return edits, _can_be_passed_detached(program, passed.parts, call, store)
+
+
+def passed_to_append(program: Program, call: CallFact) -> Iterator[Problem]:
+    """Find calls such as `on_step(loss)` in a function that is called as `train(on_step=losses.append)`."""
+    function, name = call.function, dotted(call.node.func)
+    if name not in function.parameters or not any(each.has_graph for each in call.arguments[:1]):
+        return
+    for site in function.call_sites:
+        given = next(
+            (each.value for parameter, each in function.receives(site.call) if parameter == name), None
+        )
+        adder = append_method(given) if given is not None else None
+        if adder is None or program.value(adder).function is not None:
+            continue  # not a container, but an object of this file
+        target = path_of(adder.value)
+        loops = [loop for loop in (*site.loops, *call.loops) if is_step_loop(loop)]
+        if (
+            target is None
+            or not loops
+            or any(each.target == target and each.value.bounded for each in program.stores)
+        ):
+            continue
+        if not all(survives(program, target, loop) for loop in loops):
+            continue
+        what = describe(program, [call.node.args[0].value])
+        is_view = may_be_view(program, call.node.args[0].value, function)
+        yield Problem(
+            node=call.node.args[0].value,
+            message=f"`{name}` stores {what} with its autograd graph in `{target}` in every step",
+            help=f"Pass {what} without its graph: {_added_call(COPY if is_view else DETACH)}",
+        )
+        return
+
+
+def _can_be_passed_detached(
+    program: Program, parts: list[cst.BaseExpression], call: CallFact, store: StoreFact
+) -> bool:
+    """Return True if a function can receive detached values without changing what the program does."""
+    return not may_be_printed(program, store.target) and all(
+        frees_graph(program, dotted(part) or "", call.function, call)
+        and detaching_call(program, part, store, call.function) == DETACH
+        for part in parts
+    )
+
+
+def _is_passed_on(program: Program, function: Function, store: StoreFact) -> bool:
+    """Return True if the function received the value with its graph from its caller. A model's `forward` is excluded."""
+    return not is_forward(program, function) and any(
+        each.node is store.node
+        and any(site.values.get(name, UNKNOWN).has_graph for site in function.call_sites)
+        for name, each in function.stored_parameters.items()
+    )
+
+
+def replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
+    """Return True if the call passes a constant key, as in `recorder.record("loss", loss)`, so the old value is
+    replaced."""
+    if store.how != "item" or averages_itself(store) or call.local is None:
+        return False
+    if is_replayed(program, store.target):
+        return False
+    key = key_of(store)
+    if any(key_repeats(program, each) for each in key):
+        return True
+    names = {name for each in key for name in names_in(each)} - {"str", "int", "repr"}
+    given = [argument.value for name, argument in call.local.receives(call.node) if name in names]
+    return names <= set(call.local.parameters) and all(
+        isinstance(each, (cst.SimpleString, cst.Integer)) or key_repeats(program, each) for each in given
+    )
+
+
+def is_reported_at_store(store: StoreFact) -> bool:
+    """Return True if the finding is reported at the statement that stores the value, and not at the call. The caller of
+    a callback does not know what the callback stores. If only the object itself calls the method
+    (`self.update_center(x)`), the method updates the state of the object, so the mistake is in the method.
+    """
+    function = store.function
+    is_called = function.name == "__call__"  # self.average(loss)
+    callers = {dotted(site.call.func if is_called else receiver(site.call)) for site in function.call_sites}
+    is_own = store.how == "assign" and callers <= {"self"}
+    return store.value.has_graph and (function.name == "forward" or function.is_dispatched or is_own)
+
+
+def is_closure(program: Program, expression: cst.BaseExpression) -> bool:
+    """Return True for a function that keeps a graph alive and runs later, such as `lambda: log(loss)`."""
+    value = program.value(expression)
+    return (isinstance(expression, cst.Lambda) or value.function is not None) and value.has_graph
+
+
+def describe(program: Program, parts: list[cst.BaseExpression]) -> str:
+    if len(parts) == 1 and (path := dotted(parts[0])) is not None:
+        return f"`{path}`"
+    if len(parts) == 1 and is_closure(program, parts[0]):
+        return "a closure"
+    if len(parts) == 1:
+        text = " ".join(program.source(parts[0]).split())
+        if len(text) <= 40:
+            return f"`{text}`"
+    return "a result"
+
+
+def is_passed_directly(function: Function, name: str) -> bool:
+    """Return True if a caller passes a value with a graph that is not a comprehension. The result of a comprehension
+    is easier to detach in the statement that stores it."""
+    new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
+    return any(
+        not isinstance(argument.value, new) and site.values.get(name, UNKNOWN).has_graph
+        for site in function.call_sites
+        for given, argument in function.receives(site.call)
+        if given == name
+    )
+
+
+def detaching_advice(
+    program: Program, parts: list[cst.BaseExpression], store: StoreFact, function: Function | None = None
+) -> str:
+    """Return advice that names the call to add to each stored subexpression with a graph."""
+    calls = {detaching_call(program, part, store, function) for part in parts}
+    return _added_call(COPY if COPY in calls else DETACH)
+
+
+def _added_call(call: str) -> str:
+    reason = " (a detached view keeps the whole tensor alive)" if call == COPY else ""
+    return f"add `{call}`{reason}, or `.item()` for a number"
 
 
 def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, StoreFact]]:

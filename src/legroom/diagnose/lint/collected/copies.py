@@ -325,7 +325,7 @@ def _is_added_by_updates(program: Program, store: StoreFact) -> bool:
         site.loops
         and site.loops[-1].iterable.kind is ValueKind.LOADER
         and _is_updating(program, site.loops[-1])
-        and not _is_conditional(program, site.call, site.loops[-1])
+        and not program.is_conditional(site.call, site.loops[-1].node)
         for site in sites
     )
 
@@ -336,18 +336,9 @@ def _is_updating(program: Program, loop: LoopFact) -> bool:
         call.loops[-1:] == (loop,)
         and call.method == "step"
         and call.receiver.kind in (ValueKind.OPTIMIZER, ValueKind.SCALER)
-        and not _is_conditional(program, call.node, loop)
+        and not program.is_conditional(call.node, loop.node)
         for call in program.calls
     )
-
-
-def _is_conditional(program: Program, node: cst.CSTNode, loop: LoopFact) -> bool:
-    for each in program.ancestors(node):
-        if each is loop.node:
-            return False
-        if isinstance(each, cst.If):
-            return True
-    return False
 
 
 def _is_one_step(store: StoreFact, loop: LoopFact) -> bool:

@@ -39,7 +39,7 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
         loop = _creating_loop(program, store, path)
         if loop is None or store.bounded or not survives(program, store.target, loop):
             continue
-        if _is_conditional(program, store, loop) or _is_moved_to_host(program, path, loop):
+        if program.is_conditional(store.node, loop.node) or _is_moved_to_host(program, path, loop):
             continue
         if not _is_on_gpu(program, path, loop) or not _is_scored(program, store, loop, part):
             continue
@@ -74,15 +74,6 @@ def _creating_loop(program: Program, store: StoreFact, path: str) -> LoopFact | 
         if made:
             return loop if loop.trains and store.loops[-1] is loop else None
     return None
-
-
-def _is_conditional(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    for each in program.ancestors(store.node):
-        if each is loop.node:
-            return False
-        if isinstance(each, (cst.If, cst.Try)):
-            return True
-    return True
 
 
 def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:

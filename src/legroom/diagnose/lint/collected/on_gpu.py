@@ -19,6 +19,7 @@ from legroom.diagnose.lint.flow.syntax import (
     keyword,
     last_name,
     method_name,
+    moves_to_host,
     names_in,
     receiver,
     string_value,
@@ -188,11 +189,6 @@ def _is_missing_once(test: cst.BaseExpression) -> bool:
         and isinstance(test.comparisons[0].operator, cst.IsNot)
         and dotted(test.comparisons[0].comparator) == "None"
     )
-
-
-def moves_to_host(node: cst.Call) -> bool:
-    given = keyword(node, "device") or (node.args[0] if node.args else None)
-    return given is not None and "cpu" in (string_value(given.value) or "")
 
 
 def is_used_on_gpu(program: Program, target: str) -> bool:

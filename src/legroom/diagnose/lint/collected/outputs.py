@@ -13,7 +13,6 @@ from legroom.diagnose.lint.collected.on_gpu import (
     is_read_by_key,
     is_used_on_gpu,
     moves,
-    moves_to_host,
 )
 from legroom.diagnose.lint.collected.replay import is_put_on_gpu
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
@@ -24,6 +23,7 @@ from legroom.diagnose.lint.flow.syntax import (
     dotted,
     last_name,
     method_name,
+    moves_to_host,
     names_in,
     receiver,
     root,

@@ -8,28 +8,21 @@ import libcst as cst
 
 from legroom.diagnose.lint.collected.additions import is_visible
 from legroom.diagnose.lint.collected.new_keys import key_of, key_repeats
-from legroom.diagnose.lint.collected.on_gpu import moves_to_host
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
-from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
+from legroom.diagnose.lint.flow.facts import StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.releases import encloses, is_length_limited
 from legroom.diagnose.lint.flow.steps import is_in_step_code
 from legroom.diagnose.lint.flow.syntax import (
-    contained_parts,
     dotted,
     is_call_of,
-    is_true,
-    keyword,
     last_name,
     method_name,
     names_in,
     receiver,
-    root,
 )
-from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
-_MAX_DEPTH = 10
 _TEXT = r"caption|prompt|text|sentence|query|question|utterance|message|url"
 _TEXTS = re.compile(rf"(?:^|_)(?:{_TEXT})$", re.IGNORECASE)
 _REQUESTS = re.compile(
@@ -63,11 +56,7 @@ def kept_for_requests(program: Program) -> Iterator[Problem]:
                     "old entries",
                     help="Run the model in `torch.no_grad()`, and limit the number of entries or copy each to host memory",
                 )
-        elif (
-            bool(_key_of(store))
-            and not _is_read_at_once(program, store.target)
-            and _is_output(program, store.expression, store.function, store.order)
-        ):
+        elif bool(_key_of(store)) and not _is_read_at_once(program, store.target) and store.value.has_output:
             yield Problem(
                 node=store.expression,
                 message=f"`{store.target}` keeps a result on the GPU for every `{key}`, and nothing removes old entries",
@@ -195,78 +184,3 @@ def _measuring(program: Program, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
             if isinstance(each, cst.BaseStatement):
                 return
             yield each
-
-
-def _is_output(
-    program: Program, node: cst.BaseExpression, function: Function, order: int, depth: int = 0
-) -> bool:
-    """Return True if an expression is the output of a model on the GPU, or is a part of it."""
-    value = program.value(node)
-    if depth > _MAX_DEPTH or value.host or value.kind is ValueKind.PLAIN:
-        return False
-    parts = [node.left, node.right] if isinstance(node, cst.BinaryOperation) else contained_parts(node)
-    if parts:
-        return any(_is_output(program, each, function, order, depth + 1) for each in parts)
-    if isinstance(node, cst.Call):
-        return _is_output_of_call(program, node, function, order, depth)
-    if isinstance(node, cst.Subscript) or (
-        isinstance(node, cst.Attribute)
-        and node.attr.value not in NUMBER_ATTRIBUTES
-        and root(dotted(node) or "") != "self"
-    ):
-        return _is_output(program, node.value, function, order, depth + 1)
-    path = dotted(node)
-    made = [
-        each
-        for each in program.stores
-        if each.target == path and each.function is function and each.how == "assign" and each.order < order
-    ]
-    if made:
-        last = made[-1]
-        return not last.value.host and _is_output(program, last.expression, function, last.order, depth + 1)
-    for loop in program.loops:
-        if loop.function is function and path in loop.bound and isinstance(loop.node, cst.For):
-            sources = loop.node.iter.args if is_call_of(loop.node.iter, "zip") else ()  # type: ignore[attr-defined]
-            return any(_is_output(program, each.value, function, loop.first, depth + 1) for each in sources)
-    return path in function.parameters and any(
-        _is_output(program, argument.value, site.caller, program.order[site.call], depth + 1)
-        for site in function.call_sites
-        for name, argument in function.receives(site.call)
-        if name == path
-    )
-
-
-def _is_output_of_call(program: Program, node: cst.Call, function: Function, order: int, depth: int) -> bool:
-    called: CallFact | None = next((each for each in program.calls if each.node is node), None)
-    if called is None or moves_to_host(node) or method_name(node) in {"cpu", "numpy", "tolist", "item"}:
-        return False
-    if method_name(node) == "encode" and is_true(keyword(node, "convert_to_tensor")):
-        return True
-    functions = [called.local] if called.local is not None else _decorated(program, node, function)
-    if functions and called.receiver.kind is not ValueKind.MODEL:
-        return any(
-            _is_output(program, each, inner, program.order[each], depth + 1)
-            for inner in functions
-            for each in inner.returned_nodes
-        )
-    if called.receiver.kind is ValueKind.MODEL:
-        return called.result.is_tensor or called.result.kind in (ValueKind.CONTAINER, ValueKind.UNKNOWN)
-    inner = receiver(node)
-    if (called.name or "").startswith("torch.") and node.args:  # F.normalize(output)
-        inner = node.args[0].value
-    if inner is None or not called.result.is_tensor:
-        return False
-    return _is_output(program, inner, function, order, depth + 1)
-
-
-def _decorated(program: Program, node: cst.Call, function: Function) -> list[Function]:
-    """Return the functions that `fn(text)` runs in a decorator such as `def memo(fn): ...`."""
-    outer = function.outer
-    if outer is None or dotted(node.func) not in outer.parameters:
-        return []
-    return [
-        each
-        for each in program.functions.values()
-        if isinstance(each.node, cst.FunctionDef)
-        and any(dotted(decorator.decorator) == outer.name for decorator in each.node.decorators)
-    ]

@@ -190,7 +190,11 @@ class _Walker(Assignments):
 
     def _guess_parameter(self, name: str) -> Value:
         """Return the value that the name, annotation or use of a parameter suggests: `agent` is an instance of the
-        class `Agent` in this file."""
+        class `Agent` in this file, and the parameter of a decorator is a function that it decorates."""
+        if name in self.function.parameters[:1] and (
+            decorated := self.program.decorated.get(self.function.name)
+        ):
+            return Value(ValueKind.UNKNOWN, function=decorated)
         guess = self.program.guess(name)
         found = self.program.annotated(self.function, name)
         found = found or self.program.object_used_as(

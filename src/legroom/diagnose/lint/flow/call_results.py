@@ -22,6 +22,7 @@ from legroom.diagnose.lint.flow.values import (
     MODEL,
     NUMBER_METHODS,
     OPTIMIZER,
+    OUTPUT,
     PARAMETER,
     PLAIN,
     SAMPLER,
@@ -170,9 +171,9 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
 def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Value:
     """Return the output of a model. The output of a frozen model has a graph only if an input has a graph."""
     if no_grad:
-        return TENSOR
+        return OUTPUT
     if model.frozen and not any(each.has_graph or each.kind is ValueKind.PARAMETER for each in arguments):
-        return TENSOR
+        return OUTPUT
     return GRAPH
 
 
@@ -248,7 +249,7 @@ def _torch_function(
     if last in TENSOR_FACTORIES:
         return PARAMETER if requires_grad else TENSOR
     if last in GRAPHLESS_FUNCTIONS:
-        return TENSOR
+        return _tensor_of(arguments)
     if name.startswith("torch.nn.functional.") and names_a_loss(last):
         return loss_call(arguments, no_grad=no_grad)
     found = computed_from(arguments, no_grad=no_grad)
@@ -263,18 +264,18 @@ def _tensor_method(receiver: Value, method: str, arguments: Sequence[Value], *, 
     if method == "requires_grad_":
         return PARAMETER
     if method in GRAPHLESS_METHODS:
-        return HOST_TENSOR if receiver.host else TENSOR
+        return _tensor_of([receiver])
     has_graph = not no_grad and (
         receiver.kind in (ValueKind.GRAPH, ValueKind.PARAMETER)
         or (method not in MADE_LIKE_METHODS and any(each.has_graph for each in arguments))
     )
     if not has_graph:
-        return HOST_TENSOR if method == "cpu" or receiver.host else TENSOR
+        return HOST_TENSOR if method == "cpu" else _tensor_of([receiver])
     if method in VALUE_AND_INDEX_METHODS and arguments:
         return Value(ValueKind.CONTAINER, items=(GRAPH, TENSOR))
     if method == "items":  # a dict of losses returned by a model
         return container(Value(ValueKind.CONTAINER, items=(PLAIN, GRAPH)))
-    return GRAPH
+    return replace(GRAPH, host=method == "cpu" or receiver.host)
 
 
 def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
@@ -289,7 +290,7 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
     if method in {"state_dict", "load_state_dict", "zero_grad", "buffers", "named_buffers"}:
         return UNKNOWN
     if method == "generate":
-        return TENSOR
+        return OUTPUT
     if method == "forward" or names_a_loss(method) or method in _COMPUTING_METHODS:
         return model_call(receiver, arguments, no_grad=no_grad)
     return None
@@ -300,15 +301,22 @@ def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
     inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in values]
     inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in inside]
     if any(each.kind in (ValueKind.GRAPH, ValueKind.PARAMETER) for each in inside):
-        return TENSOR if no_grad else GRAPH
+        return _tensor_of(inside) if no_grad else GRAPH
     tensors = [each for each in inside if each.kind is ValueKind.TENSOR]
     if tensors and no_grad:
-        return HOST_TENSOR if all(each.host for each in inside) else TENSOR
+        return _tensor_of(inside)
     if any(each.kind is ValueKind.UNKNOWN for each in inside):
         return UNKNOWN
     if tensors:
-        return HOST_TENSOR if all(each.host for each in tensors) else TENSOR
+        return _tensor_of(tensors)
     return PLAIN
+
+
+def _tensor_of(values: Sequence[Value]) -> Value:
+    """Return a tensor without a graph that is computed from these values."""
+    if values and all(each.host for each in values):
+        return HOST_TENSOR
+    return OUTPUT if any(each.has_output for each in values) else TENSOR
 
 
 def split_result(result: Value, forward: Function | None) -> Value:

@@ -31,6 +31,7 @@ from legroom.diagnose.lint.flow.syntax import (
     last_name,
     literal_key,
     method_name,
+    moves_to_host,
     root,
     string_value,
 )
@@ -217,11 +218,7 @@ class Expressions:
 
     def _attribute_of(self, owner: Value, name: str, *, of_library: bool = False) -> Value:
         if owner.kind is ValueKind.EXCEPTION:
-            return (
-                owner
-                if name in {"__traceback__", "__context__", "__cause__", "tb_frame", "tb_next"}
-                else UNKNOWN
-            )
+            return owner if name in _FRAMES else UNKNOWN
         if owner.kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
             if name in NUMBER_ATTRIBUTES:
                 return PLAIN
@@ -239,12 +236,10 @@ class Expressions:
                 return PARAMETER
             if _METHOD.match(name):
                 return UNKNOWN
-            return (
-                PLAIN
-                if name in {"device", "dtype", "config", "training"}
-                else replace(MODEL, frozen=owner.frozen, trainable=owner.trainable)
-            )
-        return UNKNOWN if of_library else guess_from_name(name)
+            if name in {"device", "dtype", "config", "training"}:
+                return PLAIN
+            return replace(MODEL, frozen=owner.frozen, trainable=owner.trainable)
+        return owner if owner.output else UNKNOWN if of_library else guess_from_name(name)
 
     def _subscript(self, node: cst.Subscript) -> Value:
         owner = self.value_of(node.value)
@@ -268,7 +263,7 @@ class Expressions:
             return owner.get(literal_key(node)) or UNKNOWN
         if owner.kind is ValueKind.PARAMETER:
             return TENSOR if self.no_grad else GRAPH
-        if owner.is_tensor or owner.kind is ValueKind.MODEL:
+        if owner.is_tensor or owner.kind is ValueKind.MODEL or owner.output:
             return owner
         return UNKNOWN
 
@@ -384,8 +379,7 @@ class Expressions:
         arguments: tuple[Value, ...],
         local: Function | None,
     ) -> Value:
-        no_grad = self.no_grad
-        path = dotted(node.func)
+        no_grad, path = self.no_grad, dotted(node.func)
         if path == "cls" and self.function.class_name is not None:
             path = self.function.class_name
         if path is not None and path in self.program.classes and path not in self.names:
@@ -430,7 +424,8 @@ class Expressions:
             if owner.mapping and arguments and node.func.attr.value in {"get", "pop", "setdefault"}:
                 stored = owner.get(literal_key(node)) or UNKNOWN
                 return join_values(stored, arguments[1]) if len(arguments) > 1 else stored
-            found = method_result(owner, node.func.attr.value, arguments, no_grad=no_grad)
+            method = "cpu" if moves_to_host(node) else node.func.attr.value
+            found = method_result(owner, method, arguments, no_grad=no_grad)
             if found is not None:
                 return found
             # executor.submit(function, *arguments) returns a future.
@@ -442,6 +437,8 @@ class Expressions:
                 return arguments[0]
             if owner.kind is ValueKind.MODEL and self._is_submodule(node):
                 return model_call(owner, arguments, no_grad=no_grad)
+            if owner.kind is ValueKind.MODEL or is_true(keyword(node, "convert_to_tensor")):
+                return Value(ValueKind.UNKNOWN, output=True)
         if name is not None and names_a_loss(name) and any(each.has_graph for each in arguments):
             return loss_call(arguments, no_grad=no_grad)
         return UNKNOWN
@@ -492,6 +489,8 @@ class Expressions:
         return known
 
 
+_FRAMES = {"__traceback__", "__context__", "__cause__", "tb_frame", "tb_next"}
+"""Attributes through which an exception keeps the variables of its frames alive."""
 _QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "JoinableQueue"}
 _QUEUE_MODULES = re.compile(r"^(?:queue|asyncio|multiprocessing|torch\.multiprocessing)\.")
 _METHOD = re.compile(

@@ -82,6 +82,16 @@ class Program:
         """Return the source code of a node."""
         return self.module.code_for_node(node)
 
+    def is_conditional(self, node: cst.CSTNode, scope: cst.CSTNode | None = None) -> bool:
+        """Return True if an `if` or `try` statement may skip a node within a scope, by default the innermost loop or
+        function."""
+        for each in self.ancestors(node):
+            if each is scope or (scope is None and isinstance(each, (cst.For, cst.While, cst.FunctionDef))):
+                return False
+            if isinstance(each, (cst.If, cst.Try, cst.Match)):
+                return True
+        return scope is not None
+
     def inside(self, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
         current: cst.CSTNode | None = node
         while current is not None:
@@ -163,6 +173,17 @@ class Program:
         known = self.classes.get(class_name or "")
         found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
         return next(filter(None, found), None)
+
+    @cached_property
+    def decorated(self) -> dict[str, str]:
+        """Maps the name of a decorator to the qualified name of a function that it decorates."""
+        return {
+            name: each.qualified_name
+            for each in self.functions.values()
+            if isinstance(each.node, cst.FunctionDef)
+            for decorator in each.node.decorators
+            if (name := dotted(decorator.decorator)) is not None
+        }
 
     def returned_by(self, function: Function, call: cst.Call) -> Value:
         """Return the result of a call to a function in this file. `self.step()` may run the method of a subclass."""

@@ -216,6 +216,14 @@ def string_value(node: cst.CSTNode | None) -> str | None:
     return None
 
 
+def moves_to_host(call: cst.Call) -> bool:
+    """Return True for `x.to("cpu")`."""
+    if method_name(call) != "to":
+        return False
+    given = keyword(call, "device") or (call.args[0] if call.args else None)
+    return given is not None and "cpu" in (string_value(given.value) or "")
+
+
 _WITHOUT_GRAPH = {
     "detach",
     "item",

@@ -58,6 +58,8 @@ class Value:
     """The values under literal keys of a dict, for example of `{"step": 0, "losses": []}`."""
     host: bool = False
     """True if a tensor was moved to host memory."""
+    output: bool = False
+    """True if a tensor without a graph was computed by a model."""
     frozen: bool = False
     """True if no parameter of a model requires gradients."""
     trainable: bool = False
@@ -71,6 +73,11 @@ class Value:
         if self.kind is ValueKind.CONTAINER or self.class_name is not None or self.function is not None:
             return any(each.has_graph for each in self.contents)
         return False
+
+    @property
+    def has_output(self) -> bool:
+        """True if storing the value keeps the output of a model alive, or a tensor computed from it."""
+        return self.output or self.kind is ValueKind.GRAPH or any(each.has_output for each in self.contents)
 
     @property
     def contents(self) -> "tuple[Value, ...]":
@@ -93,6 +100,7 @@ UNKNOWN = Value(ValueKind.UNKNOWN)
 PLAIN = Value(ValueKind.PLAIN)
 TENSOR = Value(ValueKind.TENSOR)
 HOST_TENSOR = Value(ValueKind.TENSOR, host=True)
+OUTPUT = Value(ValueKind.TENSOR, output=True)
 GRAPH = Value(ValueKind.GRAPH)
 PARAMETER = Value(ValueKind.PARAMETER)
 MODEL = Value(ValueKind.MODEL)
@@ -170,7 +178,7 @@ def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
 def without_graph(value: Value) -> Value:
     """Return the value that the same expression would have with gradients disabled."""
     if value.kind is ValueKind.GRAPH:
-        return TENSOR
+        return OUTPUT
     if value.kind is not ValueKind.CONTAINER or not value.has_graph:
         return value
     return replace(

@@ -69,18 +69,9 @@ from dataclasses import replace
 
 import libcst as cst
 
-from legroom.diagnose.lint.collected.additions import additions_by_assignment, additions_by_calls
-from legroom.diagnose.lint.collected.at_once import collected_at_once
-from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
-from legroom.diagnose.lint.collected.idle_models import idle_models
-from legroom.diagnose.lint.collected.metrics import metrics_without_reset
-from legroom.diagnose.lint.collected.models import kept_models
-from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new
-from legroom.diagnose.lint.collected.on_gpu import collected_states
-from legroom.diagnose.lint.collected.outputs import collected_outputs
-from legroom.diagnose.lint.collected.replay import replayed_on_gpu
-from legroom.diagnose.lint.collected.requests import kept_for_requests
-from legroom.diagnose.lint.collected.stored_arguments import (
+from legroom.diagnose.lint.collected.additions import (
+    additions_by_assignment,
+    additions_by_calls,
     describe,
     detaching_advice,
     is_closure,
@@ -91,6 +82,16 @@ from legroom.diagnose.lint.collected.stored_arguments import (
     passed_to_storing_functions,
     replaces,
 )
+from legroom.diagnose.lint.collected.at_once import collected_at_once
+from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
+from legroom.diagnose.lint.collected.idle_models import idle_models
+from legroom.diagnose.lint.collected.metrics import metrics_without_reset
+from legroom.diagnose.lint.collected.models import kept_models
+from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new
+from legroom.diagnose.lint.collected.on_gpu import collected_states
+from legroom.diagnose.lint.collected.outputs import collected_outputs
+from legroom.diagnose.lint.collected.replay import replayed_on_gpu
+from legroom.diagnose.lint.collected.requests import kept_for_requests
 from legroom.diagnose.lint.collected.trainer_predictions import collected_by_trainer
 from legroom.diagnose.lint.collected.unreachable import unreachable_entries
 from legroom.diagnose.lint.detaching import (

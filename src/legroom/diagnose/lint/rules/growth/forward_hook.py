@@ -135,7 +135,7 @@ def _is_in_step_loop(program: Program, call: CallFact) -> bool:
     owner = receiver(call.node)
     names = {root(name) for name in names_in(owner)} if owner is not None else set[str]()
     is_step = loop.trains or (loop.iterable.kind is ValueKind.LOADER and names.isdisjoint(made | loop.bound))
-    return is_step and not _is_conditional(program, call.node, call.function)
+    return is_step and not program.is_conditional(call.node, call.function.node)
 
 
 def _iterates_modules(node: cst.BaseExpression) -> bool:
@@ -153,7 +153,7 @@ def _is_registered_per_call(program: Program, call: CallFact) -> bool:
     path = dotted(receiver(call.node))
     if path is None or root(path) not in function.parameters:
         return False
-    if _is_conditional(program, call.node, function):
+    if program.is_conditional(call.node, function.node):
         return False
     if program.mentions("_forward_hooks") or _may_be_skipped(program, call, path):
         return False
@@ -163,7 +163,7 @@ def _is_registered_per_call(program: Program, call: CallFact) -> bool:
         not site.loops
         and dotted(receiver(site.call)) == "self"
         and site.caller.name != "__init__"
-        and not _is_conditional(program, site.call, site.caller)
+        and not program.is_conditional(site.call, site.caller.node)
         and _runs_model_after(program, site.caller, program.order[site.call])
         and any(_repeats(program, outer, site.caller, path) for outer in site.caller.call_sites)
         for site in function.call_sites
@@ -199,16 +199,6 @@ def _repeats(program: Program, site: CallSite, function: Function, path: str) ->
         and not {root(name) for name in names_in(each)} & {root(name) for name in changed}
         for each in given
     )
-
-
-def _is_conditional(program: Program, node: cst.CSTNode, function: Function) -> bool:
-    """Return True if a hook is registered only under a condition, as in `if self.handle is None`."""
-    for each in program.ancestors(node):
-        if each is function.node:
-            return False
-        if isinstance(each, (cst.If, cst.Try)):
-            return True
-    return True
 
 
 def _may_be_skipped(program: Program, call: CallFact, path: str) -> bool:

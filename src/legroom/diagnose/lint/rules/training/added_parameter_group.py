@@ -26,8 +26,6 @@ No automatic fix is available.
 
 from collections.abc import Iterator
 
-import libcst as cst
-
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import is_step_loop
 from legroom.diagnose.lint.rule import Problem
@@ -39,19 +37,10 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         if call.method != "add_param_group" or not call.loops or not is_step_loop(call.loops[-1]):
             continue
-        if _is_conditional(program, call.node, call.loops[-1].node):
+        if program.is_conditional(call.node, call.loops[-1].node):
             continue
         yield Problem(
             node=call.node,
             message="The optimizer gets another parameter group, with its state, in every step",
             help="Add the group once, before the loop",
         )
-
-
-def _is_conditional(program: Program, node: cst.CSTNode, loop: cst.CSTNode) -> bool:
-    for each in program.ancestors(node):
-        if each is loop:
-            return False
-        if isinstance(each, cst.If):
-            return True
-    return False

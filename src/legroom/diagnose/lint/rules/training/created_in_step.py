@@ -66,6 +66,7 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG118"
+_MAX_DEPTH = 3
 _LOADERS = re.compile(
     r"^(?:torch\.hub\.load|lpips\.LPIPS|clip\.load|open_clip\.create_model\w*|whisper\.load_model"
     r"|sentence_transformers\.SentenceTransformer|.*(?:Model\w*|For[A-Z]\w*|Pipeline|AutoencoderKL)\.from_pretrained)$"
@@ -152,14 +153,12 @@ def _loading_call(program: Program, expression: cst.BaseExpression) -> cst.Call 
     return None
 
 
-def _loads_weights(program: Program, call: cst.Call) -> bool:
+def _loads_weights(program: Program, call: cst.Call, depth: int = 0) -> bool:
     name = program.imports.qualified(call.func) or ""
     if name in program.classes:
         init = program.method(name, "__init__")
-        return init is not None and any(
-            isinstance(node, cst.Call) and name != dotted(node.func) and _loads_weights(program, node)
-            for node in walk(init.body)
-        )
+        nodes = walk(init.body) if init is not None and depth < _MAX_DEPTH else ()
+        return any(isinstance(each, cst.Call) and _loads_weights(program, each, depth + 1) for each in nodes)
     if _LOADERS.search(name):
         return True
     if not name.startswith(("torchvision.models.", "models.", "timm.create_model")):
@@ -198,36 +197,16 @@ def _reads_variables(made: cst.Call, store: StoreFact) -> bool:
 
 
 def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
-    """Return True if the program keeps the model, trains it, or replaces its weights."""
-    function = store.function
-    if any(
-        store.target in names_in(each) and not _runs(each, store.target) for each in function.returned_nodes
-    ):
-        return True
-    for each in program.stores:
-        if each is not store and each.function is function and dotted(each.expression) == store.target:
-            return True
-    for node in walk(function.body):
-        if isinstance(node, cst.Arg) and dotted(node.value) == store.target:
-            return True
-        if (
-            isinstance(node, cst.Attribute)
-            and dotted(node.value) == store.target
-            and node.attr.value in _OWN_WEIGHTS
-        ):
+    """Return True if the program does more with the model than run it: keep it, train it, or replace its weights."""
+    for node in walk(store.function.body):
+        if not isinstance(node, cst.Name) or node.value != store.target:
+            continue
+        parent = program.parent.get(node)
+        runs = isinstance(parent, cst.Call) and parent.func is node
+        is_read = isinstance(parent, cst.Attribute) and parent.attr.value not in _OWN_WEIGHTS
+        if not (runs or is_read or isinstance(parent, cst.AssignTarget)):
             return True
     return False
-
-
-def _runs(node: cst.BaseExpression, name: str) -> bool:
-    """Return True if an expression may contain the result of the model, but not the model itself."""
-    return (
-        all(
-            not (isinstance(each, (cst.Element, cst.Return)) and dotted(getattr(each, "value", None)) == name)
-            for each in walk(node)
-        )
-        and dotted(node) != name
-    )
 
 
 def _runs_for_each_batch(
@@ -237,29 +216,18 @@ def _runs_for_each_batch(
     that this loop calls.
     """
     if loops:
-        return (iterates_data(loops[-1]) or iterates_data_set(loops[-1])) and not _trains_for_itself(
-            loops[-1]
-        )
+        loop = loops[-1]
+        nested = any(isinstance(node, (cst.For, cst.While)) for node in walk(loop.node.body))  # folds
+        return not nested and (iterates_data(loop) or iterates_data_set(loop))
     if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
         return False
-    if has_step_loop(program, function) or _is_cached(program, function):
+    decorators = function.node.decorators
+    if has_step_loop(program, function) or any(_CACHES.search(program.source(each)) for each in decorators):
         return False
     if function.name in STEP_FUNCTIONS or is_forward(program, function):
         return True
     sites = function.call_sites
     return any(_runs_for_each_batch(program, site.caller, site.loops, seen | {function}) for site in sites)
-
-
-def _trains_for_itself(loop: LoopFact) -> bool:
-    """Return True if a loop contains other loops, such as a loop over folds."""
-    return any(isinstance(node, (cst.For, cst.While)) and node is not loop.node for node in walk(loop.node))
-
-
-def _is_cached(program: Program, function: Function) -> bool:
-    node = function.node
-    return isinstance(node, cst.FunctionDef) and any(
-        _CACHES.search(program.source(each.decorator)) for each in node.decorators
-    )
 
 
 def _rewrapped_models(program: Program) -> Iterator[Problem]:

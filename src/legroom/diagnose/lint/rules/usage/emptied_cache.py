@@ -56,7 +56,7 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         if call.method != "empty_cache" and call.name != "empty_cache":
             continue
-        if call.handler is not None or _is_conditional(program, call):
+        if call.handler is not None or program.is_conditional(call.node):
             continue
         in_step = (
             _empties_in_step(program, call.loops[-1]) if call.loops else _is_step_function(program, call)
@@ -92,12 +92,3 @@ def _is_step_function(program: Program, call: CallFact) -> bool:
         for each in program.calls
     )
     return is_step and runs_every_step(program, call.function) and not has_step_loop(program, call.function)
-
-
-def _is_conditional(program: Program, call: CallFact) -> bool:
-    for each in program.ancestors(call.node):
-        if isinstance(each, (cst.For, cst.While, cst.FunctionDef)):
-            return False
-        if isinstance(each, cst.If):
-            return True
-    return False
