@@ -50,7 +50,7 @@ class TrainingClock:
         self.step = 0
         self._this_thread = _OptimizerState()
         self.trains = False
-        """Whether a backward pass or an optimizer step has run. After that, batches no longer count as steps."""
+        """Whether a backward pass or an optimizer step has run. If this is True, batches do not count as steps."""
         self.without_optimizer: bool | None = None
         """Whether the program trains without an optimizer. The value is None before the end of the first backward pass."""
         self.has_optimizer: Callable[[], bool] = has_optimizer
@@ -85,7 +85,8 @@ class TrainingClock:
         self._original_next: Callable[[Any], Any] | None = None
 
     def attach(self, *, batches_only: bool = False) -> None:
-        """Install the hooks. With `batches_only`, only `on_batch` is called, and optimizer steps are not counted."""
+        """Install the hooks. With `batches_only`, only the hooks for batches are installed, so optimizer steps are not
+        counted."""
         self._step_started = time.perf_counter()
         if not batches_only:
             self._handles = [
@@ -227,8 +228,8 @@ def has_optimizer() -> bool:
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
-    """Return all optimizers in this process. This function returns a list instead of a generator. An unfinished
-    generator would keep the objects that it iterates over alive until the next garbage collection.
+    """Return all optimizers in this process. The result is a list, because an unfinished generator would keep the
+    objects that it iterates over alive until the next garbage collection.
     """
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 

@@ -2,8 +2,8 @@
 
 A training step makes the same requests in the same order at every batch size, and the size of nearly every request is
 linear in the batch size. Two traces therefore determine a third trace, request by request. The extrapolated trace can
-be replayed like a real trace. The replay predicts the peak, fragmentation and the allocator's cache. An extrapolated
-trace is never the final result, because the batch size that it suggests is then traced.
+be replayed like a real trace. The replay shows the peak, the fragmentation and the growth of the allocator's cache. An
+extrapolated trace is never the final result, because the batch size that it suggests is then traced.
 
 This module extrapolates only if the traces match. If two traces do not make the same requests in the same order,
 nothing is extrapolated. In that case, an additional batch size is traced, which is cheap. `train.sizes.extrapolation`

@@ -35,7 +35,7 @@ def replay(
     """Replay a trace on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
     allocated.
 
-    If `capacity` is None, return the likely peaks. These are slightly too high if it is uncertain which kernels run.
+    If `capacity` is None, return the likely peaks, which are slightly too high if it is uncertain which kernels run.
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)

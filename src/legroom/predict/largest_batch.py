@@ -94,7 +94,8 @@ class _Searcher:
         self._trace_at, self._capacity, self._multiple_of, self._safe = trace_at, capacity, multiple_of, safe
         self._peaks: dict[int, ReplayPeaks] = {}
         self._predicted: dict[int, ReplayPeaks] = {}
-        """Maps each size that was predicted to be the largest fitting size to its predicted peaks."""
+        """Maps batch sizes to their predicted peaks. Each size was at some time the predicted largest size that fits.
+        """
 
     @property
     def is_open(self) -> bool:

@@ -38,8 +38,8 @@ number of requests.
 
 VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
 """Maps each library to the fraction of the peak that the safe bound adds if the rules do not cover its version. With
-cuDNN 9.21, the reserved memory of 24 networks changed by -9% to +7%. The bound already adds 4% for every version.
-Releases of torch other than the measured release were not tested.
+cuDNN 9.21, the reserved memory of 24 networks changed by -9% to +7%. In addition, the bound adds 4% of the peak for all
+versions. Releases of torch other than the measured release were not tested.
 """
 
 

@@ -26,7 +26,8 @@ USED = (
     "scheduler", "storage_path", "local_dir", "resume", "max_concurrent_trials",
 )  # fmt: skip
 SILENT = ("progress_reporter", "verbose", "resources_per_trial", "raise_on_failed_trial", "log_to_file")
-"""Arguments of `ray.tune.run` that Legroom replaces: the live table, the memory estimates and the output of trials."""
+"""Arguments of `ray.tune.run` that have no effect, because Legroom has its own live table, memory estimates and log
+files."""
 
 
 def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:

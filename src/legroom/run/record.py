@@ -135,7 +135,7 @@ class BlockRecording:
 
     @property
     def steps(self) -> int:
-        """The number of completed steps. Each optimizer step ends a step. If the program has no optimizer, each
+        """The number of completed steps. A step ends with an optimizer step. If the program has no optimizer, each
         backward pass is a step. If there is no backward pass either, each batch of a DataLoader is a step.
         """
         return self._report.steps

@@ -64,8 +64,8 @@ from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory to build the report. These are the events around the peak and around
-failures, and the newest events.
+"""The number of events that stay in memory to build the report. The events around the peak and around failures, and the
+newest events, stay in memory.
 """
 FLUSH_SECONDS = 0.5
 """If no step ends, pending events are written at this interval in seconds. If the process is killed, pending events are
@@ -323,9 +323,7 @@ class Recording:
     # --- after it
 
     def close(self) -> None:
-        """Finish the capture and print the report. If this method was already called, or in a forked child, it does
-        nothing.
-        """
+        """Finish the capture and print the report. Later calls, and calls in a forked child, do nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True

@@ -17,8 +17,8 @@ from legroom.train.ranks.waiting import wait_for_ranks, waiting
 
 
 class LossWeighting:
-    """Computes the weights of the losses of `ranks` ranks, which have different samples. `ranks` is 1 if every rank has
-    the whole batch."""
+    """Computes the loss weights of `ranks` ranks that have different samples. `ranks` is 1 if every rank has the whole
+    batch."""
 
     def __init__(self, weight: Weight | None, *, ranks: int) -> None:
         self._weight, self._ranks = weight, ranks
@@ -30,8 +30,8 @@ class LossWeighting:
                 self._host_group = dist.new_group(backend="gloo")
 
     def set_counted(self, is_counted: bool) -> None:
-        """Set whether the samples of the current batch count. Samples that do not count have weight 0. A rank without
-        samples uses one sample that does not count."""
+        """Set whether the samples of the current batch count. If the samples do not count, their weight is 0. A rank
+        without samples uses one sample that does not count."""
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:

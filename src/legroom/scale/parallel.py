@@ -210,7 +210,7 @@ class Parallel:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the epoch and the number of used batches of each loader. The loaders must be created in the same
-        order as before."""
+        order as in the run that was saved."""
         for loader, position in zip(self._loaders, state["loaders"], strict=True):
             loader.load_state_dict(position)
 

@@ -1,3 +1,1 @@
-"""Renders findings and ledgers as text, HTML and JSON. This package computes no results. It renders the results of
-other packages.
-"""
+"""Renders findings and ledgers as text, HTML and JSON. This package only renders the results of other packages."""

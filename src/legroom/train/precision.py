@@ -8,8 +8,9 @@
     precision.step(optimizer)
     precision.update()
 
-The same code works for every format, because the calls for loss scaling do nothing for bfloat16 and float32. Include
-the `state_dict` in checkpoints. Without this state, a resumed float16 run starts by skipping steps.
+The same code works for every format, because the calls for loss scaling do nothing for bfloat16 and float32. Save the
+`state_dict` in checkpoints, because a resumed float16 run would otherwise skip its first steps until the loss scale is
+low enough.
 
 Non-finite gradients are detected with little overhead. The GradScaler shows which steps were skipped, without
 synchronization. With other formats, gradients are checked only at steps 1, 2, 4, 8, ... and at every 50th step.
@@ -153,7 +154,7 @@ class Precision:
     def discard(self) -> None:
         """Reset the GradScaler for a step that will be repeated.
 
-        This method clears a private table of the GradScaler. If a version of torch has no such table, the GradScaler
+        This method clears a private table of the GradScaler. If a version of torch lacks this table, the GradScaler
         raises an error when the repeated step is unscaled.
         """
         self._unscaled.clear()

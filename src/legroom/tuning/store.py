@@ -1,10 +1,10 @@
 """Stores a study on disk. The study consists of an Optuna storage in one SQLite file and a folder for each trial.
 
-Every change is written at once, in a transaction, so a killed study keeps its completed trials. A trial waits until
-its report is written, so writes must be fast. Changes are written to SQLite's write-ahead log (`study.db-wal`) and
-are not flushed to disk one by one. When the study ends, the log is merged into the file. Other tools for Optuna
-storages, such as its dashboard, can read configurations, values and states. Data for which Optuna has no field is
-stored in user attributes.
+Every change is written immediately, in a transaction, so a killed study keeps its completed trials. A trial waits until
+its report is written, so writes must be fast. Changes are written to SQLite's write-ahead log (`study.db-wal`) and are
+not flushed to disk one by one. When the study ends, the log is merged into the file. Other tools for Optuna storages,
+such as its dashboard, can read configurations, values and states. Data for which Optuna has no field is stored in user
+attributes.
 """
 
 import contextlib
@@ -55,7 +55,8 @@ class StudyStore:
         facts: Mapping[str, Any],
         more_objectives: Objectives = (),
     ) -> None:
-        """Open or create the storage. If a study is resumed, `facts` (metric, space, ...) must be the same as before."""
+        """Open or create the storage. If a study is resumed, `facts` (metric, space, ...) must be equal to the stored
+        facts."""
         try:
             import optuna
         except ModuleNotFoundError:

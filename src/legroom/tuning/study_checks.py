@@ -20,8 +20,9 @@ _NUMBER = re.compile(r"\d+")
 def check_spelling(
     job: TuneJob, records: Sequence[TrialRecord], record: TrialRecord, metrics: Mapping[str, float]
 ) -> str:
-    """Return a warning about a report without the metric, if no trial has reported the metric yet. Raises `UsageError`
-    if a name in the report is nearly the same as the metric, because one of the two is misspelled."""
+    """Return a warning if a trial reports other metrics but not the metric of the study, and no trial has reported this
+    metric yet. Raises `UsageError` if a name in the report is nearly the same as the metric, because one of the two is
+    misspelled."""
     if not metrics or _has_metric(job, records):
         return ""
     names = ", ".join(f"`{name}`" for name in metrics)

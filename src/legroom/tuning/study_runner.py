@@ -290,7 +290,7 @@ class StudyRunner:
         self._changed(record)
 
     def record_oom(self, number: int, fit: Fit | None, needed: int) -> None:
-        """Record that a trial ran out of memory although its estimate fits."""
+        """Record that a trial ran out of memory, although it should fit according to its estimate."""
         if fit is not None:
             self._gate.record_oom(self.records[number].config, fit, needed)
 
@@ -514,7 +514,8 @@ class StudyRunner:
                 scheduler.reported(record.number, record.config, report.step, value)
 
     def _forget_after_checkpoint(self, record: TrialRecord) -> None:
-        """Discard the reports of steps that will be repeated."""
+        """Discard the reports after the last checkpoint, because the trial continues from this checkpoint and repeats
+        these steps."""
         record.reports = record.reports[: record.checkpoint_step]
 
     # ------------------------------------------------------------ storage and callbacks

@@ -159,8 +159,8 @@ class TrialDispatcher:
         return {self._job.metric if name == THE_METRIC else name: value for name, value in metrics.items()}
 
     def stop_on_timeout(self) -> None:
-        """Record that all processes were killed because the time budget is used up. Trials with a value are complete.
-        The other trials wait until the study is resumed."""
+        """Record that all processes were killed because the time budget is used up. A trial that has reported a value
+        is recorded as stopped. The other trials wait until the study is resumed."""
         for number in self._running:
             if self._runner.records[number].value(self._job.metric, self._job.mode) is not None:
                 self._runner.ended(number, TrialOutcome(TrialState.STOPPED, "The time budget was used up"))
@@ -299,9 +299,9 @@ class TrialDispatcher:
 
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
-    """Return the number of trials to prepare. The dispatcher chooses the next trial to start among the prepared trials.
-    The number is small if the searcher learns from results or if time is limited. Without GPUs, only a few trials are
-    prepared, because any trial can start next."""
+    """Return the number of trials to prepare, from which the dispatcher chooses the next trial to start. The number is
+    small if the searcher learns from results or if time is limited. Without GPUs, only a few trials are prepared,
+    because any trial can start next."""
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 

@@ -29,7 +29,7 @@ class BatchSetting:
     text: str = ""
     """The setting as the user writes it, for example `--batch-size SIZE`, `BATCH_SIZE=SIZE` or `batch_size: SIZE`."""
     arguments: tuple[str, ...] | None = None
-    """All arguments of the script, or None if they do not change."""
+    """All arguments of the script, including this setting, or None if the setting is not an argument."""
     is_given: bool = True
     """Whether the argument is on the command line. Otherwise, the script uses the default value of the argument."""
     variable: str = ""

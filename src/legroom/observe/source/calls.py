@@ -1,10 +1,10 @@
 """Determines from the source code which of the user's functions are called, and which functions are called repeatedly.
 
-A method that empties a buffer has no effect if no code calls it. Functions with the same name are not distinguished. If
-it is uncertain whether a function is called, the function is treated as called. A function is treated as called if its
-name occurs anywhere in the code, or if it is a special method. Functions that override a library method (for example, a
-trainer hook) are also treated as called. Plain functions are also treated as called if code outside the loaded files,
-such as a test or an entry point, may call them.
+For example, a method that empties a buffer prevents a leak only if some code calls it. Functions with the same name are
+not distinguished. If it is uncertain whether a function is called, the function is treated as called. A function is
+treated as called if its name occurs anywhere in the code, or if it is a special method. Functions that override a
+library method (for example, a trainer hook) are also treated as called. Plain functions are also treated as called if
+code outside the loaded files, such as a test or an entry point, may call them.
 """
 
 import ast

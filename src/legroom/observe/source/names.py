@@ -111,7 +111,7 @@ class SourceName:
         return False
 
     def when_long(self, comparison: ast.Compare, tested: ast.If | ast.While) -> list[ast.stmt]:
-        """Return the statements that run if the container is long. These are the body of `if len(name) > limit:`, or
+        """Return the statements that run if the container is long, which are the body of `if len(name) > limit:`, or
         the `else` branch of `if len(name) < limit:`. If the direction of the comparison is not clear, the body is
         returned.
         """

@@ -1,5 +1,5 @@
-"""Collects the uses of one name in source code: statements that store items under the name, remove items, limit the
-length, reset the value or look up a key.
+"""Collects the uses of one name in source code. The uses are statements that store items under the name, remove items,
+limit the length, reset the value or look up a key.
 
 The name is a variable or an attribute. Attributes with the same name in unrelated classes are different. Therefore uses
 of `self.values` are collected only in the classes that have the attribute.
@@ -66,8 +66,8 @@ class NameReader:
         removing_methods: frozenset[str] | None = None,
     ) -> None:
         """`classes` contains the classes that have the attribute, and their base classes. The set is empty if the
-        classes are unknown. With `feeding`, a method is treated as storing items if its name suggests that it stores
-        items. With `is_alias`, the name is another name for the object, so assignments to the name are ignored. Only
+        classes are unknown. With `feeding`, methods with names such as `push` are treated as methods that store items.
+        With `is_alias`, the name is another name for the object, so assignments to the name are ignored. Only
         `removing_methods` remove items.
         """
         self.statements: list[StoringStatement] = []
@@ -104,8 +104,7 @@ class NameReader:
         self._tested: ast.If | ast.While | None = None
         """The `if` or `while` statement whose condition is being read."""
         self._is_irrelevant = False
-        """Whether the comparison that is being read is in an `assert` or a conditional expression, where it does not
-        limit the length."""
+        """Whether the comparison that is being read is in an `assert` or a conditional expression."""
         self._exits: list[tuple[str, int]] = []
         """The functions and line numbers at which a check of the length ends an iteration or a call early."""
 
@@ -309,7 +308,7 @@ class NameReader:
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
         """Collect the uses of the variable `alias`, which refers to the same object or to one of its items. If `only`
-        is given, only the methods in `only` are treated as methods that remove items.
+        is given, no other methods are treated as methods that remove items.
         """
         if not isinstance(alias, ast.Name) or self._is_alias:
             return

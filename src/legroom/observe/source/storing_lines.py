@@ -77,8 +77,8 @@ class NameUsage(NamedTuple):
         """Return the statements that may have stored a tensor, most likely first. Only the statements that are as
         likely as the first statement are returned.
 
-        The most likely statements add items instead of replacing them, and store tensors instead of numbers. These
-        statements also use one of `keys` (if known), and are in a loop or a function.
+        The most likely statements add items instead of replacing them, and store tensors instead of numbers. The most
+        likely statements also use one of `keys` (if known), and are in a loop or a function.
         """
 
         def rank(each: StoringStatement) -> tuple[bool, ...]:
@@ -110,7 +110,7 @@ def find_usage(
 ) -> NameUsage:
     """Find the uses of a name: first in the function that contains the variable, then in the whole file, then in all of
     the user's files. `classes` contains the classes that have the attribute, if known. `keys` are the literal keys of
-    the relevant item. Code that removes items with other keys is ignored.
+    the growing item, as in `cache["train"]`. Code that removes items with other keys is ignored.
     """
     if not name.isidentifier():
         return NO_USAGE

@@ -260,7 +260,7 @@ def is_number(value: ast.expr) -> bool:
 
 
 def is_in_place(call: ast.Call) -> bool:
-    """Return whether a call passes a value to a method of a tensor that changes the tensor, as in `total.add_(loss)`."""
+    """Return whether a call passes a value to an in-place method of a tensor, as in `total.add_(loss)`."""
     called = called_name(call)
     return called.endswith("_") and not called.endswith("__") and bool(call.args)
 

@@ -63,7 +63,7 @@ class VirtualHost(Protocol):
         storage or process."""
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Update the size of a storage that may have been resized. This method may raise torch.OutOfMemoryError."""
+        """Update the size of a storage that may have been resized. Raises torch.OutOfMemoryError if the device is full."""
 
     def factories_on(self, index: int, *, if_named: bool = False) -> contextlib.AbstractContextManager[None]:
         """Inside the `with` block, tensors that are created without tensor inputs are placed on this device."""

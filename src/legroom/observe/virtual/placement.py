@@ -162,7 +162,7 @@ class PlacementMode(TorchFunctionMode):
         return self._run(torch._VF._pack_padded_sequence, (data, lengths, *args), kwargs)
 
     def _pad(self, *args: Any, **kwargs: Any) -> Any:
-        """Unpack sequences. The lengths of the sequences are on the host."""
+        """Unpack sequences. As in PyTorch, the returned lengths are on the host."""
         padded, lengths = self._run(torch._VF._pad_packed_sequence, args, kwargs)
         return padded, self._cpu(lengths) if self.recorder.fake_tensors is None else lengths
 

@@ -84,8 +84,8 @@ def _other_folders() -> list[str]:
 
 
 def inherited_gpus() -> list[GpuSpec]:
-    """Return the GPUs that this process inherits. These are the GPUs of its parent process, except those that
-    CUDA_VISIBLE_DEVICES hides.
+    """Return the GPUs that this process inherits from its parent process, except the GPUs that CUDA_VISIBLE_DEVICES
+    hides.
     """
     text = os.environ.get(VARIABLE)
     if not text:

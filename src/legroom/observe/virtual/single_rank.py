@@ -2,8 +2,8 @@
 
 The memory of a rank depends on the world size, because the world size determines the rank's shards, samples and
 pipeline stage. The memory rarely depends on the data that the rank receives. An estimate therefore needs no other
-ranks. PyTorch's fake process group completes every collective at once and moves no data. However, a rank may need an
-object that another rank creates and broadcasts, such as a plan or a path.
+ranks. PyTorch's fake process group completes every collective immediately and moves no data. However, a rank may need
+an object that another rank creates and broadcasts, such as a plan or a path.
 
 The sending rank stores this object in the folder that the environment variable LEGROOM_SINGLE_RANK contains, and the
 ranks that are traced later read it there. The fake process group is one of torch's testing tools. If this version of

@@ -7,8 +7,8 @@ virtual devices. The module also replaces methods of `UntypedStorage`. `storage.
 in a function that is passed as `map_location`. `copy.deepcopy(model)` uses these methods because it copies storages
 without the dispatcher.
 
-While the placement mode is active, `storage.device` is the virtual device. While torch's own functions run,
-`storage.device` is the CPU, and so is the device of a tensor.
+While the placement mode is active, `storage.device` is the virtual device. While torch's own functions run, storages
+and tensors report the CPU as their device.
 """
 
 import contextlib

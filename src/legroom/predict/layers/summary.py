@@ -270,8 +270,8 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters of this layer that were not already counted for a child layer. These include the
-        parameters of child layers that are never called, such as the projections of an attention layer.
+        """Count the parameters of this layer that were not already counted for a child layer. Child layers that are
+        never called, such as the projections of an attention layer, have no count of their own.
         """
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))

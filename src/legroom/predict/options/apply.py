@@ -51,7 +51,7 @@ def _at_first_forward(act: Callable[[nn.Module], None], undo: _Undo) -> None:
 
 
 def _at_first_step(act: Callable[[list[dict[str, Any]]], None], undo: _Undo) -> None:
-    """Call `act` with the parameter groups of every optimizer before its first step."""
+    """Call `act` with the parameter groups of each optimizer, just before its first step."""
     done: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -28,7 +28,7 @@ class RefusedChange(LegroomError, PermissionError):  # noqa: N818
 
 
 def refuse_changes(overlay: Overlay) -> None:
-    """For the rest of the process, raise `RefusedChange` before a file outside the scratch folder is changed."""
+    """For the rest of the process, raise `RefusedChange` if code tries to change a file outside the scratch folder."""
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

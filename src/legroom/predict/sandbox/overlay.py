@@ -6,8 +6,8 @@ All files that the script writes are stored in the upper layer. For example, `/h
 deleted or renamed are recorded in memory.
 
 `resolve` returns the absolute path that the script refers to, with all links resolved. `find` returns the path of the
-real file that has the content. The overlay resolves links itself. A link that the script created can point to a file
-that exists only in the upper layer, so the kernel would not find it.
+real file, in the upper or the lower layer, that contains the data. The overlay resolves links itself. A link that the
+script created can point to a file that exists only in the upper layer, so the kernel would not find it.
 """
 
 import contextlib

@@ -4,8 +4,8 @@ the first batch, the process traces the script on request.
 At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests. For
 each request, a fork continues the script from the first batch, with a different batch size or with memory-saving
 options applied. At most one fork per CPU core runs at a time. A fork that has finished its steps writes its trace and
-exits at once. No later code in the script runs, such as checkpoints, `finally` blocks or exit handlers. On systems that
-cannot fork, the process itself continues the script for a single request (see `workers.spawned`).
+exits immediately. No later code in the script runs, such as checkpoints, `finally` blocks or exit handlers. On systems
+that cannot fork, the process itself continues the script for a single request (see `workers.spawned`).
 
 Requests and replies are messages on a pipe. A trace is a capture file.
 """

@@ -79,7 +79,7 @@ class TracedScript:
         urgent: bool = True,
         with_uncertainty: bool = True,
     ) -> "PendingTrace":
-        """Start a trace from the first batch. A trace that is not `urgent` starts only after all urgent traces.
+        """Start a trace from the first batch. If a trace is not `urgent`, it starts after all urgent traces.
 
         With `with_uncertainty=False`, `Trace.uncertain_bytes` stays 0, because computing it takes time.
         """

@@ -130,7 +130,7 @@ class Trace:
         return requests
 
     def keep_device(self, device: int) -> None:
-        """Drop the events of all other devices. `device` becomes device 0."""
+        """Remove the events of all devices except `device`. `device` becomes device 0."""
         kept: list[Event] = []
         dropped: set[int] = set()
         validation_starts, first_batch = self.validation_starts, self.first_batch

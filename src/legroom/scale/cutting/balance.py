@@ -30,7 +30,7 @@ class PositionCosts:
     """The memory costs in bytes at each position in the graph."""
 
     saved: list[int]
-    """The number of bytes saved for the backward pass of one micro-batch."""
+    """For each position, the number of bytes that are saved for the backward pass of one micro-batch."""
     weights: list[list["WeightCost"]]
     """For each position, the parameters and buffers that are read there."""
 
@@ -124,7 +124,8 @@ def cut_positions(partitioner: GraphPartitioner) -> list[int]:
 
 
 class _CostSums:
-    """Computes the memory cost of a stage between two positions, from cumulative sums."""
+    """Computes the memory cost of a stage, which consists of all graph positions between two boundaries, from
+    cumulative sums."""
 
     def __init__(self, partitioner: GraphPartitioner, costs: PositionCosts, flow: MicroBatchFlow) -> None:
         self.length = length = partitioner.graph.length

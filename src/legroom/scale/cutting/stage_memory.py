@@ -174,8 +174,8 @@ def position_costs(
 
 
 def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
-    """`marks` are positions in `events`. For each pair of consecutive marks, return the number of bytes that were
-    allocated between them and not freed."""
+    """`marks` are positions in `events`. For each pair of consecutive positions, return the number of bytes that were
+    allocated between them and never freed."""
     freed = {event.id for event in events if type(event) is Free}
     saved = []
     for begin, end in itertools.pairwise(marks):

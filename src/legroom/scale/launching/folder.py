@@ -46,7 +46,7 @@ class LaunchFolder:
         )
 
     def discard(self) -> None:
-        """Remove the folder if it is empty because nothing was started."""
+        """Remove the folder if it is empty because no rank was started."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -82,7 +82,8 @@ class RankExit:
 
     rank: int
     time: float
-    """The time in seconds since the epoch. The rank with the earliest failure is reported as the cause."""
+    """The time of the failure or the exit, in seconds since the epoch. The rank with the earliest failure is reported
+    as the cause."""
     exit_code: int
     ended: str
     """An `ExitReason` of `legroom.memory.annotations`."""

@@ -192,7 +192,7 @@ def _check_real_gpus(ranks: int, available: int) -> None:
 
 
 def _one_per_rank(gpus: Sequence[GpuSpec], ranks: int, strategy: str | None) -> tuple[GpuSpec, ...]:
-    """Return one GPU per rank. A single GPU is repeated for each rank."""
+    """Return one GPU per rank. If only one GPU is given, every rank gets a GPU with these properties."""
     if len(gpus) == 1 and strategy not in IN_ONE_PROCESS:
         return tuple(gpus) * ranks
     return tuple(gpus)

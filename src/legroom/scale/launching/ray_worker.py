@@ -22,7 +22,7 @@ class RankTask:
     """The program that every worker starts, with its arguments and environment variables."""
 
     arguments: tuple[str, ...]
-    """The arguments of the Python interpreter."""
+    """The command-line arguments for Python, which start with the program of the rank."""
     environment: dict[str, str]
     folder: str
     """The working directory of the launch. As with torchrun, the script must exist there on every node."""

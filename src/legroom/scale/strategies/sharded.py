@@ -21,9 +21,11 @@ from legroom.train.ranks.waiting import waiting
 from legroom.units import MiB
 
 MAX_UNIT_FRACTION = 1 / 8
-"""The maximum fraction of the model that is gathered at once, if its modules allow it."""
+"""Modules that are larger than this fraction of the model are divided into smaller modules, which are gathered one at a
+time, if possible."""
 MIN_UNIT_FRACTION = 1 / 256
-"""The minimum fraction of the model that is gathered separately."""
+"""Modules that are smaller than this fraction of the model are not gathered separately, but with their parent module.
+"""
 MIN_UNIT_BYTES = MiB
 
 
@@ -73,8 +75,8 @@ def sharded(
 def wrapping(model: nn.Module) -> Wrapping:
     """Return the modules that are gathered separately.
 
-    These are the repeated blocks of a transformer, and the largest other modules that have at most MAX_UNIT_FRACTION of
-    the model's bytes.
+    The result contains the repeated blocks of a transformer, and the largest other modules that have at most
+    MAX_UNIT_FRACTION of the model's bytes.
     """
     total = _bytes(model.parameters())
     shared = _shared_parameters(model)

@@ -52,8 +52,8 @@ class SplitModel(nn.Module):
 
 
 class _RunOnLaterDevice(TorchFunctionMode):
-    """Runs each operation with tensors on several devices on a single device. If one of the tensors is a parameter, the
-    operation runs on its device. Otherwise, it runs on the device that comes last in the model."""
+    """Runs an operation on a single device if its tensors are on several devices. If one of the tensors is a parameter,
+    the operation runs on its device. Otherwise, it runs on the device that comes last in the model."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Parts of the HTML that notebooks show: sentences, tables and legends.
 
-All styles are attributes, because a notebook may strip style elements, and no color is set for text, because the theme of
-the notebook may be light or dark. All text is escaped.
+All styles are attributes, because a notebook may strip style elements. Text has no color of its own, because the theme
+of the notebook may be light or dark. All text is escaped.
 """
 
 import re

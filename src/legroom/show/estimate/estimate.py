@@ -66,8 +66,8 @@ def _short_verdict_parts(estimate: Estimate, rows: int, gap: str) -> Iterator[Re
 def _short_detail_parts(
     result: ScriptEstimate, options: int, option_lines: int, commands: int
 ) -> Iterator[RenderableType]:
-    """Yield the details, with at most `options` options that save memory. The text below the first option has at most
-    `option_lines` lines."""
+    """Yield the details, with at most `options` options that save memory. The description of the first option has at
+    most `option_lines` lines."""
     estimate = result.estimate
     yield Cropped(Text(_batch(result), style="bold"), 2)
     if result.options:

@@ -143,8 +143,8 @@ class MonitorApp(App[None]):
         return self.screen_stack[0].query_one(id, Static)
 
     def _set(self, id: str, text: Text) -> None:
-        """Change a text. A new layout is the most expensive part of an update, so a layout is computed only if the size
-        of the text changes, and nothing is done if the text stays the same."""
+        """Change a text. Computing the layout is the slowest part of an update. Therefore the layout is computed only
+        if the size of the text changes, and a text that stays the same is not updated."""
         before = self._texts.get(id)
         if text != before:
             self._texts[id] = text

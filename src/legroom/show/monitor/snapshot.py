@@ -73,7 +73,7 @@ class VirtualGpuRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """This machine at one moment."""
+    """The state of this machine at one moment."""
 
     time: float
     driver: Text

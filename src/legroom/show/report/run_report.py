@@ -172,7 +172,7 @@ def _run_summary(report: RunReport) -> str:
 
 
 def _reserved(report: RunReport) -> str:
-    """Return the reserved peak, which the status line of a run shows."""
+    """Return the peak of the reserved memory in parentheses, because the status line of a run also shows this peak."""
     reserved = report.device.peak_reserved if report.device is not None else 0
     return f" ({format_size(reserved)} reserved)" if reserved else ""
 
@@ -235,8 +235,8 @@ def _oom_summary(report: RunReport, oom: OomReport) -> str:
 
 
 def _block(oom: OomReport) -> str:
-    """Return the size in PyTorch's message, and the requested size if it differs. PyTorch rounds up to the size of a
-    segment."""
+    """Return the size in PyTorch's message, and the requested size if it differs. The sizes differ because PyTorch's
+    message shows the size of a whole segment."""
     block, requested = format_size(oom.block), format_size(oom.event.requested)
     return block if block == requested else f"{block} for a request of {requested}"
 

@@ -48,7 +48,8 @@ class _Level(NamedTuple):
     reason: bool = True
     """Whether the suggested change includes its reason."""
     extras: int = 0
-    """The number of less important facts that are shown: the other devices, the variables, the peak of each step."""
+    """The number of less important facts that are shown. These facts are the other devices, the variables, and the peak
+    of each step."""
     gap: str = "\n"
     """The separator above each section, which is an empty line by default."""
 

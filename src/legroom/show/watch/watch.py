@@ -55,8 +55,8 @@ def watch(
     """Loop over `loader` with a progress line and leak warnings.
 
     `total` is the number of items, if `len(loader)` is not available. `file` is the stream to which the line is written
-    (default: stderr). With `quiet`, only leak warnings are shown, without a progress line. `on_leak` is called with
-    each `Leak`, and the leak is then not printed. `.leaks` contains all leaks.
+    (default: stderr). With `quiet`, only leak warnings are shown, without a progress line. If `on_leak` is given, it is
+    called with each `Leak`, and `watch` does not print the leak. `.leaks` contains all leaks.
     """
     caller = sys._getframe(1)
     place = (caller.f_code.co_filename, caller.f_lineno)
@@ -234,7 +234,7 @@ class _Line:
             if self._repaints
             else (FIRST_PLAIN_SECONDS, PLAIN_SECONDS)
         )
-        """The seconds before the first update and between updates."""
+        """The time in seconds before the first update, and the time between later updates."""
         self._done = -1
         self._started = time.perf_counter()
         self._next = self._started + self._pauses[0]

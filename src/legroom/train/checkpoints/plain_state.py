@@ -53,7 +53,7 @@ def as_plain(value: Any, name: str) -> Any:
 
 
 def tensor_names(value: Any) -> dict[str, str]:
-    """Return the name of the tensor for each key of a dict whose value refers to a tensor."""
+    """For each key whose value is a reference to a tensor, return the name of that tensor."""
     return {
         key: item[_TENSOR] for key, item in value.items() if isinstance(item, dict) and set(item) == {_TENSOR}
     }

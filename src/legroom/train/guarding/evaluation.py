@@ -1,11 +1,11 @@
 """Runs a function on a batch, in micro-batches if memory is short. This module is for evaluation, embedding and other
 functions without an optimizer.
 
-Evaluation has its own micro-batch sizes, because it needs much less memory than training. The micro-batch size is
-reduced down to one sample. If a single sample does not fit and the CPU is allowed, the model is moved to the CPU for
-the rest of the batch. If parameters are sharded across ranks (FSDP2), every forward pass needs all ranks. In that case,
-all ranks split their batches into the same number of micro-batches. If one rank runs out of memory, all ranks repeat
-the batch with more micro-batches.
+Evaluation has its own micro-batch sizes, because it needs much less memory than training. If memory runs out, the
+micro-batch size is reduced, if necessary to one sample. If a single sample does not fit and the CPU is allowed, the
+model is moved to the CPU for the rest of the batch. If parameters are sharded across ranks (FSDP2), every forward pass
+needs all ranks. In that case, all ranks split their batches into the same number of micro-batches. If one rank runs out
+of memory, all ranks repeat the batch with more micro-batches.
 """
 
 import functools

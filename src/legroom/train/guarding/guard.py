@@ -387,8 +387,8 @@ class Guard:
             self._transaction.savepoint()
 
     def _can_keep_finished(self, passes: Passes) -> bool:
-        """Return True if the gradients are still exactly the gradients of the finished micro-batches. If a backward
-        pass had been interrupted, the gradients would be different."""
+        """Return True if the gradients are still exactly the gradients of the finished micro-batches. The gradients are
+        different if a backward pass was interrupted after it had added to some of them."""
         return (
             0 < passes.done < len(passes.sizes)
             and passes.phase == "forward"

@@ -43,7 +43,7 @@ class Passes:
     min_samples: int = 1
     """The minimum number of samples in a micro-batch."""
     done: int = 0
-    """The number of finished micro-batches."""
+    """The number of micro-batches that finished in this attempt."""
     loss: torch.Tensor | None = None
     """The weighted loss of the finished micro-batches."""
     phase: Literal["forward", "backward"] = "forward"

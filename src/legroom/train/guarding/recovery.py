@@ -10,7 +10,7 @@ from legroom.diagnose.oom.recognize import ErrorClassification, classify
 
 
 def classify_failure(error: BaseException) -> ErrorClassification:
-    """Classify an error. Call this function inside `except`, and recover after the block.
+    """Classify an error. Call this function inside the `except` block, and start the recovery after the block.
 
     For an out-of-memory error, the function also clears the frames of the traceback. Otherwise, any object that
     stores the exception (a logger, a notebook, a variable) would keep the tensors of the attempt alive.

@@ -316,10 +316,9 @@ class DistributedRanks:
         return RetryOnOOM(self._model.parameters, self._device)
 
     def _begin_pass(self, index: int, count: int) -> None:
-        """Start to record collectives. If each pass has its own collectives, the collectives are recorded for each
-        pass.
+        """Start to record collectives. If the model issues collectives in every pass, each pass has its own record.
 
-        Otherwise, the only collective is the average of the gradients in the last pass, and one record covers all
+        Otherwise, the only collective is the average of the gradients in the last pass, and one record is used for all
         passes. In that case, ranks may run different numbers of passes.
         """
         self._next_pass = index + 1
@@ -433,7 +432,7 @@ class _AttemptResult:
     """One more than the number of the rank that raised an error other than an out-of-memory error, or 0 if no rank
     raised an error."""
     passes: int = 1
-    """The number of passes that this rank proposes next."""
+    """The number of passes that this rank proposes for the next attempt."""
 
 
 def _replicated(model: nn.Module) -> list[DistributedDataParallel]:

@@ -13,7 +13,8 @@ that is unused on this rank gets the gradient of the other ranks. A parameter th
 gradient, as in DDP.
 
 Python is called once per bucket rather than once per parameter, by the hook of the parameter whose gradient is expected
-last in the bucket. If another gradient of the bucket is still missing at that time, the bucket is sent at the end.
+last in the bucket. If another gradient of the bucket is still missing at that time, the bucket is sent after the
+backward pass.
 """
 
 import weakref

@@ -24,7 +24,8 @@ class MainThreadActivity:
     inside DDP, FSDP2 or CUDA, where no Legroom code runs.
 
     The main thread has made progress if its line in the user's code has changed or if it has allocated GPU memory. On
-    the CPU, a process that computes also makes progress. On a GPU, a process that waits may use a whole core.
+    the CPU, a process that computes also makes progress. On a GPU, CPU time is not considered, because a process that
+    waits may use a whole core.
     """
 
     def __init__(self) -> None:

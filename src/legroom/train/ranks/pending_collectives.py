@@ -66,7 +66,7 @@ class PendingCollectives:
         return result
 
     def finish(self) -> int:
-        """End the pass and store its collectives. Return the number of collectives."""
+        """End the pass and store its collectives. Return the number of collectives in the pass."""
         if self._announces:
             self._announcements.finished(self._pass_key)
             self._announced.append((self._pass_key, len(self._issued)))

@@ -46,7 +46,8 @@ UNKNOWN_PROGRESS = 0.3
 costs more time than a few steps with smaller micro-batches. During steps with smaller micro-batches, peaks are
 measured, which show whether a larger size fits."""
 MAX_HISTORY = 200
-"""The maximum number of stored choices and sizes, because a run may have millions of steps."""
+"""The maximum number of choices and sizes that are stored. The number is limited, because a run may have millions of
+steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class MicroBatchSizer:
             )
         self._max_size = max_size
         self._limit: int | None = max_size
-        """The size that is expected to fit, or None while nothing has failed."""
+        """The size that is expected to fit, or None as long as no size has failed."""
         self._failed_at: int | None = None
         """The smallest size that has failed. The value is None if no size has failed, or if this size or a larger size
         was successful later."""

@@ -3,7 +3,7 @@
 A copy to the host reads memory that the program would otherwise free and reuse. `record_stream` would block that memory
 until the GPU has caught up with the host, so no memory would be saved. Instead, `Spill` keeps a reference while the
 copy is running, then makes the compute stream wait for the copy and drops the reference. The stream then orders any
-later use of that memory after the copy. Only a few copies run at once.
+later use of that memory after the copy. Only a few copies run at the same time.
 
 On a GPU, host memory is page-locked and each direction has its own stream. On other devices (Apple, Intel), copies are
 synchronous.

@@ -1,5 +1,5 @@
-"""Freezes parameters. Frozen parameters need no gradients and no optimizer state, and no activations are saved below
-the first trainable parameter.
+"""Freezes parameters. Frozen parameters need no gradients and no optimizer state, and no activations are saved in the
+layers before the first trainable parameter.
 
 Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. In training mode, running
 statistics would adapt to the new data, and the frozen features would change. After `unfreeze`, batch normalization
@@ -151,7 +151,7 @@ def param_groups(
 def _peak(
     model: nn.Module, batch: Any, gpu: str | int, optimizer: Callable[[Any], torch.optim.Optimizer] | None
 ) -> int | None:
-    """Return the predicted peak bytes of a step, or None if nothing is trainable."""
+    """Return the predicted peak bytes of a step, or None if no parameter is trainable."""
     from legroom.predict.api import estimate
 
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -20,8 +20,8 @@ from legroom.units import format_size
 MIN_STAGE_FRACTION = 0.01
 """A block with less than this fraction of the frozen parameters is merged with its neighbor."""
 MIN_STACK_FRACTION = 0.2
-"""A module with at least this fraction of its parameters in stacks of layers is split. The remaining parameters may be
-a large embedding."""
+"""A module with at least this fraction of its parameters in stacks of layers is split. The fraction is low, because
+most of the parameters may belong to a large embedding."""
 
 
 class GradualUnfreezing:

@@ -81,8 +81,8 @@ class TrialThreads:
 
 def _allow_openmp_threads(allowed: bool) -> None:
     """Set whether OpenMP may use several threads. On ARM, linear layers and convolutions use all cores regardless of
-    `torch.set_num_threads`, so two parallel trials take 1.3 times as long as necessary. If no OpenMP library is found,
-    nothing changes."""
+    `torch.set_num_threads`. Without this function, two trials that run in parallel take 1.3 times as long. If no OpenMP
+    library is found, nothing changes."""
     for library, most in _openmp():
         library.omp_set_max_active_levels(most if allowed else 0)
 

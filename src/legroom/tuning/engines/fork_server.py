@@ -44,7 +44,7 @@ SECONDS_TO_END = 60
 
 @dataclass(frozen=True, slots=True)
 class ExitQuery:
-    """A query for the exit code of a process. The server returns None while the process runs."""
+    """Asks the server for the exit code of a process. The server returns None while the process runs."""
 
     process: int
     kill: bool = False

@@ -2,8 +2,8 @@
 connection (see `fork_server`).
 
 The process has no threads and does not use a GPU, so it can be forked. A forked process communicates over the
-connection of its request, and exits when the server process exits. Queries about exit codes are answered at once, so no
-client has to wait for another client's process.
+connection of its request, and exits when the server process exits. Queries about exit codes are answered immediately,
+so no client has to wait for another client's process.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ def run(pipe: "Connection[Any, Any]") -> None:
 
 
 def run_task(task: Any, pipe: "Connection[Any, Any]") -> None:
-    """Run a trial, or trace configurations."""
+    """Run the task, which is either a trial or the tracing of configurations."""
     if isinstance(task, TrialTask):
         run_trial_process(task, pipe)
     else:

@@ -14,7 +14,7 @@ from legroom.tuning.space.space import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialGpu:
-    """A real or virtual GPU for trials. If `memory` is 0, trials run on the CPU."""
+    """A real or virtual GPU on which trials run. If `memory` is 0, trials run on the CPU."""
 
     index: int
     memory: int
@@ -119,8 +119,8 @@ class Gate(Protocol):
         """Estimate a configuration. `checkpoint` is the checkpoint from which the trial continues."""
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
-        """Record that a trial ran out of memory although its estimate fits. The trial needed at least `needed` bytes.
-        Later estimates are corrected."""
+        """Record that a trial ran out of memory, although it should fit according to its estimate. The trial needed at
+        least `needed` bytes. Later estimates are corrected."""
 
     def close(self) -> None: ...
 

@@ -13,9 +13,9 @@ are always compared, unless the user lists the parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
-If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and
-estimates are no longer shared. Because of the increase, a batch may be split, or two trials may no longer share a GPU,
-but no trial is rejected. A trial that fits only without the increase gets a GPU to itself.
+If a trial runs out of memory, although it should fit according to its estimate, all later estimates are increased by
+the missing amount, and estimates are no longer shared. Because of the increase, a batch may be split, or two trials may
+no longer share a GPU, but no trial is rejected. A trial that fits only without the increase gets a GPU to itself.
 """
 
 import contextlib

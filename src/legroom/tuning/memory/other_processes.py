@@ -18,11 +18,12 @@ from legroom.tuning.memory.admission import TrialGpu
 from legroom.units import format_size
 
 MIN_REPORTED_PART = 50
-"""Changes below 1/50 of a GPU are not reported, because drivers and displays cause such changes."""
+"""Changes below 1/50 of the memory of a GPU are not reported, because drivers and displays cause changes of this size.
+"""
 
 RETRY_FACTOR, SLOW_SECONDS = 10, 0.05
-"""If a query takes more than `SLOW_SECONDS` seconds, the next query waits `RETRY_FACTOR` times as long. Without NVML,
-a query starts a process that uses CUDA, and trials would wait for the query at every report."""
+"""If a query takes more than `SLOW_SECONDS` seconds, no further query starts for `RETRY_FACTOR` times its duration.
+Without NVML, a query starts a process that uses CUDA, and trials would wait for the query at every report."""
 MAX_AGE = 2.0
 """The maximum age in seconds of a query before a trial starts."""
 

@@ -31,13 +31,13 @@ class TrialPlacement:
     number: int
     gpus: tuple[TrialGpu, ...] = ()
     fits: tuple[Fit, ...] = ()
-    """The fit of the trial on each GPU. The tuple is empty on the host."""
+    """The fit of the trial on each GPU. The tuple is empty for trials without a GPU."""
     is_alone: bool = False
     """True if no other trial shares the GPUs."""
 
     @property
     def fit(self) -> Fit | None:
-        """The memory and micro-batch size on the GPU of rank 0, or None on the host."""
+        """The memory and micro-batch size on the GPU of rank 0, or None for a trial without a GPU."""
         return self.fits[0] if self.fits else None
 
 
@@ -46,7 +46,7 @@ class _GpuOption(NamedTuple):
 
     is_split: bool
     left: int
-    """The number of bytes that stay free."""
+    """The number of bytes that stay free on the GPU after the trial has started."""
     number: int
     gpu: TrialGpu
     fit: Fit

@@ -59,7 +59,7 @@ class _Observation:
 
 
 class RuntimeModel:
-    """Records the progress of trials, in seconds of any clock, and predicts runtimes."""
+    """Records the progress of trials and predicts their runtimes. All times are in seconds and may come from any clock."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -171,7 +171,7 @@ class _LogLinearModel:
         return cls(weights, means, float(logs.min()), float(logs.max()), residuals.tolist())
 
     def samples(self, features: Sequence[float]) -> list[float]:
-        """Return equally likely predicted values."""
+        """Return predicted values that are all equally likely."""
         predicted = float(self.weights @ (features - self.means))
         middle = min(max(predicted, self.lowest), self.highest)
         return [math.exp(middle + residual) for residual in self.residuals]

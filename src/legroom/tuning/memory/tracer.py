@@ -35,7 +35,7 @@ class TraceResult:
     batch_size: int | None
     """The size of the largest batch that was passed to a guard."""
     min_micro_batch: int
-    """The minimum number of samples per micro-batch."""
+    """The smallest micro-batch, in samples, that the function accepts."""
     can_split: bool
     """True if the function can run in micro-batches."""
     request_hash: str

@@ -36,7 +36,8 @@ DRAWN, KEPT = 96, 16
 LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
 """The prior of the length scales: the median as a fraction of a range, and the standard deviation of the logarithm."""
 MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
-"""The range of the noise variance of transformed losses. Two runs of the same configuration do not end with the same loss."""
+"""The range of the noise variance of transformed losses. The variance is not zero, because two runs of the same
+configuration do not end with exactly the same loss."""
 FIT_LENGTH, FIT_NOISE = 0.7, 0.05
 """The length scale and noise of the model that predicts whether a point fits. The noise lets the model represent a
 sharp boundary."""

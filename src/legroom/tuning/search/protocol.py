@@ -31,9 +31,9 @@ class Result:
 class Searcher(Protocol):
     """Proposes configurations.
 
-    A searcher receives the result of every trial, and proposes trials in the order of their numbers. A searcher
-    stores nothing on disk. A resumed study creates a new searcher and repeats all calls in the same order. The
-    searcher must then continue in the same way as before.
+    A searcher receives the result of every trial, and proposes trials in the order of their numbers. A searcher stores
+    nothing on disk. A resumed study creates a new searcher and repeats all calls in the same order. The new searcher
+    must then make the same proposals as the old searcher.
     """
 
     startup_trials: int | None

@@ -203,8 +203,8 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
     trial.
 
     `[2, 4, 8]` and `{choice = [...]}` mean one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int =
-    [1, 8]}` and `{int_log = [16, 1024]}` mean a range with both bounds included. `{int_log2 = [2, 9]}` means 4, 8,
-    ... 512. `step` and `points` make a range usable in a grid.
+    [1, 8]}` and `{int_log = [16, 1024]}` mean a range with both bounds included. `{int_log2 = [2, 9]}` means 4, 8, ...
+    512. A range can be used in a grid if it has a `step` or a number of `points`.
     """
     if isinstance(written, AnyDomain):
         return written

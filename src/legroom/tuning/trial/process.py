@@ -78,7 +78,7 @@ class TrialExit:
     is_disk_full: bool = False
     """True if a checkpoint could not be written."""
     affects_all_trials: bool = False
-    """True if every other trial would end in the same way, because the function cannot be loaded."""
+    """True if all other trials would fail in the same way, because the function cannot be loaded."""
     failed_at: float = 0.0
     """The time at which the error was raised (`time.time()`), or 0 if the process died."""
 

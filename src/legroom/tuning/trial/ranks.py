@@ -64,8 +64,8 @@ class RankGroup:
 
     @property
     def is_over(self) -> bool:
-        """True if all ranks have ended or one rank has failed. If a rank has failed, the other ranks would wait for it
-        indefinitely."""
+        """True if all ranks have ended or one rank has failed. One failed rank is enough, because the other ranks would
+        wait for it indefinitely."""
         return len(self.ends) == self.ranks or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )

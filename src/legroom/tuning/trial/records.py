@@ -43,7 +43,8 @@ class TrialState(StrEnum):
 
     @property
     def has_failed(self) -> bool:
-        """True if the trial raised an exception, died or ran out of memory. Such a trial is never the best."""
+        """True if the trial raised an exception, died or ran out of memory. A trial in one of these states is never the
+        best trial."""
         return self in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
     @property
@@ -163,4 +164,4 @@ class TrialOutcome:
     state: TrialState
     reason: str = ""
     affects_all_trials: bool = False
-    """True if every other trial would end in the same way."""
+    """True if all other trials would fail in the same way."""

@@ -95,7 +95,8 @@ class Trial:
     """The checkpoint from which the trial continues, or None for a new trial. The checkpoint is a path that was
     passed to `report`, or a file that `report` wrote."""
     step: int = 0
-    """The number of reports so far. After an interruption, only reports up to the checkpoint are included."""
+    """The number of reports so far. If the trial was interrupted, reports after its last checkpoint are not included.
+    """
     channel: Channel
     _micro_batch: int | None = None
     _guards: "list[weakref.ref[Guard]]" = field(default_factory=list)
@@ -257,7 +258,7 @@ def remove(path: Path) -> None:
 
 
 def reserved_peak() -> int | None:
-    """Return the peak memory that PyTorch reserved on the GPU in this process, or None if no GPU was used."""
+    """Return the peak of the memory that PyTorch reserved on the GPU in this process, or None if no GPU was used."""
     cuda = _cuda_in_use()
     return None if cuda is None else int(cuda.max_memory_reserved())
 

@@ -32,8 +32,8 @@ def _autocast() -> Iterable[Replacement]:
 
     PyTorch keeps one autocast state per device type. The states for CUDA and the CPU are both set when an autocast
     region is entered, and restored when the region ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and
-    checkpointing therefore return the same results as on a GPU. Host tensors in the region are also cast, because
-    autocast cannot distinguish them from device tensors.
+    checkpointing therefore behave as on a GPU. Host tensors in the region are also cast, because autocast cannot
+    distinguish them from device tensors.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__

@@ -1,9 +1,10 @@
 """Kernels of operators that a program registers (`torch.library.custom_op`, `Library.impl`, `torch.library.impl`).
 
-PyTorch selects a kernel by the real device of the tensors, which is always the CPU. Therefore this module registers one
-function for the CPU, which calls the program's kernel for CUDA or for the CPU, depending on the virtual device. A CUDA
-kernel written in Triton or C++ raises its own error, because it cannot run on the CPU. Kernels are user code. Kernels
-run with the virtual GPU's modes, so their tensors are on virtual devices, and their memory is counted.
+PyTorch selects a kernel by the real device of the tensors. For tensors on a virtual GPU, the real device is the CPU.
+Therefore this module registers one function for the CPU, which calls the program's kernel for CUDA or for the CPU,
+depending on the virtual device. A CUDA kernel written in Triton or C++ raises its own error, because it cannot run on
+the CPU. Kernels are user code. Kernels run with the virtual GPU's modes, so their tensors are on virtual devices, and
+their memory is counted.
 
 An operator that was defined before the virtual GPU became active is supported only if it is a `custom_op`.
 """
@@ -143,8 +144,8 @@ _operators: dict[str, _Kernels] = {}
 library is deleted, so this dict is kept after a virtual GPU ends.
 """
 _composites: dict[str, _Kernel] = {}
-"""Maps the qualified name of an operator to the program's kernel for all devices. The kernels are stored because torch
-cannot return them in versions without `get_kernel`.
+"""Maps the qualified name of an operator to the kernel that the program registered for all devices. The kernels are
+stored because torch cannot return them in versions without `get_kernel`.
 """
 
 

@@ -118,7 +118,7 @@ class Streams:
 
     @property
     def record(self) -> Callable[[torch.Tensor, "GenericStream"], None]:
-        """Implement `Tensor.record_stream`. Call the host's `record_stream(tensor, stream_id)`, if it has such a
+        """Implement `Tensor.record_stream`. Call the host's `record_stream(tensor, stream_id)`, if the host has this
         method.
         """
         on_record = getattr(self.host, "record_stream", None)
@@ -193,13 +193,13 @@ class GenericStream(metaclass=_ReplacementMeta):
         return False
 
     def synchronize(self) -> None:
-        """Return at once, because all operations have finished."""
+        """Return immediately, because all operations have finished."""
 
     def wait_event(self, event: "GenericEvent") -> None:
-        """Return at once, because all operations have finished."""
+        """Return immediately, because all operations have finished."""
 
     def wait_stream(self, stream: "GenericStream") -> None:
-        """Return at once, because all operations have finished."""
+        """Return immediately, because all operations have finished."""
 
     def record_event(self, event: "GenericEvent | None" = None) -> "GenericEvent":
         event = event or self._new_event()
@@ -297,13 +297,13 @@ class GenericEvent(metaclass=_ReplacementMeta):
         self._recorded = time.perf_counter()
 
     def wait(self, stream: GenericStream | None = None) -> None:
-        """Return at once, because all operations have finished."""
+        """Return immediately, because all operations have finished."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """Return at once, because all operations have finished."""
+        """Return immediately, because all operations have finished."""
 
     def elapsed_time(self, end_event: "GenericEvent") -> float:
         """Return the milliseconds between the recordings of the two events, as measured by the host's clock."""

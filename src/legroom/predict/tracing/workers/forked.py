@@ -22,7 +22,7 @@ from legroom.predict.tracing.running_line import running_line
 from legroom.predict.tracing.terminal import open_terminal
 
 MAX_TRACES = 4
-"""The maximum number of traces at the same time. Each trace needs several hundred MiB of host memory."""
+"""The maximum number of traces that run at the same time. Each trace needs several hundred MiB of host memory."""
 
 
 class ForkedWorkers:

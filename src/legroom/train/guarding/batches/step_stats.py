@@ -1,7 +1,7 @@
-"""Measures the time and memory of steps, which determine micro-batch sizes. Steps that are not split are not measured.
+"""Measures the time and memory of steps, which determine micro-batch sizes. Only steps with a split batch are measured.
 
 Time on a GPU is measured with events that are read one step later, which avoids synchronization. PyTorch's peak
-statistics are reset only during the first few steps of each size.
+statistics are reset only in the first few steps with each micro-batch size.
 """
 
 import time

@@ -27,7 +27,7 @@ def loss_weights(
     total: float | None = None,
 ) -> list[float]:
     """Return the loss weight of each micro-batch. `sizes` contains the number of samples in each micro-batch. `total`
-    is the number of samples or elements across all ranks, or None if other ranks are not included."""
+    is the number of samples or elements across all ranks, or None to count only this rank."""
     if weight is not None:
         counts = [count_weight(weight, batch, start, stop) for start, stop in spans(sizes)]
         total = sum(counts) if total is None else total
