@@ -37,7 +37,7 @@ class BatchSearch:
     """Maps each batch size that was tried to True if it fits, otherwise to False."""
     traces: dict[int, Trace] = field(default_factory=dict)
     is_complete: bool = True
-    """False if the search was stopped by its deadline, so that larger sizes may fit."""
+    """False if the search was stopped by its deadline. In this case, larger sizes may also fit."""
 
     @property
     def largest(self) -> int | None:

@@ -45,7 +45,7 @@ class EventBuffer:
             self._drain(wait=False)
 
     def step_ended(self) -> None:
-        """Pass the pending events to the consumer. If steps are short, do this only after some of them."""
+        """Pass the pending events to the consumer. If steps are short, do this only at the end of some steps."""
         started = time.perf_counter()
         if started >= self._next_drain:
             self._drain(wait=False)

@@ -3,10 +3,10 @@
     loader = run.loader(dataset, batch_size=64)     # 64 samples per step, across all ranks
     for x, y in loader:                             # this rank's samples, on its device
 
-Other samplers repeat samples to give all ranks the same number of samples. The result then differs from the result of
-training in one process. This loader splits the last batch without padding, and a rank without samples uses one sample
-with weight 0. The samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can
-therefore resume at the same batch with a different number of ranks.
+Other samplers repeat samples to give all ranks the same number of samples. With repeated samples, training gives a
+different result than training in one process. This loader splits the last batch without padding, and a rank without
+samples uses one sample with weight 0. The samples of a batch depend only on the seed and the epoch, not on the number
+of ranks. A run can therefore resume at the same batch with a different number of ranks.
 """
 
 import zlib

@@ -113,7 +113,7 @@ def integer_arguments(arguments: Sequence[str]) -> list[BatchArgument]:
 
 
 def round_down(size: int) -> int:
-    """Return the largest common batch size that is at most `size`."""
+    """Round down to a batch size that is common in practice: a power of two below 16, and otherwise a multiple of 8."""
     if size < 16:
         return 1 << (size.bit_length() - 1)
     return size - size % 8

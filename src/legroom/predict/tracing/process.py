@@ -542,8 +542,8 @@ def run_job(job: dict[str, Any], pipe: "Connection[Any, Any]") -> NoReturn:
 
 
 def _apply_edits(edits: Mapping[str, str]) -> None:
-    """Replace the contents of files in this process. The replacement applies to files that the script opens in the
-    sandbox and to modules that it imports."""
+    """Make this process see other contents for some files, without changing the files on disk. The replacement applies
+    to files that the script opens in the sandbox and to modules that it imports."""
     for path, text in edits.items():
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

@@ -95,8 +95,8 @@ class GraphNode:
     with_gradients: bool
     begin: int
     end: int
-    """The first graph position of the call, and the position after its last. A layer or an operation has exactly one
-    position. A module that calls other modules covers the positions of all these calls.
+    """The first graph position of the call, and the position after the end of the call. A layer or an operation has
+    exactly one position. A module that calls other modules covers the positions of all these calls.
     """
     children: list["GraphNode"] = field(default_factory=list)
     modified_slots: list[int] = field(default_factory=list)

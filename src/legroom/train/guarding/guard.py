@@ -70,7 +70,8 @@ class StepSummary:
 
 
 class Guard:
-    """Training steps of one model and one optimizer that recover from out-of-memory errors with the same gradients.
+    """Training steps of one model and one optimizer that recover from out-of-memory errors without changing the
+    gradients.
 
     `precision` is "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. Alternatively, pass your own
     GradScaler as `scaler` and use autocast in your function. `max_micro_batch_size` is the maximum number of samples

@@ -45,8 +45,8 @@ computation continues."""
 PREFETCHED_COPIES = 2
 """The number of copies that are moved back before they are requested."""
 MAX_PENDING_BYTES = 256 * MiB
-"""The maximum size of pending and prefetched copies, which use device memory. If single copies are larger than this, up
-to two copies are pending and one copy is prefetched."""
+"""The maximum total size in bytes of pending and prefetched copies, which use device memory. If single copies are
+larger than this, up to two copies are pending and one copy is prefetched."""
 FREE_HOST_MEMORY_FRACTION = 0.8
 MAX_STORAGE_FACTOR = 8
 """A tensor is moved with its whole storage, unless the storage is more than this many times larger."""

@@ -2,9 +2,9 @@
 
 The dispatcher writes the number of threads per trial to a file whenever this number changes. A trial's process reads
 the file when it starts, after optimizer steps and after each report. A single trial therefore uses all cores, and two
-trials do not slow each other down. In PyTorch's CPU operations, the threads of a trial wait for each other. Two trials
-with two threads each on two cores therefore take nine times as long as one trial. For the same reason, one core is left
-free while a configuration is traced. If the user sets the number of threads (`OMP_NUM_THREADS`, or
+trials do not slow each other down. In PyTorch's CPU operations, the threads of a trial wait for each other. Therefore,
+on two cores, two trials with two threads each take nine times as long as one trial alone. For the same reason, one core
+is left free while a configuration is traced. If the user sets the number of threads (`OMP_NUM_THREADS`, or
 `torch.set_num_threads` in the function), the number is not changed.
 """
 

@@ -105,7 +105,8 @@ class OptunaSearcher:
 
 
 def _sampler(seed: int) -> TPESampler:
-    """Create the sampler. Optuna 5 uses constraints of trials directly, while older versions need a function."""
+    """Create the sampler. Optuna 5 reads the constraints from the trials, while older versions need a function that
+    returns the constraints."""
     if hasattr(FrozenTrial, "constraints"):
         return TPESampler(seed=seed)
     return TPESampler(seed=seed, constraints_func=lambda trial: (trial.user_attrs.get(_SHORTAGE, 0.0),))
