@@ -27,8 +27,9 @@ $(VENV)/.ready: $(VENV)/.demo
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
-# One worker per core, at most 8: each worker needs about 1 GiB. A worker takes over the waiting tests of another one.
-WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
+# One worker more than cores, because some tests wait for processes, and at most 8: each worker needs about 1 GiB. A worker takes
+# over the waiting tests of another one.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 7 ? cores + 1 : 8)))
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,15 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
     if not any(path.is_relative_to(_GPU) for path in chosen):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file whose tests are all deselected by `-m "not slow"`: some import Lightning or Ray, which takes seconds."""
+    excluded = re.findall(r"not (\w+)", config.option.markexpr)
+    if not excluded or collection_path.suffix != ".py":
+        return None
+    marks = re.search(r"^pytestmark = (.+)", collection_path.read_text(encoding="utf-8"), re.M)
+    return True if marks and any(f"mark.{name}" in marks[1] for name in excluded) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
