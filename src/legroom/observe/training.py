@@ -134,8 +134,8 @@ class TrainingClock:
                 self._end_step()
 
     def interrupted(self) -> None:
-        """Reset the state after an exception, which may have ended a backward pass, or `optimizer.step()` before its
-        post hook ran.
+        """Reset the state after an exception. The exception may have ended a backward pass, or `optimizer.step()`
+        before its post hook ran.
         """
         self._this_thread.in_optimizer = self._went_backward = False
 

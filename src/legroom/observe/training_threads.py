@@ -122,8 +122,8 @@ def _is_training_code(frame: FrameType | None) -> bool:
 
 
 def _forget_other_threads() -> None:
-    """Reset the state in a forked child. Only the calling thread exists in the child, and another thread may have held
-    the lock.
+    """Reset the state in a forked child. Only the calling thread exists in the child, but another thread may have held
+    the lock when the process forked.
     """
     global _scan_lock
     _scan_lock = threading.RLock()

@@ -56,9 +56,8 @@ def replay_requests(
     allocated.
 
     `handle` is the memory outside PyTorch that each cuBLAS handle uses, in bytes. `capacity` does not include this
-    memory, but PyTorch can use it until a handle is created. If PyTorch has reserved the memory before the handle is
-    created, creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache and try
-    again.
+    memory, but PyTorch can use it until a handle is created. If PyTorch has already reserved this memory, creating the
+    handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache for a handle.
 
     `segment_address(size, stream)` returns the address of each new segment. If an optional request fails, such as the
     workspace of a cuDNN kernel, later optional requests of the same size are skipped. The reason is that torch then

@@ -1,7 +1,7 @@
 """Runs a script whose source does not contain the word `torch`. PyTorch is imported only if the script imports it, for
 example through another module. The recording starts when torch is imported.
 
-Importing torch takes seconds and hundreds of megabytes, which a script without torch does not need.
+Importing torch takes seconds and uses hundreds of megabytes, so a script that does not use torch should not import it.
 """
 
 import os

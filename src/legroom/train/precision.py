@@ -36,7 +36,7 @@ CHECK_INTERVAL = 50
 RECENT_STEPS = 100
 MAX_SKIPPED = 10
 """If the GradScaler skips at least this many of the recent steps, a finding is reported. A healthy GradScaler skips
-about one in 2000 steps, when it increases the scale."""
+about one in 2000 steps, because it tries a larger scale every 2000 steps."""
 
 
 def precision(

@@ -13,7 +13,7 @@ SAME_NAME = 0.85
 """If the similarity of two names is above this value, one of them is treated as a misspelling (`los` and `loss`, but
 not `loss_g` and `loss_d`)."""
 ALIKE_FAILURES = 3
-"""The number of trials that fail for the same reason before the study ends, if no trial has reported the metric."""
+"""The study ends after this many trials have failed for the same reason, if no trial has reported the metric."""
 _NUMBER = re.compile(r"\d+")
 
 

@@ -255,8 +255,8 @@ class TrialDispatcher:
         return min(larger, default=None)
 
     def _estimate_again_if_stuck(self, waiting: Mapping[int, Admission]) -> None:
-        """Estimate waiting trials again if none of them fits although no trial is running, because other programs use
-        the memory."""
+        """If no trial is running and no waiting trial fits, estimate the waiting trials again, because other programs
+        may have used the memory."""
         if self._running or not waiting:
             self._stuck_since = None
         elif self._stuck_since is None:

@@ -1,5 +1,5 @@
-"""Names of notebook cells: `cell [3]` instead of the temporary file or the pseudo-file under which a kernel compiles a
-cell, for example `/tmp/ipykernel_123/456.py` or `<ipython-input-3-0a1b2c>`.
+"""Gives notebook cells names such as `cell [3]`. A kernel compiles each cell under the name of a temporary file or a
+pseudo-file, for example `/tmp/ipykernel_123/456.py` or `<ipython-input-3-0a1b2c>`.
 
 The number in the name is the one that the notebook shows next to the cell. If a cell ran several times, the number of
 its last run is used. This module never imports IPython. If the program has not imported IPython, no file is a cell.

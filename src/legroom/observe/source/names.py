@@ -143,8 +143,8 @@ class SourceName:
 
 
 def _slices_other_dimension(value: ast.Subscript) -> bool:
-    """Return whether the result of a concatenation is sliced along a different dimension than the dimension of the
-    concatenation, as in `torch.cat([queue, keys], 0)[:, :64]`.
+    """Return whether tensors are concatenated along one dimension and the result is sliced along another dimension, as
+    in `torch.cat([queue, keys], 0)[:, :64]`.
     """
     call = value.value
     if not isinstance(call, ast.Call) or called_name(call) not in ("cat", "concat", "concatenate"):

@@ -278,9 +278,8 @@ class NameReader:
                 self._follow_alias(target)
 
     def _computed_before(self, value: ast.expr) -> list[ast.expr]:
-        """Return the expressions that were assigned to the local variables in `value`, if they are sums or
-        concatenations with the old value. For example, `smooth = 0.9 * self.average + 0.1 * loss` may precede
-        `self.average = smooth`.
+        """Return the sums and concatenations with the old value that were assigned to the local variables in `value`.
+        For example, `smooth = 0.9 * self.average + 0.1 * loss` may precede `self.average = smooth`.
         """
         names = {each.id for each in flattened(value) if isinstance(each, ast.Name)}
         assigned = [

@@ -56,7 +56,7 @@ class ScriptSettings:
     @contextmanager
     def followed_options(self) -> Iterator[None]:
         """Record the options that the script parses inside the `with` block. Files that the script opens are not
-        recorded, because an audit hook cannot be removed.
+        recorded, because this requires an audit hook, which cannot be removed after the block.
         """
         plain = argparse.ArgumentParser.parse_known_args
         following = self._follow_argparse()

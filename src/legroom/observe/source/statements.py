@@ -31,7 +31,8 @@ class StoringStatement(NamedTuple):
     at_index: bool = False
     """Whether the statement replaces an item (`slots[i] = state`), so a list does not grow."""
     truncates: bool = False
-    """Whether the stored value is a slice of the old and the new value, as in `torch.cat([queue, keys])[-64:]`."""
+    """Whether the stored value is a slice of the old value and the new value together, as in `torch.cat([queue,
+    keys])[-64:]`."""
     only_if_missing: bool = False
     """Whether the statement only runs if there is no value yet, as in `if bank is None: bank = samples`."""
     only_at_start: bool = False

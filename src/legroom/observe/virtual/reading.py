@@ -1,7 +1,7 @@
 """Handles reads of device tensor values in Python: conversions to NumPy and lists, printing, formatting and pickling.
 
-The function mode calls these handlers instead of torch's methods. A device tensor reports its virtual device, and
-cannot be converted to a NumPy array, like a real CUDA tensor. A tensor without data (`FakeTensors`) returns placeholder
+The function mode calls these handlers instead of torch's methods. Like a real CUDA tensor, a tensor on a virtual GPU
+reports its device and cannot be converted to a NumPy array. A tensor without data (`FakeTensors`) returns placeholder
 values, so a statement that reads values does not end the trace.
 """
 

@@ -5,10 +5,10 @@ pipeline stage. The memory rarely depends on the data that the rank receives. An
 ranks. PyTorch's fake process group completes every collective immediately and moves no data. However, a rank may need
 an object that another rank creates and broadcasts, such as a plan or a path.
 
-The sending rank stores this object in the folder that the environment variable LEGROOM_SINGLE_RANK contains, and the
-ranks that are traced later read it there. The fake process group is one of torch's testing tools. If this version of
-torch lacks the fake process group, rank 0 of 1 is traced instead, so the estimate does not include the savings from
-sharding.
+The sending rank stores this object in a folder, and the ranks that are traced later read it there. The environment
+variable LEGROOM_SINGLE_RANK contains the path of the folder. The fake process group is one of torch's testing tools. If
+this version of torch lacks the fake process group, rank 0 of 1 is traced instead, so the estimate does not include the
+savings from sharding.
 """
 
 import contextlib

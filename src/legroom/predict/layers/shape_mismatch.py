@@ -25,7 +25,7 @@ class LayerCall:
     shapes: tuple[Shape, ...]
     """The shapes of the input tensors."""
     arguments: Any
-    """The arguments of the call, which are read only while the exception is handled."""
+    """The arguments of the call. Legroom reads them only while the exception is handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,7 +166,7 @@ def _eight_bit_optimizer(undo: _Undo) -> None:
 
 
 def _spill(undo: _Undo) -> None:
-    """Move tensors that autograd saves to host memory, and copy them back when they are used."""
+    """Move the tensors that autograd saves for the backward pass to host memory, and copy them back when they are used."""
 
     def pack(tensor: torch.Tensor) -> Any:
         if tensor.is_cuda and not isinstance(tensor, nn.Parameter) and tensor.numel() > 1024:

@@ -92,9 +92,9 @@ def finish_plan(
 ) -> list[PlannedOption]:
     """Return every option that saves memory, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest` is the trace of the largest batch size that fits. If the current batch size does not fit, this batch size
-    is also listed as an option. `how` describes the change that sets this batch size. If no single option is enough,
-    options are combined, cheapest first, until the run fits.
+    `largest` is the trace of the largest batch size that fits. If the current batch size does not fit, the largest
+    batch size that fits is also listed as an option. `how` describes the change that sets this batch size. If no single
+    option is enough, options are combined, cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
     for option, finish in started:

@@ -108,8 +108,8 @@ class ModelCut:
         return len(self.boundaries) - 1
 
     def on(self, graph: ForwardGraph) -> tuple[int, ...]:
-        """Return the stage boundaries in another forward graph of the same model. Each boundary follows the same layer,
-        and the same number of operations after that layer, as in the recorded graph."""
+        """Return the stage boundaries in another forward graph of the same model. In both graphs, a boundary follows
+        the same layer, and the same number of operations after that layer."""
         if tuple(graph.signature()) == self.signature:
             return self.boundaries
         is_layer = [node.is_module for node in graph.leaves()]

@@ -96,8 +96,8 @@ class RankResult:
         }
 
     def _figures(self) -> tuple[int, int, int]:
-        """Return the steps and the peaks of allocated and reserved memory. A rank that was killed wrote no figures to its
-        exit record, so they are read from its capture."""
+        """Return the steps and the peaks of allocated and reserved memory. A rank that was killed wrote no memory sizes
+        to its exit record, so the sizes are read from its capture."""
         record = self.exit_record
         if record is not None and record.device is not None:
             return record.steps, record.peak_allocated, record.peak_reserved

@@ -33,7 +33,7 @@ def is_own_address(address: str) -> bool:
 
 
 def local_address(address: str) -> str | None:
-    """Return the IP address of this machine in the network that leads to `host:port`, or None if it is unknown."""
+    """Return the IP address that this machine uses to connect to `host:port`, or None if it is unknown."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]

@@ -134,7 +134,7 @@ def trace_devices(device_model: DeviceModel, devices: int = 1) -> Iterator[tuple
 
 
 def _sharded_peaks(events: list[Event], ranks: Sequence[int]) -> list[int]:
-    """For each number of ranks, return the peak of one device, which has one shard of the sharded tensors and all other
+    """For each number of ranks, return the peak of a device that has one shard of each sharded tensor, and all other
     tensors. With 0 ranks, the size of a shard is 0."""
     categories = {event.id: event.category for event in events if type(event) is Alloc}
     categories.update({event.id: event.category for event in events if type(event) is Tag})

@@ -154,9 +154,9 @@ def coordinator_shares(
     """Return the number of samples and the predicted peak of each DataParallel device, coordinator first.
 
     The coordinator gets as many samples as possible without using more memory than the average of the other devices. If
-    the coordinator uses more memory than the average with any number of samples, it gets the number of samples with the
-    lowest peak. Memory grows linearly with the samples, so the search interpolates between the smallest and the largest
-    share.
+    the coordinator uses more memory than the average with every number of samples, it gets the number of samples with
+    the lowest peak. Memory grows linearly with the samples, so the search interpolates between the smallest and the
+    largest share.
     """
     batch_size = BatchArguments((batch,), {}).batch_size
     tried: dict[int, tuple[list[int], float]] = {}

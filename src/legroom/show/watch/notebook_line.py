@@ -1,4 +1,5 @@
-"""The progress line of `legroom.watch` in a notebook: one output below the cell that is updated in place."""
+"""The progress line of `legroom.watch` in a notebook. The line is a single output below the cell and is updated in
+place."""
 
 from typing import Any
 

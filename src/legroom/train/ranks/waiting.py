@@ -38,8 +38,8 @@ TIMEOUT = 1800.0
 """The time in seconds to wait for another rank, as in gloo."""
 REPORT_SECONDS = 10.0
 _STALL_FACTOR = 3
-"""If no rank has exited, a main thread without progress is reported only after this multiple of REPORT_SECONDS, because
-it may be computing or loading data."""
+"""A main thread without progress may be computing or loading data, so it is reported only after this multiple of
+REPORT_SECONDS, unless a rank has exited."""
 _POLL_SECONDS = 2.0
 """The interval in seconds at which a rank checks for requests from other ranks."""
 _ANSWER_SECONDS = 6.0

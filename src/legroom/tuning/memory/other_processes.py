@@ -1,9 +1,10 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
 Trials share the memory that other programs do not use. The driver reports memory per process, so the memory of trials
-can be distinguished from the memory of other programs. In a container that cannot see its own process IDs, this
-distinction is not possible. In that case, the use of other programs is estimated from two lower bounds: the memory that
-exceeds the reservations of trials, and the memory in use when no trial was running.
+can be distinguished from the memory of other programs. In some containers, the process IDs that the driver reports
+differ from the IDs inside the container, so this distinction is not possible. In that case, the memory use of other
+programs is estimated from two lower bounds: the memory that exceeds the reservations of trials, and the memory in use
+when no trial was running.
 """
 
 import math

@@ -8,9 +8,9 @@ slow configurations with a high expected improvement are still tried.
 
 Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. A diverged trial
 therefore marks a region to avoid, without hiding the differences between good trials. Every dimension has its own
-length scale, because the loss often depends on one of many parameters. A few results do not determine the length
-scales, so the prediction is an average over many samples of length scales, weighted by their likelihood. Running
-trials are assumed to end with their predicted loss, so that no configuration is proposed twice.
+length scale, because the loss often depends on only one of many parameters. A few results do not determine the length
+scales, so the prediction is an average over many samples of length scales, weighted by their likelihood. Running trials
+are assumed to end with their predicted loss, so that no configuration is proposed twice.
 
 Legroom implements its own Gaussian process. The Gaussian processes of scikit-learn and BoTorch fit a single set of
 length scales, which overfits if only four results are known. BoTorch is also a large dependency.
@@ -42,8 +42,8 @@ FIT_LENGTH, FIT_NOISE = 0.7, 0.05
 """The length scale and noise of the model that predicts whether a point fits. The noise lets the model represent a
 sharp boundary."""
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
-"""If the predicted probability that a point fits is below MIN_PROBABILITY, it is multiplied by UNLIKELY_FACTOR, because
-the expected improvement of these points is overestimated."""
+"""If the predicted probability that a point fits is below MIN_PROBABILITY, the probability is multiplied by
+UNLIKELY_FACTOR, because the expected improvement of these points is overestimated."""
 RUNTIME_EXPONENT = 0.5
 """The exponent of the runtime in the score."""
 MIN_TRIALS, RIDGE = 4, 0.1

@@ -138,7 +138,8 @@ def run_trial_process(task: TrialTask, pipe: Connection) -> None:
 def _exit_when_closed(pipe: Connection) -> None:
     """Exit when the other end of the pipe is closed, because a trial without an engine must not keep its GPU.
 
-    On Windows, which has no `poll`, a process exits with the process that started it (see `legroom.processes`).
+    Windows has no `poll`, so a process on Windows exits when the process that started it has exited (see
+    `legroom.processes`).
     """
     if not hasattr(select, "poll"):
         return

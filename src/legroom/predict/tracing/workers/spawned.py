@@ -1,9 +1,9 @@
 """Workers for systems that cannot fork. Each worker is a new process that imports torch and runs the script.
 
-A forked worker continues the script from its first batch for each trace. A new process cannot continue there, so it
-runs the script again up to the first batch, and then traces it once. The first process that runs a script also handles
-the first request. While a script runs, another process already imports torch, because nearly every estimate needs more
-than one trace.
+A forked worker continues the script from its first batch for each trace. A new process cannot continue at the first
+batch, so it runs the script again up to the first batch, and then traces it once. The first process that runs a script
+also handles the first request. While a script runs, another process already imports torch, because nearly every
+estimate needs more than one trace.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """Creates folders atomically.
 
 A folder is filled under a hidden name and renamed after its contents are flushed to disk, so a folder is either
-complete or absent. Hidden folders left by killed processes are recognized because the kernel has released their lock.
+complete or absent. A hidden folder that a killed process has left is recognized by its lock, which the kernel has
+released.
 """
 
 import contextlib
