@@ -425,7 +425,7 @@ class _DeviceTotals:
     """`allocated` is a new peak only if it exceeds this value."""
     steps: int = 0
     ended: int | None = None
-    """The number of the event at the end of the last step with known events."""
+    """The number of the event that ended the last step whose events are known."""
     latest: Alloc | None = None
     peak_allocated: Moment = _NEVER
     peak_reserved: Moment = _NEVER

@@ -25,8 +25,9 @@ _SAME_STORAGE = split_words(
 def parts_with_graph(
     program: Program, expression: cst.BaseExpression, *, but: str = ""
 ) -> list[cst.BaseExpression]:
-    """Return the smallest subexpressions of a stored expression that have a graph, except the path `but` and its
-    items."""
+    """Return the smallest subexpressions of a stored expression that have a graph. The name `but` and its items are
+    skipped.
+    """
     if but and path_of(expression) == but:  # or an item of `but`
         return []
     if isinstance(expression, cst.BinaryOperation):

@@ -20,7 +20,7 @@ from legroom.observe.training_threads import other_threads_train
 
 
 class OwnedAddresses(NamedTuple):
-    """The addresses of all tensors that have one category at one tick."""
+    """The addresses of all tensors of one category, as recorded at one tick (see `markers`)."""
 
     tick: int
     category: Category

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 ACCUMULATE_GRAD = 2**63
-"""Nodes that accumulate gradients have at least this sequence number. An `AccumulateGrad` node stays alive as long as
-its parameter.
+"""`AccumulateGrad` nodes have at least this sequence number. Such a node does not belong to a single iteration, because
+it stays alive as long as its parameter.
 """
 
 

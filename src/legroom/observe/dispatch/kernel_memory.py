@@ -55,8 +55,8 @@ class KernelMemory:
     ) -> None:
         """Replay the allocations of one operation in order.
 
-        `new` maps keys to the storages of results that are new memory. `reallocate(key, location, func)` moves a
-        storage to other memory.
+        `new` maps storage keys to the storages that the operation allocated for its results.
+        `reallocate(key, location, func)` moves a storage to other memory.
         """
         by_index = _keys_by_index(out)
         planned = {by_index.get(step.index) for step in plan.steps if isinstance(step, OutputAlloc)}

@@ -80,8 +80,8 @@ class Variables:
             frame = frame.f_back
 
     def _read_context(self, file: str | None) -> None:
-        """Read the values of context variables, which the garbage collector does not track. If no module has a global
-        variable for the context variable, the name is reported in `file`.
+        """Read the values of context variables, which the garbage collector does not track. A context variable is
+        reported in the module that assigns it to a global variable, or in `file` if no module does.
         """
         for variable, value in contextvars.copy_context().items():
             name, defined_in = next(

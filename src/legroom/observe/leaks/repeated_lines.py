@@ -22,7 +22,7 @@ _ONE_LINE = 64
 iteration.
 """
 READS_ON_ONE_LINE = 8
-"""The limit that replaces `_ONE_LINE` for lines that read results. A loop often reads its result on a single line."""
+"""For lines that read results, this number replaces `_ONE_LINE`. A loop often reads its result on a single line."""
 _MAX_LINES = 4096
 """The maximum number of lines that are counted. A program that allocates memory on more lines has other signs of an
 iteration.

@@ -184,9 +184,9 @@ def is_ensemble(holder: FoundHolder) -> bool:
 
 
 def _as_linked(holder: FoundHolder) -> FoundHolder:
-    """If linked objects (a tree, a list of states) retain the tensor, return a holder that names the attribute that
-    links the objects. Otherwise, return `holder`. If the path through the linked objects is too long for the search,
-    the objects are treated as a container.
+    """If linked objects (a tree, a list of states) retain the tensor, return a holder with the name of the attribute
+    through which the objects refer to each other. Otherwise, return `holder`. If the path through the linked objects is
+    too long for the search, the objects are treated as a container.
     """
     path, usage, target = holder.path, holder.usage, holder.target
     if path.is_truncated:

@@ -450,7 +450,9 @@ def _running_files() -> Iterator[str]:
 
 
 def is_prepared_for_training(holder: FoundHolder) -> bool:
-    """Return whether the program later trains with the tensors, for example with features that it computes once."""
+    """Return whether the program later uses the tensors for training, for example as features that it computes only
+    once.
+    """
     path, usage = holder.path, holder.usage
     statement = next(iter(storing_statements(path, usage)), None)
     return statement is not None and is_training_data(path.stored_as, statement.file, statement.line)

@@ -93,9 +93,10 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
 
 
 def _moves_samples(program: Program, name: str) -> bool:
-    """Return True if a function that samples from the replay buffer, directly or through a method, moves tensors to
-    the GPU. Always return True for a program with `Conv2d`, because images in a replay buffer fill the GPU in any
-    case."""
+    """Return True if a function that samples from the replay buffer, directly or through a method, moves tensors to the
+    GPU. Always return True for a program that uses `Conv2d`: its samples are probably images, which fill the GPU even
+    if no sample is moved.
+    """
     if program.mentions("Conv2d"):
         return True
     drawing = {

@@ -320,7 +320,9 @@ def _tensor_of(values: Sequence[Value]) -> Value:
 
 
 def split_result(result: Value, forward: Function | None) -> Value:
-    """Return the items that a model in this file returns. Detached items have no graph."""
+    """Return the output of a model as a container, if the model's `forward` in this file returns several items. Items
+    that `forward` detaches have no graph.
+    """
     if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
         return result
     detached = (ValueKind.TENSOR, ValueKind.PLAIN)
@@ -342,8 +344,9 @@ def new_instance(program: Program, class_name: str, arguments: tuple[Value, ...]
 
 
 def _contents_of(program: Program, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
-    """Return the contents of a new object. A new dataclass object contains the arguments of the call. An object of
-    any other class contains its attributes."""
+    """Return the contents of a new object. A new dataclass object contains the arguments of the call. An object of any
+    other class contains the values of its attributes.
+    """
     if program.method(class_name, "__init__") is None:
         return arguments or None
     if not any(each.has_graph for each in arguments):
@@ -365,7 +368,7 @@ def _has_parameters(program: Program, class_name: str) -> bool:
 
 
 def _has_no_parameters(program: Program, class_name: str) -> bool:
-    """Return True if a module in this file contains no parameters and no other modules, such as a metric."""
+    """Return True if a module in this file, such as a metric, contains no parameters and no other modules."""
     plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
     modules = (ValueKind.MODEL, ValueKind.PARAMETER)
     pending, seen = [class_name], set[str]()

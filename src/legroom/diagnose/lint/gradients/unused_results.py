@@ -166,7 +166,9 @@ def _is_in_comprehension(program: Program, node: cst.CSTNode) -> bool:
 
 
 def _is_evaluation(program: Program, call: CallFact, evaluated: set[str]) -> bool:
-    """Return True if a function runs a model once, and the program shows that the model is evaluated there."""
+    """Return True if a function evaluates the model that it calls. The name of the function suggests evaluation, or the
+    file switches this model to evaluation mode and never to training mode.
+    """
     function = call.function
     if isinstance(function.node, cst.Module) or function.backward or function.optimizer_step:
         return False

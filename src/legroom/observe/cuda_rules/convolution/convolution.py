@@ -116,8 +116,8 @@ def _result_index(mask: Any, index: int) -> int:
 
 def _workspace(name: str, guess: WorkspaceGuess, index: int) -> list[MemoryStep]:
     """Allocate and free a workspace. If the workspace does not fit, torch tries the next kernel in cuDNN's list, and
-    finally generic kernels without a workspace. The function `try_configs` in ATen/native/cudnn/Conv_v8.cpp catches the
-    error.
+    finally generic kernels without a workspace. The out-of-memory error is caught by `try_configs` in
+    ATen/native/cudnn/Conv_v8.cpp.
     """
     size, others = guess.likely[index], tuple(sizes[index] for sizes in guess.others)
     if not any(other != size for other in others):

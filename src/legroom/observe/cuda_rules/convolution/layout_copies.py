@@ -81,9 +81,11 @@ LAYOUTS = {
 }
 """Maps each layout to its rules for input, output and weights, first for contiguous and then for channels-last tensors.
 
-`A`: copied with channels padded to 16 bytes, except images of one pixel (weights of pointwise convolutions only if
-they are padded). `O`: copied only if padded. `P`: copied and padded in any case. `F`: copied without padding. `U`:
-like `F`, except for a single pixel or channel, for which both layouts are equal. `G`: like `F`, except for a single
-image, whose groups are contiguous. `.`: not copied. Layout `L` also converts to float32. A lower-case layout
-describes one group of a kernel without group support. Without groups, the kernel has the upper-case layout.
+Rule `A` copies a tensor and pads its channels to 16 bytes, but does not copy images of one pixel, and copies the
+weights of pointwise convolutions only if they need padding. Rule `O` copies a tensor only if it needs padding. Rule `P`
+always copies and pads a tensor. Rule `F` copies a tensor without padding. Rule `U` is like `F`, but does not copy a
+tensor with a single pixel or channel, for which both memory formats are equal. Rule `G` is like `F`, but does not copy
+a single image, whose groups are contiguous. Rule `.` copies nothing. Layout `L` also converts the copies to float32. A
+lower-case layout describes one group of a kernel without group support. Without groups, the kernel has the upper-case
+layout.
 """

@@ -60,7 +60,7 @@ class ConvQuery(NamedTuple):
 
 
 class WorkspaceKind(NamedTuple):
-    """Shows which tensors a workspace contains."""
+    """The tensors that a workspace contains."""
 
     input: bool
     weight: bool

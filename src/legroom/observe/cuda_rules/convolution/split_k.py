@@ -29,13 +29,9 @@ class MatrixProduct(NamedTuple):
     columns: int
     depth: int
     column_taps: int = 1
-    """For weight gradients, the number of kernel positions, because each position has its own columns. For other
-    operations, the value is 1.
-    """
+    """The number of kernel positions that each have their own columns. The value is 1 except for weight gradients."""
     depth_taps: int = 1
-    """For the forward pass and input gradients, the number of kernel positions, because the depth contains the values
-    of all positions. For weight gradients, the value is 1.
-    """
+    """The number of kernel positions whose values are part of the depth. The value is 1 for weight gradients."""
 
 
 def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from legroom.gpus.catalog import GpuSpec
 
 TILE = 128
-"""The number of rows in the tile that one block computes, which is also the number of columns."""
+"""One block computes a square tile with this many rows and columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Losses and softmax: the intermediate tensors of the computation, and the gradients.
 
-Most losses compute one value per element and then the mean or sum. Losses differ in which other tensors exist during
-this computation. The sizes were measured on an H200 for each loss, with every reduction, precision and memory format.
+Most losses compute one value per element and then the mean or sum. Each loss function allocates different temporary
+tensors during this computation. The sizes were measured on an H200 for each loss, with every reduction, precision and
+memory format.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 A virtual GPU computes on the CPU. If the results of an operation are far too large for the GPU, computing them could
 exhaust host memory before the allocator rejects the results. The size comes from an evaluation on torch's `meta`
-device, which computes shapes only. Evaluations are cached. For small operations, a cheap upper bound replaces the
-evaluation.
+device, which computes shapes only. Evaluations are cached. The evaluation is skipped if a rough upper bound shows that
+the results fit.
 """
 
 from collections.abc import Sequence

@@ -14,8 +14,9 @@ from legroom.diagnose.lint.flow.values import ValueKind
 
 
 def survives(program: Program, target: str, loop: LoopFact, *, unlimited: bool = False) -> bool:
-    """Return True if the content of a path survives an iteration of the loop. With `unlimited`, removing single
-    entries does not count as a release."""
+    """Return True if the values stored under the name `target` survive an iteration of the loop. With `unlimited`,
+    removing single entries does not count as a release.
+    """
     if any(
         target == bound or target.startswith(f"{bound}.")
         for each in program.loops

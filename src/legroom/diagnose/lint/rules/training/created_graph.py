@@ -252,7 +252,7 @@ def _may_differentiate(program: Program, call: CallFact, names: set[str]) -> boo
 
 
 def _is_read_in_nested_function(program: Program, function: Function, names: set[str]) -> bool:
-    """Return True if another function reads one of the names as a variable of this function."""
+    """Return True if an inner function reads one of the names, which are local variables of the enclosing function."""
     return any(
         bool((names - other.local_names - set(other.parameters)) & names_in(other.body))
         for other in program.functions.values()

@@ -131,8 +131,9 @@ def _adds_a_loss(program: Program, store: StoreFact) -> bool:
 
 
 def _is_one_backward(program: Program, store: StoreFact, call: CallFact) -> bool:
-    """Return True if the backward pass runs after several stores: after a loop over micro-batches, or in every n-th
-    iteration."""
+    """Return True if several losses are stored before each backward pass. The backward pass follows a loop over
+    micro-batches, or runs only in every n-th iteration.
+    """
     if store.loops == call.loops:
         if not store.loops and not runs_every_step(program, store.function):
             return False
