@@ -422,7 +422,7 @@ class _DeviceTotals:
     allocated: int = 0
     reserved: int = 0
     highest: int = 0
-    """`allocated` is a new peak only if it exceeds this value."""
+    """The value that `allocated` must exceed to be a new peak."""
     steps: int = 0
     ended: int | None = None
     """The number of the event that ended the last step whose events are known."""

@@ -70,7 +70,9 @@ class FollowedRecorder:
         self._sink(event)
 
     def finish(self) -> None:
-        """End the last step. Only the last step needs this call, because all other events are sent when they occur."""
+        """End the last step. This call is needed only for the last step, because all other events are sent when they
+        occur.
+        """
         if self._leave is not None:
             self._recorder.clock.end_step_without_optimizer()
 

@@ -390,15 +390,16 @@ _FAULTS = ("LG710", "LG711")
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"
 _NCCL_LINES = 200
+"""NCCL reports the failed call within this many lines before its failure."""
 _REASONS = {
     _NCCL: (("LG700", "LG702", "LG703", "LG704"), "NCCL", _NCCL_LINES),
     "LG711": (("LG725",), "fallen off the bus", _NCCL_LINES),
     "LG751": (("LG705",), "", 6),
 }
-"""For an error that follows from another error: the codes of the other error, a word in its text, and the number of lines
-before the error in which it is searched. A kernel fails if the GPU has failed, and a build fails if the compiler was
-killed."""
-"""NCCL reports the failed call within this many lines before its failure."""
+"""Maps the code of an error to its possible cause earlier in the log: the codes of the cause, a text that the cause
+contains, and the number of lines before the error in which the cause is searched. For example, a kernel fails because
+the GPU has failed, and a build fails because the compiler was killed.
+"""
 _FOLLOWUP_LINES = 60
 """An uninformative error within this many lines after another error is treated as its consequence."""
 _NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")

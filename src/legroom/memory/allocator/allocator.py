@@ -294,7 +294,9 @@ class Allocator:
         self._select_fast_paths()
 
     def _select_fast_paths(self) -> None:
-        """Determine whether a search for a free block needs only a bisection, as with the default settings."""
+        """Determine whether the settings allow the fast search for a free block, which is a single bisection. The
+        default settings allow it.
+        """
         self._collects_garbage = (
             self._device.allowed is not None and self.settings.garbage_collection_threshold > 0
         )

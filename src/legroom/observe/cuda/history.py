@@ -427,7 +427,9 @@ class CudaHistory:
         return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
 
     def _records_by_tick(self) -> list[TickRecord]:
-        """Return all records since the last reading in order, followed by the current address owners."""
+        """Return all records since the last reading in order. The last records contain the current addresses of all
+        tensors with a known category.
+        """
         with torch._C.DisableTorchFunction():
             now = self._owners.everything(self._markers.tick + 1)
         records: list[TickRecord] = [

@@ -86,9 +86,7 @@ class IterationTracker:
         self.calls_on_several_threads = False
         """Whether several threads have called the model or run the repeated lines."""
         self.without_optimizer = False
-        """Whether no optimizer exists. In this case, the program updates the parameters itself after each backward
-        pass.
-        """
+        """True if no optimizer exists, because the program updates the parameters itself after each backward pass."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
         """Maps the `id` of a parameter to the parameter, for all main optimizers that have made `TRAINED_AFTER` steps."""

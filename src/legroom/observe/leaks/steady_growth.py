@@ -2,9 +2,9 @@
 
 The result is only reported at the end of the run, if no other leak was found, because some healthy containers are
 filled slowly. Steady growth is sufficient evidence of a leak. In a short series of scans, a container is not a leak if
-the source contains code that empties it. Here, a container can be a leak in spite of this code, because the growth
-shows that the code did not run. A container is excluded only if it limits its own length, such as `deque(maxlen=...)`,
-or if the source checks its length.
+the source contains code that empties it. If the growth is steady, the container can be a leak even if this code exists,
+because the growth shows that the code did not run. A container is excluded only if it limits its own length, such as
+`deque(maxlen=...)`, or if the source checks its length.
 """
 
 import weakref

@@ -431,7 +431,7 @@ def is_temporary(holder: FoundHolder) -> bool:
 
 def is_collectable(holder: FoundHolder) -> bool:
     """Return whether the garbage collector will free the tensors, because a reference cycle without a name retains
-    them. If the garbage collector is disabled, the program may call `gc.collect()` in a loop.
+    them. If the garbage collector is disabled, the result is True only if the program calls `gc.collect()` in a loop.
     """
     if holder.path.how != "cycle":
         return False

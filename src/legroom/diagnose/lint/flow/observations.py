@@ -76,8 +76,8 @@ _REMOVING_METHODS = {
 
 
 class FactRecorder(Expressions):
-    """Records facts, unless `recording` is False while an expression is evaluated again. A subclass walks through the
-    statements.
+    """Records facts while statements are analyzed. An expression can be evaluated again without recording its facts
+    twice. A subclass walks through the statements.
     """
 
     def __init__(self, program: Program, function: Function) -> None:

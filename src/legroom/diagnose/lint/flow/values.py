@@ -155,8 +155,9 @@ _MAX_DEPTH = 2
 
 
 def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
-    """Return the value with a limited nesting depth. Without a limit, a container that contains itself would grow without
-    end."""
+    """Return the value without the contents of containers that are nested deeper than `levels`. Without this limit, the
+    value of a container that is added to itself would grow without end.
+    """
     if value.kind is not ValueKind.CONTAINER or not value.contents:
         return value
     if levels == 0:

@@ -140,8 +140,8 @@ class Cudnn:
         self, query: ConvQuery, operation: ConvOperation
     ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
         """Return the kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there
-        is no GPU. The skipped kernels are logged while cuDNN builds the list. Usually the first kernel is used, so a
-        single query returns both results.
+        is no GPU. The skipped kernels are logged while cuDNN builds the list. Torch usually runs the first kernel in
+        the list, so a single query returns the kernel and the log.
         """
         try:
             with descriptor_set(self._functions) as descriptors:

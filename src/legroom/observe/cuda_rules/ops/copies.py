@@ -105,8 +105,8 @@ def _unfold(call: OpCall) -> MemoryPlan | None:
 
 
 def _fold(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `col2im`. The result is at least as large as the input columns, which are summed into
-    the result.
+    """Return the memory plan of `col2im`. The storage of the result is at least as large as the input columns, even if
+    the result itself is smaller, because the columns are summed into it.
     """
     columns = call.arguments["self"]
     steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]
