@@ -294,8 +294,9 @@ def describe(program: Program, parts: list[cst.BaseExpression]) -> str:
 
 
 def is_passed_directly(function: Function, name: str) -> bool:
-    """Return True if a caller passes a value with a graph that is not a comprehension. The result of a comprehension
-    is easier to detach in the statement that stores it."""
+    """Return True if a caller passes a value with a graph as an argument. A comprehension as the argument does not
+    count, because its result is easier to detach in the statement that stores it.
+    """
     new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
     return any(
         not isinstance(argument.value, new) and site.values.get(name, UNKNOWN).has_graph
@@ -308,7 +309,7 @@ def is_passed_directly(function: Function, name: str) -> bool:
 def detaching_advice(
     program: Program, parts: list[cst.BaseExpression], store: StoreFact, function: Function | None = None
 ) -> str:
-    """Return advice that names the call to add to each stored subexpression with a graph."""
+    """Return advice such as "add `.detach()`" for stored subexpressions that have a graph."""
     calls = {detaching_call(program, part, store, function) for part in parts}
     return _added_call(COPY if COPY in calls else DETACH)
 

@@ -25,7 +25,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import (
 
 
 class Algorithm(Enum):
-    """The algorithm of a kernel. The names are stored in the forest file."""
+    """The algorithm of a kernel. The forest file contains the names of the members."""
 
     PRODUCT = auto()
     """A matrix product by cuBLAS."""
@@ -37,7 +37,9 @@ class Algorithm(Enum):
     COMPILED = auto()
     """A direct kernel that is compiled at run time and needs no workspace."""
     SUMMED = auto()
-    """A kernel like `COMPILED`, but with partial sums for depthwise convolutions."""
+    """A direct kernel that is compiled at run time, and that stores partial sums in its workspace for depthwise
+    convolutions.
+    """
 
 
 ALGORITHMS = {
@@ -61,8 +63,8 @@ GPU.
 
 
 class KernelProblem(NamedTuple):
-    """One operation of a convolution that a GPU-only kernel computes. A transposed convolution is treated as the
-    gradient of an ordinary convolution.
+    """The forward pass or a gradient of a convolution, with the sizes that determine the workspace of a GPU-only
+    kernel. A transposed convolution is treated as the gradient of an ordinary convolution.
     """
 
     operation: ConvOperation
@@ -191,8 +193,8 @@ def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | N
 
 
 def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """Return the workspace size in bytes of a kernel without group support. The kernel computes several groups at
-    the same time, each with its own workspace, and FFT kernels also copy their groups.
+    """Return the workspace size in bytes of a kernel without group support. The kernel computes several groups at the
+    same time, and each group needs its own workspace. FFT kernels also copy the inputs and outputs of each group.
     """
     c = one_group(problem.c)
     single = problem._replace(
@@ -253,8 +255,8 @@ def _fourier(problem: KernelProblem) -> int:
 
 
 def _fourier_tiles(problem: KernelProblem) -> int:
-    """Return the size in bytes of the Fourier transforms of one tile per tensor, or of two tiles if an image has
-    several tiles.
+    """Return the size in bytes of the Fourier transforms. The workspace contains the transform of one tile for each
+    channel and image, or of two tiles if the image consists of several tiles.
     """
     tiles = 1 if max(_padded(problem)) <= TILE else 2
     return _frequencies(TILE) * (tiles * problem.planes + problem.kernels)

@@ -86,6 +86,6 @@ weights of pointwise convolutions only if they need padding. Rule `O` copies a t
 always copies and pads a tensor. Rule `F` copies a tensor without padding. Rule `U` is like `F`, but does not copy a
 tensor with a single pixel or channel, for which both memory formats are equal. Rule `G` is like `F`, but does not copy
 a single image, whose groups are contiguous. Rule `.` copies nothing. Layout `L` also converts the copies to float32. A
-lower-case layout describes one group of a kernel without group support. Without groups, the kernel has the upper-case
-layout.
+lower-case layout is used for a convolution with groups if the kernel does not support groups, and describes the copies
+of one group. For convolutions without groups, the same kernel has the upper-case layout.
 """

@@ -107,8 +107,8 @@ def look_up(layer: ConvLayer, c: Convolution) -> ConvWorkspaces | None:
 
 
 def convolution_of(layer: ConvLayer, batch: int, output_padding: int = 0) -> Convolution:
-    """Return the sizes of a layer. If the padding is not recorded, it is assumed to keep the image size, or to be 0 if
-    the layer splits images into patches.
+    """Return the sizes of a layer at a batch size. If the padding is not recorded, the layer is assumed to keep the
+    image size. A layer that splits images into patches is assumed to have no padding.
     """
     padding: Sequence[int] | None = layer.padding
     if padding is None:
@@ -220,8 +220,8 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
 
 
 def _remainders(place: int, rows: slice) -> Sequence[int]:
-    """Return column `place + 1` of these rows. The file stores this column sorted by the workspace kinds in column
-    `place`.
+    """Return column `place + 1` of these rows in the original order. In the file, this column is sorted by the
+    workspace kinds in column `place`.
     """
     first = rows.start // BLOCK
     blocks = (_block_remainders(place, block) for block in range(first, -(-rows.stop // BLOCK)))

@@ -47,8 +47,8 @@ def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
 
 
 def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """Return the result of `product_of` for convolutions with groups. One product contains all groups: in its rows for
-    weight gradients, and in its columns for other operations.
+    """Return the result of `product_of` for convolutions with groups. A single matrix product computes all groups. The
+    groups are in its rows for weight gradients, and in its columns for other operations.
     """
     if c.groups == 1:
         return product_of(c, operation)
@@ -119,8 +119,9 @@ def _count(product: MatrixProduct, tile: int, cluster: tuple[int, int]) -> int:
 
 MANY_PARTS = 8
 _MIN_DEPTH = 1024
-"""Products that can be split into more than `MANY_PARTS` parts of this depth are split into as many parts as possible.
-Other products are split into the number of parts with the lowest cost.
+"""The minimum depth of a part, if a matrix product is split into as many parts as possible. This is done if there are
+more than `MANY_PARTS` parts of this depth. Otherwise, the product is split into the number of parts with the lowest
+cost.
 """
 
 
@@ -157,4 +158,4 @@ _SPLIT_COST_LATER = {
 }
 """The costs that `_split_cost` returns after the first full wave, by dtype and tile."""
 _LAST_SPLIT_WAVE = {("float16", 1): 6, ("float16", 6): 6}
-"""The sums of a kernel with this dtype and tile are not split after this number of full waves."""
+"""Maps a dtype and a tile to a number of full waves. If a convolution has more full waves, its sums are not split."""

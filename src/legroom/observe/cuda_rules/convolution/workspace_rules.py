@@ -1,10 +1,11 @@
 """Rules for the workspace of a convolution, and helper functions that all workspace estimates share. The fast kernels
-of cuDNN read and write channels-last images. For contiguous tensors, these kernels convert the input and the weights in
-the workspace, and convert the result back. The conversion needs a second copy of input, weights and output. Pointwise
-convolutions need no conversion, because they are matrix products in either layout. For very small inputs, cuDNN has
-special kernels. For the gradient of the weights, many blocks sum over all pixels. Each block has its own float32 copy
-of the weights for its sum. The choice of kernels in cuDNN is not documented. These rules and thresholds were fitted to
-5,500 convolutions measured on an H200 (cuDNN 9.19), half of them with random shapes.
+of cuDNN read and write channels-last images. If the tensors are contiguous, these kernels first convert the input and
+the weights to channels-last, and convert the result back at the end. The workspace contains the converted copies of
+input, weights and output. Pointwise convolutions need no conversion, because they are matrix products in either layout.
+For very small inputs, cuDNN has special kernels. The gradient of the weights is a sum over all pixels, which many
+blocks compute together. Each block stores its partial sum in its own float32 copy of the weights. The choice of kernels
+in cuDNN is not documented. These rules and thresholds were fitted to 5,500 convolutions measured on an H200 (cuDNN
+9.19), half of them with random shapes.
 """
 
 from dataclasses import dataclass, replace
@@ -173,7 +174,7 @@ def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
 
 
 def one_group(c: Convolution) -> Convolution:
-    """Return the sizes of one group, for kernels without group support."""
+    """Return the sizes of one group as a convolution without groups."""
     return replace(c, inputs=c.inputs // c.groups, outputs=c.outputs // c.groups, groups=1)
 
 

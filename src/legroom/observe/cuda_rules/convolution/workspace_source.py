@@ -1,12 +1,12 @@
-"""Selects the source of a convolution's workspace: cuDNN's library, the recorded table, the decision forest, or the
-rules, in this order.
+"""Selects the source of the workspace size of a convolution: cuDNN's library, the recorded table, the decision forest,
+or the rules.
 
-The installed library is the most reliable source, because it chooses the kernels that will run. If the table was
-recorded with the installed version, the table comes first, because it contains cuDNN's choices on a real H200. Without
-a GPU, cuDNN reports a wrong size for 1 to 2% of the convolutions, because it omits partial sums and kernels that only a
-GPU can compile. If the table was recorded with another version, its size is only an alternative. If cuDNN crashes, the
-table, the forest and the rules are used. Only Hopper GPUs were measured. For other GPUs, the library or the rules are
-used.
+The table is used first if it was recorded with the installed version of cuDNN, because it contains cuDNN's choices on a
+real H200. Otherwise, the installed library is the most reliable source, because it chooses the kernels that will run.
+Without a GPU, cuDNN reports a wrong size for 1 to 2% of the convolutions, because it omits partial sums and kernels
+that only a GPU can compile. If the table was recorded with another version, its size is only an alternative. If cuDNN
+crashes, the table, the forest and the rules are used. Only Hopper GPUs were measured. For other GPUs, the library or
+the rules are used.
 """
 
 from dataclasses import replace
@@ -80,7 +80,9 @@ def _operation_sizes(
     answer: Answer | None,
     recorded: ConvWorkspaces | None,
 ) -> _Sizes | None:
-    """Return the workspace of one operation in `OPERATIONS`. Returns None if only the rules provide a size."""
+    """Return the workspace sizes of one operation in `OPERATIONS`, or None if no other source than the rules provides a
+    size.
+    """
     answered = answer.sizes[index] if answer and answer.sizes else ()
     if answered and answer and answer.logs_skipped_kernels:
         sizes = answered if recorded is None else (*answered, recorded[index])
@@ -114,8 +116,8 @@ estimate that is too low can make a run fail. An estimate that is too high costs
 MAJORITY = 0.5
 """A size above the size that cuDNN reports becomes an alternative if more than this fraction of the trees votes for it."""
 HUGE = 4
-"""A workspace larger than this multiple of the size of input, weights and output is plausible only if a majority of the
-trees votes for it.
+"""If a workspace is more than this many times as large as input, weights and output together, it is plausible only if a
+majority of the trees votes for it.
 """
 
 

@@ -45,7 +45,7 @@ _IN_PLACE_FORMULA = "BinaryCrossEntropyWithLogitsBackward0"
 (`binary_cross_entropy_with_logits_backward`).
 """
 _COUNT_EQUALS = frozenset(("ScatterReduceBackward0", "IndexReduceBackward0"))
-"""Autograd nodes whose formulas count equal values in a separate tensor (`scatter_reduce_backward`)."""
+"""Autograd nodes whose formulas allocate a separate tensor to count equal values (`scatter_reduce_backward`)."""
 _TWO_GRADIENTS = frozenset(("VarMeanBackward0", "StdMeanBackward0"))
 """Autograd nodes of functions with two results. Their formulas add one gradient for each result (`var_mean_backward` in
 FunctionsManual.cpp).

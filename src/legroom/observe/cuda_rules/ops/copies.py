@@ -94,8 +94,9 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `im2col`. The input is copied once, or twice if it is not contiguous. Patches that do
-    not overlap need no copy."""
+    """Return the memory plan of `im2col`. The kernel copies the input. An input that is not contiguous is copied twice.
+    If the patches do not overlap, one copy fewer is needed.
+    """
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
     if is_disjoint and not any(call.arguments["padding"]) and set(call.arguments["dilation"]) == {1}:
