@@ -234,8 +234,8 @@ def locate_backward_blocks(
 
 
 def _own_location(block: BlockLifetime, freed: bool, lines: ModuleLines) -> CodeLocation | None:
-    """Return the location of the block itself. For an activation, return the location of the allocation. For a
-    gradient, return the module of the parameter.
+    """Return the location that is known for the block itself, or None if it must be derived from other blocks. For an
+    activation, return the location of the allocation. For a gradient, return the module of the parameter.
     """
     if freed:
         return (

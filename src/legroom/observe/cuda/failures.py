@@ -29,8 +29,9 @@ class FailureObserver:
     """Observes failed allocations from `watch` to `close`."""
 
     MAX_SURVEYS = 16
-    """The maximum number of searches for the variables that retain memory. A script that searches for the largest
-    batch size fails often, and the same variables retain memory at its later failures."""
+    """The maximum number of searches for the variables that retain memory. Further searches would show the same
+    variables, for example in a script that runs out of memory often because it searches for the largest batch size.
+    """
 
     def __init__(
         self, api: CudaApi, owners: AddressOwners, on_error: Callable[[AllocationFailure], None]

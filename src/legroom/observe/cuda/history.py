@@ -59,14 +59,16 @@ from legroom.observe.program_state import program_state
 from legroom.observe.training import TrainingClock
 
 FIRST_ENTRIES = 20_000
-"""The length of each ring until the number of entries per step is known."""
+"""The length of each ring buffer until the number of entries per step is known."""
 RING_STEPS = 8
-"""The number of steps that a ring should contain. Eight steps are enough to find growing memory. A larger ring would
-slow down the run, because reading an entry takes about 10 µs. (A step of ResNet-50 has about 2,700 entries, and a step
-of a large language model has 20,000.)
+"""The number of training steps whose entries should fit into a ring buffer. Eight steps are enough to find growing
+memory. A larger ring would slow down the run, because reading an entry takes about 10 µs. (A step of ResNet-50 has
+about 2,700 entries, and a step of a large language model has 20,000.)
 """
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
-"""The minimum and maximum length of a ring. An entry with its stack uses about 0.7 KiB of host memory."""
+"""The minimum and maximum number of entries in a ring buffer. An entry with its stack uses about 0.7 KiB of host
+memory.
+"""
 LEARNING_STEPS = 4
 """After this many steps, the number of entries per step is known."""
 CHECK_SECONDS = 0.5
@@ -117,7 +119,7 @@ class CudaHistory:
         self._max_per_step = 0
         self._batches: deque[LoaderBatch] = deque(maxlen=AddressOwners.KEEP_TRANSIENT)
         self._pending: deque[tuple[int, PendingEvent]] = deque()
-        """The pending events, each with the number of entries that its device had at that time."""
+        """The pending events, each with the number of history entries of its device at the time of the event."""
         self._started = time.time()
         self._emitted_until = 0.0
         self._checked = time.perf_counter()
@@ -306,8 +308,9 @@ class CudaHistory:
     # --- when to read
 
     def _resize_rings(self) -> None:
-        """Adjust the length of the rings to the largest step. The length is increased now, or reduced at the next
-        reading."""
+        """Adjust the length of the ring buffers to the step with the most entries. The length is increased immediately,
+        but reduced only at the next reading.
+        """
         if not self._is_recording:
             return
         self._max_per_step = max([self._max_per_step, *(ring.last for ring in self._rings.values())])

@@ -70,7 +70,9 @@ class AllocationFailure(NamedTuple):
 
     device: int
     wanted: int
-    """The number of bytes requested from the device, which is the size of a whole segment."""
+    """The number of bytes that PyTorch requested from the device. PyTorch requests whole segments, so this number may
+    exceed the size of the block.
+    """
     limit: int
     capacity: int
     free: int

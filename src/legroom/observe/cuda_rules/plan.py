@@ -13,7 +13,7 @@ from legroom.gpus.catalog import GpuSpec
 
 
 class OutputAlloc(NamedTuple):
-    """Allocate the operation's `index`-th result, if it is new memory."""
+    """Allocate the operation's `index`-th result, unless the result shares the memory of another tensor."""
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
     bytes: int | None = None

@@ -55,9 +55,9 @@ def _has_regular_batch(tensor: Any, dims: Sequence[int]) -> bool:
 
 
 def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
-    """Return the size of cuFFT's workspace in bytes. `full_side` is the input or the result, whichever contains all
-    values (the other tensor contains only half of the frequencies of a real transform). `element` is the size of a
-    complex value in bytes.
+    """Return the size of cuFFT's workspace in bytes. `full_side` is the larger of the input and the result. In a real
+    transform, the other tensor contains only half of the frequencies. `element` is the size of a complex value in
+    bytes.
     """
     lengths = [int(full_side.shape[dim]) for dim in dims]
     full_size = int(full_side.numel()) * element

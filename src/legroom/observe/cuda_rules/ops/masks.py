@@ -3,7 +3,8 @@
 The source code of these operations is `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda
 (IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting by a mask needs the positions of its true values, and each
 position consists of one int64 per dimension. Scattering needs a prefix sum of the mask, which contains one int64 per
-element. For a batch of embeddings, the prefix sum is larger than the embeddings.
+element. For a batch of embeddings, the prefix sum is larger than the embeddings, because an int64 is larger than a
+float.
 """
 
 import math

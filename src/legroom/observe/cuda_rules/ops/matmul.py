@@ -105,8 +105,8 @@ def _affine_grid(call: OpCall) -> MemoryPlan:
 
 
 def install_one_hot(overrides: Overrides) -> None:
-    """Make `one_hot` write ones into zeros, as on CUDA (ATen/native/Onehot.cpp). For tensors without data, torch
-    compares the indices with a range instead.
+    """Make `one_hot` write ones into a tensor of zeros, as on CUDA (ATen/native/Onehot.cpp). For tensors without data,
+    torch compares the indices with a range instead.
     """
     overrides.composite("one_hot", _one_hot)
 
@@ -120,8 +120,8 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 def _trilinear(call: OpCall) -> MemoryPlan:
     """Return the memory plan of `nn.Bilinear`. The kernel of `nn.Bilinear` loops over one dimension. In each iteration,
-    the kernel multiplies the first two operands, then the third, and adds the slice to the result (`_trilinear` in
-    ATen/native/Linear.cpp). CUDA and the CPU use the same kernel.
+    the kernel multiplies the first two operands, multiplies their product by the third operand, and adds it to the
+    result (`_trilinear` in ATen/native/Linear.cpp). CUDA and the CPU use the same kernel.
     """
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
@@ -212,9 +212,9 @@ def install_linear(overrides: Overrides) -> None:
 
     The rule follows `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs
     (permuted images, the output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a
-    tensor is a subclass, the product is followed by `add`, which allocates a second tensor. A trace would then use more
-    memory than the real run. With this rule, the estimated reserved memory of LSTMs under autocast is exact. Without
-    the rule, the estimate was 20% too low.
+    tensor is a subclass, the product is followed by `add`, which allocates a second tensor. A trace would then allocate
+    and free different blocks than the real run. With this rule, the estimated reserved memory of LSTMs under autocast
+    is exact. Without the rule, the estimate was 20% too low.
     """
     overrides.composite("linear", _linear)
 

@@ -117,11 +117,11 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a batch norm. For channels-last images, cuDNN allocates partial sums in proportion to
-    the image, with channels padded to 64. The forward pass allocates one pair of float32 values for every 32 pixels (80
-    pixels in half precision), and one more value for every 128 of these values. The backward pass allocates one value
-    for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of bytes. The partial sums
-    of torch's own kernel are small.
+    """Return the memory plan of a batch norm. For channels-last images, cuDNN allocates partial sums. Their size is
+    proportional to the size of the image, with channels padded to a multiple of 64. The forward pass allocates one pair
+    of float32 values for every 32 pixels (80 pixels in half precision), and one more value for every 128 of these
+    values. The backward pass allocates one value for every 48 pixels. The rule matches 60 layers measured on an H200,
+    to within a few tens of bytes. The partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name

@@ -96,8 +96,8 @@ def _randperm(call: OpCall) -> MemoryPlan | None:
 
 
 def _topk(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `topk`. If a row is too long for one block, several blocks count its digits. The counts
-    use a few words of memory for every 4096 values.
+    """Return the memory plan of `topk`. If a row is too long for one block, several blocks count the digits of its
+    values, as in a radix sort. The counts use a few words of memory for every 4096 values.
     """
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])

@@ -40,8 +40,9 @@ def _safe_softmax(call: OpCall) -> MemoryPlan | None:
 
 
 def _logsumexp(call: OpCall) -> MemoryPlan | None:
-    """Allocate the maxima, a mask of infinite maxima, all scores minus the maximum, and their sums
-    (`logsumexp_out_impl`)."""
+    """Allocate the maximum of each row, a mask of infinite maxima, the scores after the maximum is subtracted, and the
+    sums of the rows (`logsumexp_out_impl`).
+    """
     scores, dims = call.arguments["self"], call.arguments.get("dim")
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     largest = size_of(result)
@@ -97,7 +98,7 @@ def _cumulative(call: OpCall) -> MemoryPlan | None:
 
 def _norms(call: OpCall) -> MemoryPlan | None:
     """Return the memory plan of `_foreach_norm`. The kernel allocates a partial sum per chunk. The number of partial
-    sums is the same for all tensors, and follows from the largest tensor (`foreach_tensor_norm_cuda`).
+    sums is the same for all tensors, and is determined by the largest tensor (`foreach_tensor_norm_cuda`).
     """
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):
