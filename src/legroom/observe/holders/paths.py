@@ -2,10 +2,10 @@
 program.
 
 Python's garbage collector finds the referrers of an object. Each step backwards requires one pass over all tracked
-objects, in C, but a path has only a few steps. A reference path ends at an object that has a name in the program (see
-`python_names`), unless this object cannot grow. In that case, the search continues with the referrers of the object.
-For example, a function that is created in every iteration (a hook, a deferred report) does not grow, but is stored in
-an object that grows. The search calls no method of the user's objects and keeps no reference to them.
+objects. A pass is implemented in C, and a path has only a few steps. A reference path ends at an object that has a name
+in the program (see `python_names`) and can grow. If a named object cannot grow, the search continues with its
+referrers. For example, a function that is created in every iteration (a hook, a deferred report) does not grow, but is
+stored in an object that grows. The search calls no method of the user's objects and keeps no reference to them.
 """
 
 import asyncio
@@ -57,7 +57,8 @@ def find_path(
     container with tensors from several iterations is treated as the growing container. Variables with the name
     `other_than` are skipped.
 
-    The caller may reference the target from local variables of ordinary functions, but not from a list or a generator.
+    The caller must not reference the target from a list or a generator, because the search would find this reference.
+    Local variables of ordinary functions may refer to the target.
     """
     search = _Search(variables, min_length, created_in, other_than)
     try:
@@ -68,7 +69,8 @@ def find_path(
 
 def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
     """Return the `id`s of the targets that a Python object or variable references. All other targets are referenced
-    only from C++. `targets` must be the only list of these objects in the caller.
+    only from C++. The caller must not have any other list of these objects, because the search ignores only references
+    from `targets`.
     """
     wanted = {id(target) for target in targets}
     held = wanted & variables.locals.keys()
@@ -260,8 +262,8 @@ class _Search:
 
     def _unrooted(self, target: Any) -> HolderPath:
         """Return the reference path of a target that no name references. The target is in a reference cycle, or no
-        Python object references it. The path names the attribute or variable that closes the cycle, in the object from
-        the user's code that is closest to the target.
+        Python object references it. For a cycle, the result contains the attribute or variable that closes the cycle.
+        If several objects from the user's code are in the cycle, the object closest to the target is used.
         """
         candidates = [
             item

@@ -2,7 +2,8 @@
 
 A process may have hundreds of thousands of objects that reference no tensor (samples in a dataset, a tokenizer's
 vocabulary). The search must be fast, because the user waits for the report. Therefore the search proceeds level by
-level and handles all objects of one type at once, in C. Only tensors, modules and optimizers are handled one by one.
+level, and handles all objects of one type with a single call to a function that is implemented in C. Only tensors,
+modules and optimizers are handled one by one.
 
 The search does not change the program. The search runs no code from the user's classes, and keeps no references after a
 `RetainedStorages` is freed. The search does not follow Legroom's objects that only observe tensors. Objects that train
@@ -28,7 +29,7 @@ device.
 """
 
 MAX_OBJECTS = 1_000_000
-"""The search from one object stops after this many objects."""
+"""A search that starts from one object visits at most this many other objects."""
 LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), range, ModuleType, type, torch.dtype, torch.device, FrameType,
 )  # fmt: skip

@@ -103,8 +103,9 @@ class LeakDetector:
         on_device: Callable[[torch.Tensor], bool] | None = None,
         fraction: float = 0.003,
     ) -> None:
-        """`allocated` and `on_device` define the device memory, if the program does not use the CUDA allocator.
-        `fraction` is the maximum fraction of the run time that the detector may use while nothing grows.
+        """If the program does not use the CUDA allocator, `allocated` returns the device memory in use, and `on_device`
+        returns whether a tensor is on the device. `fraction` is the maximum fraction of the run time that the detector
+        may use while nothing grows.
         """
         self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
         self.iteration = 0
