@@ -41,6 +41,8 @@ MIN_LENGTH = 8
 """A container with fewer items than this is reported only if no container with more items is found."""
 NUMBER_BYTES = 8
 """A host tensor with at most this many bytes is a single number, and a list of numbers is not a leak."""
+MIN_HOST_BYTES = 4096
+"""Host memory that grows by fewer bytes per iteration is not reported: it takes 250,000 iterations to fill 1 GB."""
 UNROLLED_CALLS = 100
 """Up to this many calls to a model may be the time steps of one graph."""
 ABOVE_COUNTER = 64

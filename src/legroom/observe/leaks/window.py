@@ -11,7 +11,7 @@ the tensors (`source.storing_lines`). A container that the source code bounds or
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -33,6 +33,7 @@ from legroom.observe.leaks.named_sizes import NamedTensor, named_sizes
 from legroom.observe.leaks.running_calls import is_local_to_call, is_owned_by_call
 from legroom.observe.leaks.steady_growth import (
     MAX_ENSEMBLE,
+    MIN_HOST_BYTES,
     NUMBER_BYTES,
     UNROLLED_CALLS,
     SteadyGrowth,
@@ -391,7 +392,7 @@ class ScanWindow:
         held = holders.find(seen.accumulated, seen.created_in, min_length=min_length)
         found = [each for each in held if each.path.how != "unknown" and not is_temporary(each)]
         found = [each for each in found if not is_collectable(each)]
-        if seen.accumulates_on_host and max(seen.accumulated_sizes.values(), default=0) <= NUMBER_BYTES:
+        if seen.accumulates_on_host and self._is_negligible_on_host(seen.accumulated_sizes.values()):
             return []
         if not self._iterations.trains:
             found = [each for each in found if not is_prepared_for_training(each)]
@@ -421,6 +422,11 @@ class ScanWindow:
             is_series = collects or self._iterations.by_model_calls
             suspects += [as_series(one, collects=collects) for one in made] if is_series else made
         return suspects
+
+    def _is_negligible_on_host(self, sizes: Collection[int]) -> bool:
+        """Return whether the tensors that were new in one scan are single numbers, or few bytes per iteration."""
+        iterations = (self._scanned_at[-1] - self._scanned_at[0]) / (len(self._scanned_at) - 1)
+        return max(sizes, default=0) <= NUMBER_BYTES or sum(sizes) < MIN_HOST_BYTES * iterations
 
     def _has_grown(self, holder: FoundHolder) -> bool:
         """Return whether a container has tensors from several scans. If its tensors are nested too deeply to be found,

@@ -118,11 +118,14 @@ def test_parameters_added_to_an_optimizer_are_reported_at_the_line_that_adds_the
     assert leak.line == _Tuner.add_prompt.__code__.co_firstlineno + 1
 
 
-def test_numbers_on_the_host_are_not_a_leak_if_there_is_a_device() -> None:
-    found = []
+@pytest.mark.parametrize(("length", "is_leak"), [(0, False), (160, False), (5000, True)])
+def test_numbers_and_small_tensors_on_the_host_are_not_a_leak_if_there_is_a_device(
+    length: int, is_leak: bool
+) -> None:
+    found: list[DetectedLeak] = []
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    detector = LeakDetector(found.append, on_device=lambda tensor: tensor.dim() > 0, fraction=1e6)
+    detector = LeakDetector(found.append, on_device=lambda tensor: tensor.dim() == 2, fraction=1e6)
     curve = []
     detector.attach()
     try:
@@ -131,10 +134,10 @@ def test_numbers_on_the_host_are_not_a_leak_if_there_is_a_device() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            curve.append(loss.detach())
+            curve.append(torch.ones(length) if length else loss.detach())
     finally:
         detector.detach()
-    assert found == []
+    assert {leak.name for leak in found if leak.on_host} == ({"curve"} if is_leak else set())
 
 
 @pytest.fixture
