@@ -1,9 +1,12 @@
 """Installs `legroom.pth` next to the package (see legroom.startup). Everything else is in pyproject.toml."""
 
+import zlib
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+
+zlib.Z_DEFAULT_COMPRESSION = zlib.Z_BEST_COMPRESSION  # the level of the wheel, which has no option for it
 
 NAME = "legroom.pth"
 LINE = "import os; os.environ.get('LEGROOM') and __import__('legroom.startup').startup.begin()\n"

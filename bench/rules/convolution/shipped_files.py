@@ -1,6 +1,6 @@
 """Writes the files of cuda_rules/convolution: the table and the forest.
 
-Each array is compressed as an xz stream of its own, with the settings that suit its item size.
+A file is one xz stream, or each of its arrays is a stream with the settings that suit its item size, whichever is shorter.
 """
 
 import json
@@ -147,30 +147,23 @@ def _threshold(feature: int, value: float) -> np.float32:
 
 
 def _write(path: Path, lines: list[str], columns: Sequence[Any]) -> None:
-    streams = [_compress("".join(f"{line}\n" for line in lines).encode(), 1)]
-    streams += [_compress(column.tobytes(), column.itemsize) for column in columns if column.size]
-    path.write_bytes(b"".join(streams))
+    parts = [("".join(f"{line}\n" for line in lines).encode(), 1)]
+    parts += [(column.tobytes(), column.itemsize) for column in columns if column.size]
+    separate = b"".join(_compress(data, item_size) for data, item_size in parts)
+    together = _compress(b"".join(data for data, _ in parts), max(item_size for _, item_size in parts))
+    path.write_bytes(min(separate, together, key=len))
 
 
 def _compress(data: bytes, item_size: int) -> bytes:
     """Return the shortest of several compressed versions."""
     alignment = item_size.bit_length() - 1
-    return min(
-        (
-            lzma.compress(
-                data,
-                filters=[
-                    {
-                        "id": lzma.FILTER_LZMA2,
-                        "preset": 9 | lzma.PRESET_EXTREME,
-                        "dict_size": 1 << 23,
-                        "lc": context,
-                        "lp": alignment,
-                        "pb": alignment,
-                    }
-                ],
-            )
-            for context in (0, 4 - max(alignment, 1))
-        ),
-        key=len,
-    )
+    options = ((0, alignment, alignment), (4 - max(alignment, 1), alignment, alignment), (3, 1, 2))
+    return min((_compressed(data, *each) for each in options), key=len)
+
+
+def _compressed(data: bytes, context_bits: int, literal_position_bits: int, position_bits: int) -> bytes:
+    coder = {
+        "id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 23, "nice_len": 273,
+        "lc": context_bits, "lp": literal_position_bits, "pb": position_bits,
+    }  # fmt: skip
+    return lzma.compress(data, check=lzma.CHECK_CRC32, filters=[coder])

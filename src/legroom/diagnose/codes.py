@@ -1,8 +1,8 @@
 """All codes that Legroom can report, such as `LG101`. The page of a code contains its title, its meaning and the fix.
 
 The linter, the leak detector, the out-of-memory advice, the explainer and the doctor share these codes. The source of
-a page is the docstring of the lint rule's module, or a section of a Markdown file in `code_pages` (`LG70x.md` has the
-pages of LG700 to LG709). Legroom reads the docstring without importing the module, so reading a page does not require
+a page is the docstring of the lint rule's module, or a section of a Markdown file in `code_pages` (`LG7xx.md` has the
+pages of LG700 to LG799). Legroom reads the docstring without importing the module, so reading a page does not require
 libcst. This command generates `docs/codes` from these sources:
 
     python -m legroom.diagnose.codes docs/codes
