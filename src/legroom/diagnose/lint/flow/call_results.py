@@ -325,9 +325,15 @@ def split_result(result: Value, forward: Function | None) -> Value:
     """
     if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
         return result
-    detached = (ValueKind.TENSOR, ValueKind.PLAIN)
-    items = tuple(each if each.kind in detached else result for each in forward.returns.items)
+    items = tuple(each if _is_detached(each) else result for each in forward.returns.items)
     return Value(ValueKind.CONTAINER, items=items)
+
+
+def _is_detached(value: Value) -> bool:
+    """Return True if a value has no graph, such as a dict of detached losses."""
+    if value.kind is ValueKind.CONTAINER:
+        return bool(value.contents) and all(map(_is_detached, value.contents))
+    return value.kind in (ValueKind.TENSOR, ValueKind.PLAIN)
 
 
 def new_instance(program: Program, class_name: str, arguments: tuple[Value, ...]) -> Value:

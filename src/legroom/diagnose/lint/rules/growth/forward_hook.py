@@ -46,7 +46,16 @@ from legroom.diagnose.lint.flow.retention.releases import (
     survives,
 )
 from legroom.diagnose.lint.flow.steps import is_forward, is_step_loop
-from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, path_of, receiver, root, walk
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    last_name,
+    method_name,
+    names_in,
+    path_of,
+    receiver,
+    root,
+    walk,
+)
 from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
@@ -94,10 +103,12 @@ def check(program: Program) -> Iterator[Problem]:
         stored = names_in(store.expression) & set(store.function.parameters)
         if not stored or _is_number(store.expression) or is_local(store):
             continue
-        detached = any(
-            isinstance(each, cst.Call) and method_name(each) in {"detach", "cpu", "item"}
-            for each in walk(store.expression)
-        )
+        methods = {method_name(each) for each in walk(store.expression) if isinstance(each, cst.Call)}
+        detached = not methods.isdisjoint({"detach", "cpu", "item"})
+        if "cpu" in methods and any(
+            last_name(each.target) == last_name(store.target) for each in program.releases
+        ):
+            continue  # results that are collected in host memory and written to a file at the end
         yield Problem(
             node=store.expression,
             message=f"The hook adds to `{store.target}` in every pass, but the container is never cleared",
