@@ -92,5 +92,7 @@ def test_a_run_is_the_same_if_its_state_cannot_be_published(
         assert main(["run", "--gpu", "1GiB", "sleep.py"]) == 0
     printed = capsys.readouterr()
     assert printed.out == "done\n"
-    assert "live state" not in printed.err
-    assert [record.levelname for record in caplog.records if "live state" in record.message] == ["DEBUG"]
+    assert "cannot show this run" not in printed.err
+    assert [record.levelname for record in caplog.records if "cannot show this run" in record.message] == [
+        "DEBUG"
+    ]

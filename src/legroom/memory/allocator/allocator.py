@@ -13,10 +13,10 @@ malloc   round up → find the best fit in the pool of that stream → split off
          no block fits: collect garbage if enabled → reserve a segment
          device full:   release oversize cached blocks → reserve → synchronize other streams, release all free
                         segments → reserve → fail
-free     merge with adjacent free blocks → put into the pool; a block in use by another stream is pending first
+free     merge with adjacent free blocks → put into the pool; if another stream uses the block, wait for that stream first
 ```
 
-Both methods run for every storage of a run, so they are optimized for speed.
+Both methods are called for every storage, so they are optimized for speed.
 """
 
 from bisect import bisect_left, insort

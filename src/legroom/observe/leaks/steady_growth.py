@@ -1,4 +1,5 @@
-"""Searches for the holders of storages whose number grows steadily over most of the run (see `survivors`).
+"""Searches for the objects that keep storages alive, if the number of live storages grows steadily over most of the run (see
+`survivors`).
 
 The result is only reported at the end of the run, if no other leak was found, because some healthy containers are
 filled slowly. Steady growth is sufficient evidence of a leak. In a short series of scans, a container is not a leak if

@@ -55,7 +55,7 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow:
-    """A GPU, and whether its used memory includes only the memory that runs reported."""
+    """A GPU, and whether its used memory is only the sum of what Legroom's own runs have reported."""
 
     sample: GpuSample
     is_lower_bound: bool

@@ -213,8 +213,8 @@ def reject_class(function: Any) -> None:
     """Raise an error for a class, such as a `ray.tune.Trainable`."""
     if isinstance(function, type):
         raise UsageError(
-            f"The class {function.__name__} cannot run as a trial. Write a function `def train(config, trial)` that calls "
-            "`trial.report(...)` after each step of the class."
+            f"The class {function.__name__} cannot run as a trial. Write a function `def train(config, trial)` that does the "
+            "work of its `step` method in a loop, and calls `trial.report(...)` in each iteration."
         )
 
 

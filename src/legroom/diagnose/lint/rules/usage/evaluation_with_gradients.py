@@ -162,8 +162,8 @@ def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFa
 
 
 def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
-    """Yield the first model call in each function or loop that evaluates. Evaluation is indicated by a name, by
-    `model.eval()`, or because no backward pass uses the results."""
+    """Yield the first model call in each function or loop that evaluates. A call counts as an evaluation if a name
+    says so, if `model.eval()` was called before, or if no backward pass uses the results."""
     reported: set[LoopFact | Function] = set()
     for call in program.calls:
         if call.no_grad or not _runs_a_model(program, call) or call.function.grad_mode_varies:
