@@ -33,7 +33,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); ec
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests
 
-# About two and a half minutes on two cores: style of changed files, types, and the fast unit tests.
+# Less than two minutes on two cores: style of changed files, types, and the fast unit tests.
 QUICK := -m "not slow and not ranks and not ray and not browser" tests/unit
 quick: setup
 	@files=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard '*.py'); \
