@@ -118,8 +118,10 @@ class TrainingClock:
         shape = next((each.shape for each in args if isinstance(each, torch.Tensor)), None)
         if shape is None:
             self.input_shapes = None
-        elif len(self._first_shapes) < MAX_MODELS:
-            self.input_shapes = self._first_shapes.setdefault(id(model), shape), shape
+        else:
+            self.input_shapes = self._first_shapes.get(id(model), shape), shape
+            if len(self._first_shapes) < MAX_MODELS:
+                self._first_shapes.setdefault(id(model), shape)
         self.end_step_without_optimizer()
 
     def end_step_without_optimizer(self) -> None:

@@ -8,7 +8,20 @@ import pytest
 import torch
 
 import legroom
-from legroom.observe.training import has_optimizer
+from legroom.observe import training
+from legroom.observe.training import TrainingClock, has_optimizer
+
+
+def test_the_shapes_belong_to_the_model_that_was_called_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "MAX_MODELS", 1)
+    clock, known, other = TrainingClock(), torch.nn.Identity(), torch.nn.Identity()
+    clock.model_called(known, [torch.ones(2)])
+    clock.model_called(other, [torch.ones(3)])
+    assert clock.input_shapes == ((3,), (3,))
+    clock.model_called(known, [torch.ones(4)])
+    assert clock.input_shapes == ((2,), (4,))
+    clock.model_called(known)
+    assert clock.input_shapes is None
 
 
 def test_the_search_for_optimizers_keeps_no_references():
