@@ -84,8 +84,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _import(module: str) -> Any:
-    """Import a module with garbage collection paused. The new objects would trigger a collection, which visits every
-    torch object and takes as long as the import."""
+    """Import a module without garbage collection, which would visit every torch object and double the import time."""
     from legroom.memory.garbage_collection import no_garbage_collection
 
     with no_garbage_collection():

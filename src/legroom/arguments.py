@@ -1,6 +1,9 @@
-"""Argument checks for public functions. A wrong type raises `UsageError` with one line that says what to pass.
+"""Argument checks for public functions.
 
-A value that is not a plain number or string is described by its type, because `repr` may be long or call user code.
+A wrong type raises `UsageError` with one line that says what to pass.
+
+The message shows a number or a string as it is, and only the type of any other value: its `repr` may be long or call
+user code.
 """
 
 import os
@@ -12,7 +15,6 @@ from legroom.errors import UsageError
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return the path as a `pathlib.Path`, if it is a string or a `pathlib.Path`."""
     if isinstance(value, str | os.PathLike) and value != "":
         path = os.fspath(value)
         if isinstance(path, str):
@@ -51,6 +53,5 @@ def check_names(name: str, value: Any, example: str) -> tuple[Any, ...]:
 
 
 def _given(name: str, value: Any) -> str:
-    """Return the argument as text for an error message: `folder=3`, or `folder=<Linear>` for an object."""
     is_plain = value is None or isinstance(value, int | float | str | bytes)
     return f"{name}={value!r}" if is_plain else f"{name}=<{type(value).__name__}>"

@@ -1,7 +1,7 @@
 """The command line: `main(argv) -> int` parses the arguments, runs the command and returns the exit code.
 
-Each command has its own module. For invalid input, one line is printed to stderr, and the exit code is 2. Commands
-import torch only when they run, so `--help`, `--version` and usage errors are fast.
+For invalid input, one line is printed to stderr, and the exit code is 2. Commands import torch only when they run, so
+`--help`, `--version` and usage errors are fast.
 """
 
 import atexit
@@ -32,7 +32,7 @@ from legroom.log import say
 
 
 class _Legroom(typer.core.TyperGroup):
-    """The command group. The help omits `--install-completion` and `--show-completion`, which the docs describe."""
+    """The command group, whose help omits `--install-completion` and `--show-completion`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(ctx)
@@ -56,9 +56,8 @@ _CommandLineError = cast("type[Exception]", typer.BadParameter.__mro__[2])
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Without `argv`, the function acts as the main program. Without `argv`, `legroom run` prints its report at
-    interpreter exit, after the script's threads and exit handlers. With `argv`, everything is printed before the
-    function returns.
+    Without `argv`, the arguments are those of the process, and `legroom run` prints its report at interpreter exit,
+    after the script's threads and exit handlers. With `argv`, everything is printed before the function returns.
     """
     at_exit: Callable[[Callable[[], None]], object] | None = atexit.register if argv is None else None
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -90,9 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EBADF, errno.EIO)
-"""Error numbers with which a write to standard output can fail. If the exception contains a file name, the write to
-that file failed, not the write to standard output.
-"""
+"""Error numbers of a failed write to standard output. An exception with a file name is about that file instead."""
 
 
 def _discard_stdout() -> None:

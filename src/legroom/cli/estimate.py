@@ -118,7 +118,6 @@ def estimate(
 
 
 def _gpu_of_this_machine() -> "GpuSpec":
-    """Return the first GPU that a script would use. Raises UsageError if this machine has no GPU."""
     from legroom.gpus.catalog import real_gpu
     from legroom.gpus.machine import gpus, visible_gpus
     from legroom.units import format_size

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 class Strategy(StrEnum):
-    """The strategy that `legroom.parallel` uses in the script."""
-
     AUTO = "auto"
     DDP = "ddp"
     FSDP = "fsdp"
@@ -43,8 +41,6 @@ class Strategy(StrEnum):
 
 
 class LaunchEngine(StrEnum):
-    """The launcher that starts the ranks."""
-
     TORCHRUN = "torchrun"
     RAY = "ray"
 
@@ -228,8 +224,10 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool, verbose: bool)
 
 @contextmanager
 def _without_torch_warnings() -> Iterator[None]:
-    """Import torch with the warnings from its C++ code disabled. Otherwise, torch would log several C++ stack traces
-    when another node fails. The environment of the ranks stays unchanged."""
+    """Disable the warnings of torch's C++ code, which contain several stack traces if another node fails.
+
+    The environment of the ranks stays unchanged.
+    """
     name = "TORCH_CPP_LOG_LEVEL"
     if name in os.environ:
         yield
@@ -242,7 +240,6 @@ def _without_torch_warnings() -> Iterator[None]:
 
 
 def _memory_report(end: "LaunchResult") -> "RunReport | None":
-    """Return the report of the rank that failed first, if it ran out of memory."""
     cause = end.last.cause if end.last is not None else None
     if cause is None or not cause.files.capture.exists():
         return None

@@ -119,7 +119,9 @@ def _shown_diff(diff: str, stream: TextIO) -> str:
 
 
 class _LiveOutput:
-    """Prints the findings of each file as soon as they are known, and the progress if nothing was printed for a while."""
+    """Prints the findings of each file as soon as the file is checked, and the progress after some seconds without
+    findings.
+    """
 
     def __init__(self, stream: TextIO, format: str, *, diff: bool) -> None:
         self._stream, self._format, self._diff = stream, format, diff

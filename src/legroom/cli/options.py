@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """The output format."""
-
     TEXT = "text"
     JSON = "json"
 
@@ -53,11 +51,10 @@ ModuleOption = Annotated[
     ),
 ]
 WITHOUT_VALUE = "all"
-"""The value of an option with an optional value (`--spill[=SIZE]`) if the user omits this value."""
+"""The value of an option such as `--spill[=SIZE]` if the user gives the option without a value."""
 
 
 def script_to_run(command: str, arguments: list[str] | None, module: str | None) -> "Script":
-    """Return the script that the user passed, or raise a usage error."""
     from legroom.observe.script import Script
 
     words = tuple(arguments or ())
@@ -69,7 +66,7 @@ def script_to_run(command: str, arguments: list[str] | None, module: str | None)
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return True if the first bytes of a file are those of a pickle. A capture starts differently."""
+    """Return True if a file starts like a pickle."""
     try:
         with open(path, "rb") as file:
             return file.read(1) == b"\x80"
@@ -78,7 +75,6 @@ def _is_pickle(path: Path) -> bool:
 
 
 def read_recording(path: Path) -> "Capture":
-    """Read a capture, or a snapshot written by `torch.cuda.memory._dump_snapshot`."""
     from legroom.memory.capture.capture import read_capture
 
     if not _is_pickle(path):
@@ -89,15 +85,14 @@ def read_recording(path: Path) -> "Capture":
 
 
 class Command(typer.core.TyperCommand):
-    """A command that accepts `--json` for `--format json`, and whose help is shorter than typer's help. For example,
-    the help contains `[default: 2]` instead of `[default: (2); x>=1]`.
+    """A command that accepts `--json` for `--format json`, and whose help is shorter than typer's: `[default: 2]`
+    instead of `[default: (2); x>=1]`.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self.expand(ctx, args))
 
     def expand(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return the arguments with short forms such as `--json` replaced by the full options."""
         return list(map(_full_form, args))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -129,7 +124,7 @@ def _full_form(word: str) -> str:
 
 
 _EXTRA = re.compile(r"  \[(?:default: (?P<default>[^\]]*?))?(?:; )?(?:x>=\d+|required)?\]$")
-"""The text that click appends to the help of an option: its default value and the range of valid values."""
+"""Matches what click appends to the help of an option: the default value and the range of valid values."""
 
 
 def _short_default(extra: re.Match[str]) -> str:
@@ -145,14 +140,11 @@ class ScriptCommand(Command):
     """A command that runs a script or a module (`-m MODULE`).
 
     All arguments after the script or after `-m MODULE` are passed to the script, even if they look like command
-    options. The setting `allow_interspersed_args` of the click library has this effect after a script, but not after
-    `-m MODULE`. Click also does not support an option with an optional value directly before a positional argument
-    (`--spill train.py`).
+    options. Click's setting `allow_interspersed_args` does this after a script, but not after `-m MODULE`. Click also
+    does not support an option with an optional value directly before a positional argument (`--spill train.py`).
     """
 
     def expand(self, ctx: Any, args: list[str]) -> list[str]:
-        """Expand short forms, add `--` after `-m MODULE`, and add `WITHOUT_VALUE` where an optional value is
-        omitted."""
         options = {
             name: option
             for option in self.get_params(ctx)

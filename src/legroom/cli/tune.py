@@ -95,7 +95,6 @@ def _one_or_several(values: list[str] | None) -> str | list[str] | None:
 
 
 def _script(path: str, given: dict[str, Any]) -> int:
-    """Run a script that was written for Ray Tune."""
     if not Path(path).is_file():
         raise UsageError(
             f"`{path}` is not a script. Write `legroom tune train.py:train space.toml`, or the path of a script."
@@ -110,7 +109,6 @@ def _script(path: str, given: dict[str, Any]) -> int:
 
 
 def _merged(path: Path, written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options in the file, overridden by the command-line options."""
     unknown = sorted(set(written) - set(given))
     if unknown:
         raise UsageError(f"{path}: unknown option `{unknown[0]}` in [study]. Options: {', '.join(given)}.")

@@ -1,9 +1,8 @@
-"""All codes that Legroom can report, such as `LG101`. The page of a code contains its title, its meaning and the fix.
+"""The codes that Legroom can report, such as `LG101`, and their pages.
 
-The linter, the leak detector, the out-of-memory advice, the explainer and the doctor share these codes. The source of
-a page is the docstring of the lint rule's module, or a section of a Markdown file in `code_pages` (`LG7xx.md` has the
-pages of LG700 to LG799). Legroom reads the docstring without importing the module, so reading a page does not require
-libcst. This command generates `docs/codes` from these sources:
+The source of a page is the docstring of the lint rule's module, or a section of a Markdown file in `code_pages`
+(`LG7xx.md` has the pages of LG700 to LG799). Legroom reads the docstring without importing the module, so reading a
+page does not require libcst. This command generates `docs/codes` from these sources:
 
     python -m legroom.diagnose.codes docs/codes
 """
@@ -33,24 +32,18 @@ KINDS = {
     "7": "errors explained",
     "9": "environment",
 }
-"""Maps the first digit of a code to its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodePage:
-    """The page of one code."""
-
     code: str
     title: str
     """The title of the page, without a final period, for example `Memory grows with every step`."""
     body: str
-    """The page as Markdown, without the heading."""
     is_lint_rule: bool
-    """True if `legroom lint` can find the problem in source code."""
 
     @property
     def kind(self) -> str:
-        """The kind of problem, for example `retention` or `inference`."""
         return KINDS.get(self.code[2], "other")
 
     @property
@@ -60,12 +53,10 @@ class CodePage:
 
     @property
     def markdown(self) -> str:
-        """The complete page, as in `docs/codes`."""
         return f"# {self.code}: {self.title}\n\n{self.body}\n"
 
 
 def find_page(code: str) -> CodePage:
-    """Return the page of a code. The code may be in upper or lower case."""
     page = all_pages().get(code.strip().upper())
     if page is None:
         raise UsageError(f"Unknown code {code}. Codes range from LG101 to {max(all_pages())}.")
@@ -73,7 +64,6 @@ def find_page(code: str) -> CodePage:
 
 
 def translated_page(code: str, language: str) -> CodePage | None:
-    """Return the page of a code in another language, such as `ko`, or None if the page is not translated."""
     return _translated_pages(language).get(code)
 
 
@@ -84,13 +74,11 @@ def _translated_pages(language: str) -> dict[str, CodePage]:
 
 @cache
 def all_pages() -> dict[str, CodePage]:
-    """Return a dict that maps each code to its page, sorted by code."""
     pages = [*_rule_pages(), *_markdown_pages(_PAGES)]
     return {page.code: page for page in sorted(pages, key=lambda page: page.code)}
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Write every page to `folder/LGnnn.md`, remove obsolete pages, and return the files that changed."""
     folder.mkdir(parents=True, exist_ok=True)
     changed = []
     for old in folder.glob("LG*.md"):

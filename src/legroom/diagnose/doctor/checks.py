@@ -21,11 +21,8 @@ from legroom.units import GiB, format_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
-    """The result of one check."""
-
     name: str
     value: str
-    """The text that the table of results shows for this check."""
     findings: tuple[Finding, ...] = ()
 
 
@@ -135,8 +132,7 @@ def _cudnn(number: str) -> str:
 
 
 def library_path(machine: Machine) -> DoctorCheck:
-    """Check for CUDA libraries on LD_LIBRARY_PATH. The dynamic linker loads these libraries instead of the ones that
-    torch includes."""
+    """Check for CUDA libraries on LD_LIBRARY_PATH, which replace the libraries that torch includes."""
     path = machine.environ.get("LD_LIBRARY_PATH", "")
     found = sorted(
         {name for folder in path.split(os.pathsep) if folder for name in _cuda_libraries(Path(folder))}
@@ -367,8 +363,7 @@ def limits(machine: Machine) -> DoctorCheck:
 
 
 def allocator(machine: Machine) -> DoctorCheck:
-    """Check the allocator settings. If several environment variables contain settings, torch uses the first in
-    `ENVIRONMENT_NAMES`."""
+    """Check the allocator settings. Torch reads only the first variable of `ENVIRONMENT_NAMES` that is set."""
     settings = [(name, machine.environ[name]) for name in ENVIRONMENT_NAMES if name in machine.environ]
     findings = []
     similar = [
@@ -421,7 +416,6 @@ _DEBUG_SETTINGS = {
 
 
 def debug_settings(machine: Machine) -> DoctorCheck:
-    """Check for debug settings that slow training down."""
     active = [name for name in _DEBUG_SETTINGS if machine.environ.get(name, "0") not in ("0", "")]
     return DoctorCheck(
         name="debug settings",

@@ -12,8 +12,6 @@ from legroom.findings import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The results of all checks."""
-
     checks: tuple[DoctorCheck, ...]
 
     @property
@@ -22,7 +20,6 @@ class Diagnosis:
 
     @property
     def is_ok(self) -> bool:
-        """True if no check found a problem."""
         return not self.findings
 
     def as_json(self) -> dict[str, Any]:
@@ -35,7 +32,6 @@ class Diagnosis:
 
 
 def diagnose(machine: Machine | None = None, torch: TorchFacts | None = None) -> Diagnosis:
-    """Run all checks. Most of the time is used to import torch and to create a CUDA context on each GPU."""
     facts = machine if machine is not None else inspect_machine()
     torch_facts = torch if torch is not None else check_torch()
     return Diagnosis(

@@ -1,7 +1,6 @@
-"""Collects facts about this machine: driver, GPUs, memory, limits and settings. `checks` evaluates these facts.
+"""Collects facts about this machine: driver, GPUs, memory, limits and settings.
 
 This module does not import torch or initialize CUDA, so it starts quickly and works with a broken installation.
-`torch_check` tests torch itself in a separate process.
 """
 
 import contextlib
@@ -19,8 +18,6 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """Properties of a GPU that only `legroom doctor` uses."""
-
     uncorrected_errors: Count = NA
     """The number of uncorrected memory errors since the last restart."""
     is_exclusive: bool = False
@@ -29,13 +26,11 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The facts about one machine."""
-
     driver: str | NotAvailable = NA
     driver_cuda: tuple[int, int] | None = None
     """The newest CUDA version that the driver supports."""
     driver_error: str = ""
-    """The reason why the driver's library did not respond, or "" if it responded or no driver is loaded."""
+    """The error message of the driver's library. It is "" if the library works or if no driver is loaded."""
     gpus: tuple[Gpu, ...] = ()
     states: tuple[GpuState, ...] = ()
     """One entry per GPU, in the order of `gpus`."""
@@ -43,7 +38,6 @@ class Machine:
         default_factory=lambda: HostUsage(total=NA, available=NA, resident=NA, limit=NA, used_of_limit=NA)
     )
     shared_total: Count = NA
-    """The size of /dev/shm."""
     shared_free: Count = NA
     open_files: Count = NA
     """The limit on open files for this process, or `UNLIMITED`."""
@@ -57,7 +51,6 @@ class Machine:
 
 
 def inspect_machine() -> Machine:
-    """Collect the facts about this machine."""
     found = tuple(gpus())
     shared_total, shared_free = _shared_memory()
     torch, torch_cuda = _torch_as_installed()
@@ -92,8 +85,6 @@ def _driver_cuda() -> tuple[int, int] | None:
 
 
 def _driver_error() -> str:
-    """Return the error message of the driver library if the kernel driver is loaded but the library does not
-    respond."""
     if not Path("/proc/driver/nvidia/version").exists():
         return ""
     try:

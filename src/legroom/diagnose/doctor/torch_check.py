@@ -1,8 +1,8 @@
-"""Tests torch in a separate process, which may fail, crash or hang without affecting the caller.
+"""Tests torch in a separate process, because torch may crash or hang.
 
     python -m legroom.diagnose.doctor.torch_check     # prints one line of JSON per result
 
-Each result is printed immediately. If a test hangs, the printed results therefore show which device was being tested.
+Each result is printed immediately, so that the output shows which device hangs.
 """
 
 import json
@@ -13,27 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 SECONDS = 120.0
-"""The timeout in seconds. The timeout is long, because importing torch from a slow disk and creating CUDA contexts on
-several GPUs can be slow.
-"""
+"""The timeout in seconds. Importing torch from a slow disk and creating CUDA contexts on several GPUs take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceResult:
-    """The result of a test computation on one device."""
-
     device: str
-    """The name of the device, for example `cpu` or `cuda:0`."""
     name: str = ""
     capability: tuple[int, int] | None = None
     error: str = ""
-    """The reason why the computation failed, or "" if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """Facts that torch reports, and the results of the test computations."""
-
     version: str = ""
     cuda: str = ""
     hip: str = ""
@@ -43,12 +35,11 @@ class TorchFacts:
     device_count: int = 0
     devices: tuple[DeviceResult, ...] = ()
     error: str = ""
-    """The reason why the test process failed, or "" if it succeeded. Importing torch may fail, crash or hang."""
+    """The reason why the test process failed, or "" if it succeeded."""
     hung: bool = False
 
 
 def check_torch(*, seconds: float = SECONDS, command: list[str] | None = None) -> TorchFacts:
-    """Run the test process and collect its results."""
     arguments = command or [sys.executable, "-m", "legroom.diagnose.doctor.torch_check"]
     try:
         done = subprocess.run(
@@ -101,7 +92,6 @@ def _report(**facts: Any) -> None:
 
 
 def main() -> int:
-    """Run the test computations and print their results. This function is the entry point of the test process."""
     import torch
 
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
@@ -141,8 +131,9 @@ def _try(device: str, name: str, capability: tuple[int, int] | None, work: Calla
 
 
 def compute(device: str) -> str:
-    """Compare a matrix product, a convolution and their gradients with the results on the CPU. Return an error
-    message or ""."""
+    """Compare a matrix product, a convolution and their gradients with those of the CPU, and return an error message
+    or "".
+    """
     import torch
 
     torch.manual_seed(0)

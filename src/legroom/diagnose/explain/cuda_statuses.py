@@ -1,9 +1,9 @@
-"""The CUDA status codes, grouped by the page that explains them. Each status has a number, a name and a message.
+"""The CUDA status codes, grouped by the page that explains them.
 
-CUDA has a fixed list of status codes, and this table contains all of them. A status appears in logs in five forms:
-`cudaErrorIllegalAddress` (runtime), `CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number
-(`error=700`), and its message. A message that is specific to CUDA matches anywhere in a log. A generic message
-matches only after a prefix such as `CUDA error:`. `oom.known_messages` has the out-of-memory statuses.
+The table contains all status codes of CUDA. A status appears in logs in five forms: `cudaErrorIllegalAddress`
+(runtime), `CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number (`error=700`), and its
+message. A message that is specific to CUDA matches anywhere in a log. A generic message matches only after a prefix
+such as `CUDA error:`. `oom.known_messages` has the out-of-memory statuses.
 """
 
 import re
@@ -11,19 +11,16 @@ from typing import NamedTuple
 
 
 class CudaStatus(NamedTuple):
-    """One CUDA status code."""
-
     number: int
     name: str
-    """The runtime's name without `cudaError`."""
+    """The name in the CUDA runtime, without `cudaError`."""
     message: str
-    """CUDA's description of the status."""
     driver: str = ""
-    """The driver's name without `CUDA_ERROR_`, if it differs from the runtime's."""
+    """The name in the CUDA driver, without `CUDA_ERROR_`, if it differs from the name in the runtime."""
 
 
 _SPECIFIC_WORDS = 3
-"""A message with at least this many words is assumed to come only from CUDA."""
+"""A message of at least this many words is specific to CUDA."""
 _OF_THE_SYSTEM = ("operation not permitted", "operation not supported")
 """Messages that the operating system also uses."""
 
@@ -134,11 +131,9 @@ STATUSES: dict[str, tuple[CudaStatus, ...]] = {
     "LG731": _PEERS,
     "LG728": _REFUSED,
 }
-"""Maps each code to the statuses that its page explains."""
 
 
 def pattern_of(statuses: tuple[CudaStatus, ...]) -> str:
-    """Return a pattern that matches any of these statuses in a log."""
     variants = []
     for status in statuses:
         driver = status.driver or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", status.name).upper()
@@ -165,5 +160,5 @@ _NUMBER_PREFIXES = (
         )
     ),
 )
-"""Prefixes of a status number. Each prefix contains a long literal, so that long logs are searched quickly."""
+"""Texts before a status number. Each contains a long literal, so that long logs are searched quickly."""
 _AFTER_CUDA = r"(?:CUDA|HIP|Triton)[^\n]{0,60}(?:error|failure|failed)[^\n]{0,30}[:' ] ?"

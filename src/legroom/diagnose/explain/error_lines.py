@@ -1,8 +1,9 @@
-"""Finds the line that contains the error message. The error line is the last line of a traceback, or a line that looks
-like an error.
+"""Finds the line that contains the error message.
 
-Python prints a traceback and then one line with the exception. Launchers, loggers and notebooks add prefixes such as
-a rank, a time or a level. `without_prefix` removes these prefixes and returns the line as Python printed it.
+The error line is the last line of a traceback, or a line that looks like an error.
+
+Launchers, loggers and notebooks put prefixes such as a rank, a time or a level before a line. `without_prefix`
+removes these prefixes.
 """
 
 import re
@@ -21,20 +22,19 @@ _FEW_LINES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorLine:
-    """The line of a log that contains the error message."""
-
     line: int
-    """The line number, from 1."""
     kind: str
     """The exception class, for example `torch.OutOfMemoryError`, or "" if the line names no class."""
     text: str
     frames: str = ""
-    """The traceback above the line, in lower case; its files show which library raised the error."""
+    """The traceback above the line, in lower case. Its file names show which library raised the error."""
 
 
 def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
-    """Return the error line of the last traceback. Consequences of other errors and reports about other processes are
-    ignored."""
+    """Return the error line of the last traceback.
+
+    Tracebacks of exit handlers and reports about other processes do not count.
+    """
     position = lowered.rfind(TRACEBACK)
     for _ in range(4):
         if position < 0:
@@ -49,8 +49,7 @@ def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
 
 
 def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
-    """Return the error line of a short text without a traceback. The error line is the last line that is a Python
-    error, is marked as an error, or looks like an error."""
+    """Return the last line that looks like an error, in a short text without a traceback."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
     ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
     is_log = sum(map(bool, lines)) > _FEW_LINES  # in a log, a warning is not the error
@@ -69,7 +68,6 @@ def _is_informational(line: str, pattern: re.Pattern[str]) -> bool:
 
 
 def without_prefix(line: str) -> str:
-    """Return a line without the prefixes of launchers, loggers and containers."""
     return _PREFIX.sub("", line, count=1)
 
 
@@ -79,9 +77,10 @@ def shorten(line: str) -> str:
 
 
 def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
-    """Return the first line after a traceback's first line that is neither indented nor part of a frame or border.
+    """Return the first line after a traceback's header that is not indented and does not belong to a frame or a
+    border.
 
-    In a notebook, the first line of a traceback contains the exception class.
+    In a notebook, the header contains the exception class.
     """
     number = here = lines_before(text, position) + 1
     before = text[begin:position]
@@ -145,16 +144,15 @@ _PREFIX = re.compile(
     r"|E(?=\s{2})"  # pytest
     r") ?){1,8}"
 )
-"""Prefixes of a line. A line may have several prefixes in any order."""
 
 _NAME = r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure|Invalid|NotMet)"
 _RAISED = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: ?(.*))?$")
-"""Matches the last line of a traceback, with any exception name."""
+"""Matches the line of an exception: any class name, and a message if there is one."""
 _RAISED_ANYWHERE = re.compile(
     rf"^(?:\S{{0,40}}\]:?\s*)?((?:{_NAME}|StopIteration))(?:: ?(?:.*))?$|(?!)", re.DOTALL
 )
 _QUALIFIED = re.compile(r"^((?:[a-z_]\w*\.)+[A-Z][A-Za-z]+): \S")
-"""Matches an exception class with its module. The class name may have any ending (`zipfile.BadZipFile`)."""
+"""Matches an exception class with its module, such as `zipfile.BadZipFile`."""
 _WARNING = re.compile(r"\b((?:\w+\.)*\w*Warning): \S")
 _NOTEBOOK_HEAD = re.compile(rf"^\s*({_NAME})\s{{4,}}$")
 _MARKED = re.compile(
@@ -168,7 +166,6 @@ _ERROR_LIKE = re.compile(
     r"|\b(?:failed|aborted|unsupported|incompatible)\b|\bnot (?:supported|compatible|implemented)\b|\b(?:could not|cannot|can't|unable to)\b|\bexit(?:s|ed|ing)? (?:with|due)\b|\bKilling subprocess\b",
     re.IGNORECASE,
 )
-"""Matches a line that looks like an error."""
 _INFORMATIONAL = re.compile(
     r"\b(?:INFO|DEBUG|WARN|WARNING|WRN|note|hint)\b|\b(?:no|0|without|zero) (?:errors?|failures?|exceptions?)\b|\b0 failed\b|\[[IWV]\b|handler|\bif\b|avoid|falling back|fallback|skipp",
     re.IGNORECASE,

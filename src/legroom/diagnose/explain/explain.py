@@ -3,10 +3,9 @@
     explanation = explain(error)        # an exception or a string
     explanation = explain_file(path)    # a log of any length, or a capture
 
-`oom.recognize` decides whether an error is about memory; `log_reader` finds the error in a log. The explanation comes
-from the code's page. If the message contains sizes, causes that follow from these sizes come first. `machine_checks`
-adds facts about this machine that are relevant to the causes (free memory, versions, limits), from the checks of
-`legroom doctor`.
+`oom.recognize` decides whether an error is about memory, and `log_reader` finds the error in a log. The explanation
+comes from the code's page. If the message contains memory sizes, the causes that these sizes indicate come first.
+`machine_checks` adds the facts about this machine that are relevant to the causes, such as free memory and versions.
 """
 
 import builtins
@@ -42,8 +41,6 @@ ExplanationCertainty = Literal["sure", "likely", "unsure"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """A possible cause of the error."""
-
     cause: str
     check: str
     """A check that shows whether this is the cause."""
@@ -52,8 +49,6 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierError:
-    """An error that comes earlier in the same log."""
-
     code: str
     title: str
     line: int
@@ -62,25 +57,20 @@ class EarlierError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The explanation of an error, with its possible causes."""
-
     kind: ErrorKind
     certainty: ExplanationCertainty
     code: str = ""
-    """The code whose page explains the error, or "" if there is none."""
+    """The code whose page explains the error, or ""."""
     sentence: str
-    """One sentence about the error."""
     meaning: str = ""
     message: str = ""
-    """The line of the log that was recognized."""
     line: int | None = None
     """The line number in the log; None without a log."""
     causes: tuple[Cause, ...] = ()
     """Possible causes, most likely first."""
     figures: dict[str, int] = field(default_factory=dict)
-    """Sizes in the error message, in bytes, and the device index."""
+    """The sizes in the error message in bytes, and the device index."""
     here: tuple[str, ...] = ()
-    """The results of the checks on this machine."""
     earlier: EarlierError | None = None
     """An earlier error in the log, often the original cause."""
 
@@ -91,7 +81,10 @@ class Explanation:
 def explain(
     error: BaseException | str, *, here: Callable[[str], tuple[str, ...]] | None = None
 ) -> Explanation:
-    """Explain an exception or a string. `here` is a function that returns this machine's check results for a code."""
+    """Explain an exception or a string.
+
+    `here` returns the results of this machine's checks for a code.
+    """
     if isinstance(error, BaseException):
         return _with_checks(_explain_exception(error), here)
     if not isinstance(error, str):
@@ -140,8 +133,9 @@ def explain_file(
 
 
 def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
-    """Explain a log, given in chunks. For a notebook, the explanation contains no line number, because the outputs of
-    the cells are not lines of the file.
+    """Explain a log, given in chunks.
+
+    For a notebook, the line number is omitted, because a cell's output is not a line of the file.
     """
     printed, is_notebook = printed_chunks(chunks)
     rest = iter(printed)
@@ -158,7 +152,7 @@ def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
 
 
 _MAX_PASTED = 4000
-"""Longest text, in characters, that is treated as pasted from a terminal."""
+"""The maximum length, in characters, of a text that the user may have pasted from a terminal."""
 
 
 def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
@@ -178,8 +172,7 @@ def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
 
 
 def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | None) -> Explanation:
-    """Explain an error that matches no pattern. The explanation is based on the class and the wording of the
-    error."""
+    """Explain an error that matches no known message, by its class and wording."""
     kind, code = classify_python_error(last)
     name = last.kind.rpartition(".")[2]
     if code:
@@ -268,7 +261,10 @@ def _build(
     earlier: EarlierError | None = None,
     context: str = "",
 ) -> Explanation:
-    """`context` is the part of the log that mentions the cause, or "" if the message mentions it."""
+    """Build the explanation.
+
+    `context` is the text of the log that mentions the cause, or "" if the message mentions it.
+    """
     page = find_page(code)
     meaning, causes = page_parts(code)
     causes = _named_first(code, causes, context or message)
@@ -289,14 +285,13 @@ def _build(
 
 
 def _named_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Cause, ...]:
-    """Return the causes of a page. Causes that the error message mentions come first."""
+    """Return the causes of a page, with the causes that the error message mentions first."""
     named = {number for page, number, pattern in CAUSE_PATTERNS if page == code and pattern.search(message)}
     return tuple(cause for _, cause in sorted(enumerate(causes, 1), key=lambda each: each[0] not in named))
 
 
 def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:
-    """Return the causes of a page that do not follow from memory sizes, such as tensors that are retained from step
-    to step."""
+    """Return the causes of a page that the sizes in a message cannot show, such as tensors that every step retains."""
     if len(more) == 1 and "(LG601)" in more[0].cause:
         return ()
     return tuple(cause for cause in causes if "from step to step" in cause.cause)
@@ -304,12 +299,10 @@ def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cau
 
 @cache
 def page_parts(code: str) -> tuple[str, tuple[Cause, ...]]:
-    """Return the meaning and the causes on a code's page."""
     return parse_page(find_page(code))
 
 
 def parse_page(page: CodePage) -> tuple[str, tuple[Cause, ...]]:
-    """Return the meaning and the causes on a page in English or Korean."""
     meaning, _, listed = page.body.replace("## 원인", "## Causes").partition("## Causes")
     causes = []
     for item in re.split(r"(?m)^\d+\. ", listed)[1:]:
@@ -365,7 +358,6 @@ def _explain_classified(classified: ErrorClassification) -> Explanation:
 
 
 def _headlines(error: BaseException) -> Iterator[str]:
-    """Yield the error lines of an exception and of all exceptions in its chain."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -405,7 +397,6 @@ class _Readable(Protocol):
 
 
 def _decoded(stream: _Readable, name: str, progress: Callable[[int], None]) -> Iterator[str]:
-    """Yield the text of a file in chunks. Rejects binary files."""
     chunk = stream.read(_CHUNK)
     encoding = "utf-16" if chunk[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     if encoding == "utf-8" and b"\0" in chunk[:8192]:

@@ -1,7 +1,9 @@
-"""Finds the error in a log of any length. The log is read once, in chunks.
+"""Finds the error in a log of any length.
 
-The reader keeps the first and the last match of each known message, and the error line of the last Python traceback.
-The result is the last error, unless it is only a consequence of another error (`weak`) or wraps a known error.
+The log is read once, in chunks.
+
+The reader keeps the first and the last match of each known message, and the error line of the last traceback. The
+result is the last error, unless another error caused it (`weak`) or it wraps a known error.
 """
 
 import re
@@ -26,50 +28,43 @@ from legroom.diagnose.explain.rules import RULES, SIZE_RULES, memory_code
 from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, Certainty, MessagePattern
 
 _CHUNK, _OVERLAP = 1 << 20, 1 << 14
-"""The log is read in chunks of `_CHUNK` characters. The last `_OVERLAP` characters of each chunk are searched again
-with the next chunk, because an error may span two chunks.
+"""The size of a chunk in characters, and the number of characters that are searched again with the next chunk.
+
+An error may span two chunks.
 """
 _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
-"""The search for a chained error covers this many lines before a message such as `During handling of the above
-exception`."""
+"""The number of lines that are searched for the first error before `During handling of the above exception`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMatch:
-    """A known error message at one position in a log."""
-
     code: str
     line: int
-    """The line number, from 1."""
     text: str
     around: str
     """The text around the match, because sizes may be on the following lines."""
     priority: int
-    """The position of the entry in the tables. If several entries match one line, the entry with the lowest position
-    is used."""
+    """The position in the tables. If several entries match one line, the first entry is used."""
     weak: bool
     pattern: MessagePattern | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogResult:
-    """The error that was found in a log."""
-
     error: LogMatch | None
     unknown: ErrorLine | None
     """A Python error that matches no pattern, if it is the last error."""
     first: LogMatch | None
-    """The first error of another kind, if the log contains one before `error`."""
+    """The first error of another kind before `error`."""
     lines: int
     is_cut: bool = False
     """True if nothing was found and the log ends inside a traceback."""
 
 
 def search_log(chunks: Iterable[str]) -> LogResult:
-    """Search a log, chunk by chunk."""
     search = _Search()
     for chunk in chunks:
         search.feed(chunk)
@@ -83,8 +78,6 @@ def chunks_of(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One kind of error, and its priority."""
-
     priority: int
     code: str
     weak: bool
@@ -97,21 +90,24 @@ _DIGITS = b"0123456789"
 
 @cache
 def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
-    """Return all variants of known messages. Each variant is paired with its literal without digits, because
-    `_distinct_lines` also removes all digits.
+    """Return all variants of known messages, each with its literal.
+
+    The literal contains no digits, because `_distinct_lines` removes all digits of the log.
     """
     return tuple((variant, variant[1].encode().translate(None, _DIGITS)) for variant in _variants())
 
 
 def _distinct_lines(lowered: str) -> bytes:
-    """Return the distinct lines of a string after removing all digits. Most lines of a training log differ only in
-    digits, so few lines remain to be searched."""
+    """Return the distinct lines of a text without digits.
+
+    Most lines of a training log differ only in digits, so few lines remain to be searched.
+    """
     lines = lowered.encode("utf-8", "replace").translate(None, _DIGITS).split(b"\n")
     return b"\n".join(dict.fromkeys(lines))
 
 
 def _variants() -> Iterator[_Variant]:
-    """Yield all variants in order of priority. Informal messages about memory come last."""
+    """Yield all variants by priority, with informal messages about memory last."""
     known = [each for each in MESSAGE_PATTERNS if each.certainty is not Certainty.NOT_MEMORY]
     table = [
         *((rule.code, rule.weak, None, rule.variants) for rule in SIZE_RULES),
@@ -194,10 +190,10 @@ class _Search:
         )
 
     def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
-        """Return the original error that caused a library's failure.
+        """Return the error that caused a library's failure.
 
-        After a kernel has failed, every CUDA call fails with a message that hides the cause. NCCL reports the reason shortly
-        before it reports that a call failed. If a rank fails, the collectives of the other ranks time out.
+        After a kernel failure, every CUDA call fails with a message that hides the cause. NCCL logs the reason some
+        lines before it reports the failed call. If a rank fails, the collectives of the other ranks time out.
         """
         if error is not None and error.code in _REASONS:
             codes, word, lines = _REASONS[error.code]
@@ -238,7 +234,6 @@ class _Search:
         return max(faults, key=lambda found: (found.line, -found.priority), default=None)
 
     def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> ErrorLine | None:
-        """Return the error line of the last traceback if no known message explains the error."""
         last = self._error_line
         if last is None:
             return None
@@ -275,8 +270,9 @@ class _Search:
 
 
 def _may_follow_fault(pattern: MessagePattern) -> bool:
-    """Return True if this message may be a consequence of an earlier kernel failure. After such a failure, the
-    library's allocations also fail."""
+    """Return True if the message may follow from a kernel failure, after which the allocations of libraries also
+    fail.
+    """
     return pattern.certainty in (Certainty.DISGUISED, Certainty.LIKELY) or pattern.source in _LIBRARIES
 
 
@@ -294,8 +290,10 @@ def _was_pinning(found: LogMatch) -> bool:
 
 
 def _error_of_the_operation(found: LogMatch) -> LogMatch:
-    """Return the error of the operation that torch.compile could not trace. The operation also fails without
-    torch.compile, for example because of its shapes."""
+    """Return the error of the operation that torch.compile could not trace.
+
+    This operation also fails without torch.compile, for example because of its shapes.
+    """
     match = _FAILED_OPERATION.search(found.around[found.around.find(found.text) :])
     if match is None:
         return found
@@ -321,18 +319,19 @@ def _ran_out(found: LogMatch) -> bool:
 
 
 def _failed_rank(found: LogMatch) -> bool:
-    """Return True if an exception reports that memory ran out, and the log does not report that it was handled."""
     return _is_memory(found) and _EXCEPTION.search(found.text) is not None
 
 
 def is_typed(line: str) -> bool:
-    """Return True if the line is a command that the user typed, which may have a comment about errors."""
+    """Return True if the line is a command that the user typed. Such a line may contain a comment about errors."""
     return _TYPED.match(line) is not None and _EXCEPTION.search(line) is None
 
 
 def _counts(found: LogMatch, lines: int) -> bool:
-    """Return True if a matched message reports an error. An informal message is treated as an error only on a line that
-    looks like an error. A command that the user typed is not an error."""
+    """Return True if a match reports an error.
+
+    An informal message counts only on a line that looks like an error.
+    """
     if any(marker in found.text for marker in _NOT_ERRORS):
         return False
     if is_typed(found.text):
@@ -361,7 +360,7 @@ def _is_reported_as_error(found: LogMatch) -> bool:
 
 
 def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
-    """Return True if a launcher or another rank only reports the exit of a process whose traceback comes earlier."""
+    """Return True if the message only reports the exit of a process whose traceback comes earlier."""
     reports = (
         found.code == _EXIT_CODES[0]
         or (found.code == _NCCL and found.weak)
@@ -375,7 +374,7 @@ def _informativeness(found: LogMatch) -> int:
 
 
 _NOT_ERRORS = ("NCCL INFO", "could not destroy", "this is not a failure")
-"""Words in informational lines and in reports about the cleanup after an error."""
+"""Words of informational lines, and of lines about the cleanup after an error."""
 _IN_WORKER = "LG741"
 _COMPILER = "LG752"
 _TIMEOUT = "LG730"
@@ -384,27 +383,29 @@ _EXCEPTION = re.compile(r"\w(?:Error|Exception)\b: ")
 _TYPED = re.compile(r"\s*(?:(?:\([\w.-]{1,30}\) )?[\w.@~:/\[-]{0,60}\]?\$ |>>> |export |setx? )")
 """Matches the start of a command that the user typed, with or without its prompt."""
 _EXIT_CODES = ("LG734", "LG735", "LG729")
-"""Codes of errors which only report that a process exited, was stopped or crashed. Any other known error is more
-informative."""
+"""Codes of messages that only report the exit, the stop or the crash of a process.
+
+Any other known error is more informative.
+"""
 _FAULTS = ("LG710", "LG711")
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"
 _NCCL_LINES = 200
-"""NCCL reports the failed call within this many lines before its failure."""
+"""NCCL logs the failed call at most this many lines before its failure."""
 _REASONS = {
     _NCCL: (("LG700", "LG702", "LG703", "LG704"), "NCCL", _NCCL_LINES),
     "LG711": (("LG725",), "fallen off the bus", _NCCL_LINES),
     "LG751": (("LG705",), "", 6),
 }
-"""Maps the code of an error to its possible cause earlier in the log: the codes of the cause, a text that the cause
-contains, and the number of lines before the error in which the cause is searched. For example, a kernel fails because
-the GPU has failed, and a build fails because the compiler was killed.
+"""Maps the code of an error to its possible causes: their codes, a text that their message contains, and the maximum
+number of lines between cause and error.
+
+For example, a kernel fails because the GPU has failed, and a build fails because the compiler was killed.
 """
 _FOLLOWUP_LINES = 60
 """An uninformative error within this many lines after another error is treated as its consequence."""
 _NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")
-"""Matches the error that Python raises when a program uses a missing result (None) after a library logged an
-error."""
+"""Matches the error of a program that uses None because a library logged an error and returned no result."""
 _ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )
@@ -416,7 +417,7 @@ _ADVICE = re.compile(
     r"^(?!.{0,80}(?:Error|Exception)\b).{0,200}\b(?:avoid\w*|prevent\w*|in case of|if you|when|whenever|retry on)\b[^.]{0,40}\bout of memory",
     re.IGNORECASE | re.DOTALL,
 )
-"""Matches advice about errors that have not occurred. A line that names an exception does not match."""
+"""Matches advice about errors, unless the line names an exception."""
 _OTHER_ERROR = re.compile(
     r"^\s*(?:\w+\.)*(?:Assertion|Attribute|FileNotFound|Import|Key|ModuleNotFound|Name|Type)Error\b"
 )
@@ -429,15 +430,16 @@ _MENTIONED = re.compile(
 
 @cache
 def _is_single_line(pattern: re.Pattern[str]) -> bool:
-    """Return True if a match cannot contain a line break. A single-line pattern is matched against one line at a
-    time, which is faster."""
+    """Return True if no match contains a line break.
+
+    Such a pattern is searched in one line at a time, which is faster.
+    """
     return _LINE_BREAK.search(_NO_LINE_BREAK.sub("", pattern.pattern)) is None
 
 
 _NO_LINE_BREAK = re.compile(r"\[\^[^\]]*\\n[^\]]*\]")
 _LINE_BREAK = re.compile(r"\\[sWDn]|(?<!\\)[.$^]")
-"""Matches the parts of a pattern that can match a line break, or that depend on where the searched text starts or
-ends."""
+"""Matches the elements of a pattern that match a line break, or the start or end of the text."""
 
 
 class _Window:
@@ -467,7 +469,6 @@ class _Window:
         return None
 
     def _match(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        """Return the match that includes this position."""
         begin, end = max(position - _BEFORE, 0), position + _AFTER
         if _is_single_line(pattern):
             begin = max(self._lowered.rfind("\n", begin, position), begin)
@@ -501,6 +502,5 @@ class _Window:
         return begin, min(ends, default=len(self._text))
 
     def error_line(self) -> ErrorLine | None:
-        """Return the error line of the last traceback."""
         found = last_traceback_error(self._text, self._lowered)
         return replace(found, line=self._lines_before + found.line) if found is not None else None

@@ -1,7 +1,7 @@
 """Removes formatting that terminals, loggers and notebooks add to a log: colors, carriage returns, JSON escapes.
 
-The result is the text as the program printed it. A JSON string with escaped newlines is split into lines; `INNER` marks such a line
-break, so that line numbers still refer to the file.
+The result is the text as the program printed it. A JSON string with escaped newlines is split into lines; `INNER`
+marks such a line break, so that line numbers still refer to the file.
 """
 
 import json
@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 INNER = "\v\n"
-"""Marks a line break that is in the text but not in the file."""
+"""Marks a line break that JSON escapes in the file."""
 _COLORS = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033)\[[0-9;]*[A-Za-z]")
 _ESCAPES = re.compile(r"\\(?:n|t|r|\")")
 _UNESCAPED = {r"\n": INNER, r"\t": "\t", r"\r": "", r"\"": '"'}
@@ -19,7 +19,6 @@ _MAX_NOTEBOOK = 100_000_000
 
 
 def strip_log_formatting(text: str) -> str:
-    """Return a chunk of a log as the program printed it."""
     if "\x1b" in text or "\\u001b" in text or "\\x1b" in text or "\\033" in text:
         text = _COLORS.sub("", text)
     if "\\n" in text or '\\"' in text:
@@ -28,12 +27,11 @@ def strip_log_formatting(text: str) -> str:
 
 
 def lines_before(text: str, position: int) -> int:
-    """Return the number of line breaks in the original file before a position in the stripped text."""
     return text.count("\n", 0, position) - text.count(INNER, 0, position)
 
 
 def printed_chunks(chunks: Iterable[str]) -> tuple[Iterable[str], bool]:
-    """Return the chunks of a log, or the cell outputs of a notebook. The second item is True for a notebook."""
+    """Return the chunks of a log and False, or the cell outputs of a notebook and True."""
     rest = iter(chunks)
     read = [next(rest, "")]
     if not (read[0].lstrip()[:1] == "{" and '"cells"' in read[0]):
@@ -58,8 +56,10 @@ def _printed(output: dict[str, Any]) -> str:
 
 
 def _is_escaped(line: str) -> bool:
-    """Return True if a line is JSON or the `repr` of a string. In a Windows path, for example, a backslash followed
-    by `n` is not an escape."""
+    """Return True if a line is JSON or the `repr` of a string.
+
+    Elsewhere, for example in a Windows path, a backslash followed by `n` is not an escape.
+    """
     is_quoted = line.lstrip()[:1] in ("{", "[", '"', "'")
     return ("\\n" in line and (is_quoted or "last):\\n" in line)) or ('\\"' in line and is_quoted)
 

@@ -1,9 +1,7 @@
 """Classifies Python errors that match no known message, by class, wording and library.
 
-Torch and related libraries report a few problems in many wordings. Examples are mismatched sizes, types or devices,
-and an index out of range. The wording shows the kind of an error but not its exact cause, so the certainty is
-`likely`. An error whose message mentions memory is not classified, because a wrong classification would be worse than
-none.
+The wording shows the kind of an error but not the exact cause, so the certainty is `likely`. A message that mentions
+memory is not classified, because a wrong classification would be worse than none.
 """
 
 import builtins
@@ -45,21 +43,20 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
 
 
 def is_raised_by_program(frames: str) -> bool:
-    """Return True if a traceback ends at a program line that raises MemoryError. This error usually means that a
-    data structure of the program is full, such as a replay buffer."""
+    """Return True if the program itself raises MemoryError, usually because a data structure such as a replay buffer
+    is full.
+    """
     return _RAISED_BY_PROGRAM.search(frames) is not None
 
 
 def is_uninformative(error: ErrorLine) -> bool:
-    """Return True if neither the class nor the wording of an error indicates the problem."""
     return classify_python_error(error) in (("not-memory", ""), ("unknown", "")) and error.kind.rpartition(
         "."
     )[2] not in (_CLEAR_CLASSES)
 
 
 def _library_of(error: ErrorLine) -> str:
-    """Return the code for the library that contains the last file of the traceback, or that defines the exception
-    class."""
+    """Return the code for the library of the last file in the traceback, or of the exception class."""
     frames = error.frames.replace("\\", "/")
     last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
     module = f"/{error.kind.lower().rpartition('.')[0].replace('.', '/')}/"
@@ -67,13 +64,11 @@ def _library_of(error: ErrorLine) -> str:
 
 
 def _code_of_errno(text: str) -> str:
-    """Return the code for an operating system error number, if the message contains one."""
     match = _ERRNO.search(text)
     return _BY_ERRNO.get((match[1] or "errno").lower() + match[2], "") if match is not None else ""
 
 
 def _code_of_type_error(name: str, text: str) -> str:
-    """Return the code for a TypeError about dtypes. Other TypeError messages are about arguments."""
     return "LG718" if name == "TypeError" and _DTYPE.search(text) else ""
 
 
@@ -93,7 +88,7 @@ _BY_CLASS: dict[str, ErrorFamily] = {
     "URLError": ("not-memory", "LG782"),
     "SSLError": ("not-memory", "LG782"),
 }
-"""Exception classes that have their own page. Legroom shows this page even if the log ends before the message."""
+"""Exception classes with their own page, which is shown even if the log ends before the message."""
 
 _ERRNO = re.compile(r"\[(?:(errno|winerror) |.{0,20}\bos error )(\d+)\]", re.IGNORECASE)
 _BY_ERRNO = {
@@ -108,13 +103,12 @@ _BY_ERRNO = {
     )
     for number in numbers
 }
-"""Codes for error numbers: files and permissions, full disks, process limits, and a port in use."""
+"""Codes for `errno` values of files, permissions, full disks, process limits and used ports."""
 
 _SETTINGS_DISAGREE = re.compile(
     r"batch related parameters|batch_size is not equal|batch_size.{0,40}divisible", re.IGNORECASE
 )
-"""Matches messages about settings of a library that contradict each other. These messages are not about tensor sizes
-or connections."""
+"""Matches messages about contradicting settings, which are not about tensor sizes."""
 
 _DTYPE = re.compile(
     r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are|torch\.b?(?:float|u?int|complex)\d",
@@ -143,7 +137,7 @@ _LIBRARIES = tuple(
         ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
     )
 )
-"""Codes for libraries, each with a pattern for the last file in the traceback."""
+"""Maps codes to patterns for the last file of a traceback."""
 
 
 _CLEAR_CLASSES = frozenset(
@@ -155,8 +149,7 @@ _CLEAR_CLASSES = frozenset(
 )  # fmt: skip
 """Exception classes that are always programming errors, regardless of the message."""
 _VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
-"""Other exception classes that are not memory errors. The message of these exceptions says more about the error than
-the class."""
+"""Exception classes whose message says more than the class."""
 
 _NOT_ABOUT_SIZE = re.compile(
     r"has not been allocated|memory[_ -](?:format|layout|location|efficient|overlap|view|order|bank|address|key|mask|map|access)\w*|(?:contiguous|laid out) in memory"
@@ -172,13 +165,11 @@ _MAY_BE_MEMORY = re.compile(
 """Words that may refer to a lack of memory."""
 
 _DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?:8|16|32|64))\b|\b(?:bool|byte|char|long|int|float|half)(?:ean)? ?tensors?\b|(?-i:\b(?:Bool|Byte|Char|Long|Int|Float)\b))"
-"""Names of dtypes. `int` and `bool` match only in a phrase such as `int tensor`, because they are also Python
-types."""
+"""Names of dtypes. `int` and `bool` are also Python types, so they match only in a phrase such as `int tensor`."""
 _SIZE = r"\b(?:(?:\w+_)?(?:shapes?|sizes?|dims?)|dimensions?|dimensional|ndim|numel|(?:of|same|input|weight|target|output) rank|rank[- ]\d+|matri(?:x|ces)|(?:\d+|single)-element|(?:empty|scalar) tensors?|channels?|lengths?|features|feature (?:number|dim\w*|size)|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns|rows|\d-?D)\b"
 _MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few|small|large|short|long)|mis-?align\w*|resize|reshape)\b"
-"""Words that compare two sizes or types."""
 _REJECTED = r"\b(?:invalid|cannot|can't|could not|unable|but|support\w*|only|negative|empty|previously|one of|don't|doesn't|do(?:es)? not)\b"
-"""Words in messages that reject an argument. These words also occur in errors about options."""
+"""Words of messages that reject an argument or an option."""
 _DIFFERS = rf"(?:{_MISMATCH}|{_REJECTED})"
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
@@ -216,8 +207,11 @@ _FAMILIES = tuple(
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip
-"""Wordings and their codes. The first match is used. Patterns for the source of an error (NCCL, a process group)
-come first, and patterns for devices and types come before patterns for sizes."""
+"""Codes and patterns of wordings; the first match is used.
+
+Patterns for the source of an error, such as NCCL, come before patterns for devices and dtypes. Patterns for sizes
+come last.
+"""
 _RAISED_BY_PROGRAM = re.compile(
     r'file "(?![^"\n]*(?:-packages/|/lib/python))[^"\n]+", line \d+[^\n]*\n[^\n]*raise memoryerror\([^\n]*\s*[^\n]{0,40}$',
     re.IGNORECASE,

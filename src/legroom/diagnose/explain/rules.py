@@ -1,14 +1,11 @@
 """Messages of errors that are not about memory, each with the code whose page explains the error.
 
-If several entries match the same line, the first entry in the table is used. The explanation (meaning, causes, checks
-and fixes) is on the code's page. `oom.known_messages` contains the messages about memory, and `memory_code` maps these
-messages to codes.
+If several entries match the same line, the first entry in the table is used.
 
-A `weak` entry matches a message that follows from another error, such as a launcher's list of exited processes or a
-peer's lost connection. A weak entry is the result only if the log contains no other error.
+A `weak` entry matches a message that another error causes, such as a launcher's list of exited processes. A weak
+entry is the result only if the log contains no other error.
 
-If a library has a fixed list of status codes, the table matches all of them by name (`cuda_statuses`, `CUBLAS_STATUS_\\w+`).
-`python_errors` classifies messages that are not in this table by their wording.
+`oom.known_messages` has the messages about memory, and `python_errors` classifies other messages by their wording.
 """
 
 import re
@@ -26,11 +23,9 @@ from legroom.diagnose.oom.recognize import ErrorClassification
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of error that is not about memory."""
-
     code: str
     variants: tuple[tuple[str, re.Pattern[str]], ...]
-    """Regular expressions, each preceded by a lower-case literal that every match contains."""
+    """Regular expressions, each with a lower-case literal that every match contains."""
     weak: bool = False
 
 
@@ -55,7 +50,6 @@ def _rule(code: str, pattern: str, *, weak: bool = False) -> Rule:
 
 
 def _status(code: str) -> Rule:
-    """Return a rule that matches CUDA's own messages for errors of this kind."""
     return _rule(code, pattern_of(STATUSES[code]))
 
 
@@ -67,8 +61,10 @@ SIZE_RULES: tuple[Rule, ...] = (
         r"|more than INT_MAX elements|canUse32BitIndexMath|(?:too (?:large|many elements)|exceeds?) [^\n]{0,40}32-bit ind|more than 2\*\*31 elements|fit in(?:to)? int32|negative dimensions are not allowed|Maximum allowed dimension exceeded|Maximum allowed size exceeded|is larger than the maximum possible size|vector::_M_\w+|cannot create std::vector larger than max_size|into an index-sized integer",
     ),
 )  # fmt: skip
-"""Messages about sizes that cannot exist, and about a limit that is reported as a lack of memory. This table is
-searched before the table of messages about memory."""
+"""Messages about impossible sizes, and about limits that are reported as a lack of memory.
+
+They are searched before the messages about memory.
+"""
 RULES: tuple[Rule, ...] = (
     # --- what happened on the GPU
     _status("LG710"),
@@ -301,6 +297,4 @@ CAUSE_PATTERNS = tuple(
         ("LG783", 4, r"permission|not permitted|read-only"),
     )
 )
-"""Patterns of messages that name a cause. Each pattern has a code, and the number of the cause on the page of this
-code.
-"""
+"""Patterns of messages that name a cause, with the code and the number of the cause on the code's page."""

@@ -7,12 +7,10 @@ from legroom.diagnose.oom.sizes import ReportedSizes
 from legroom.units import GiB, format_size
 
 _CONTEXT = 3 * GiB // 2
-"""The maximum size of the CUDA context and libraries. A larger amount of non-PyTorch memory is attributed to another
-process."""
+"""The maximum size of the CUDA context and libraries. More non-PyTorch memory means that another process uses the GPU."""
 
 
 def summarize_sizes(sizes: ReportedSizes) -> str:
-    """Return a summary of the failed request, such as `GPU 1 ran out of memory` with the requested and free sizes."""
     if sizes.requested is None:
         return ""
     which = "A GPU" if sizes.device is None else f"GPU {sizes.device}"
@@ -23,7 +21,7 @@ def summarize_sizes(sizes: ReportedSizes) -> str:
 
 
 def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
-    """Return the causes that the sizes indicate, most likely first. Each cause has a check and a fix."""
+    """Yield the causes that the sizes indicate, most likely first."""
     limit = sizes.allowed if sizes.allowed is not None else sizes.capacity
     if limit is None or sizes.requested is None:
         return
@@ -90,8 +88,7 @@ def _unused(sizes: ReportedSizes) -> int | None:
 
 
 def summarize_shapes(message: str) -> str:
-    """Return a summary such as `A linear layer expects 256 input features but got 512.`, or "" if the message contains
-    no shapes."""
+    """Return a sentence such as `A linear layer expects 256 input features but got 512.`, or ""."""
     for pattern, sentence in _SHAPES:
         match = pattern.search(message)
         if match is not None:
