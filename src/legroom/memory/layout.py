@@ -1,7 +1,7 @@
 """The segments and blocks of a device at one moment in a run.
 
-A capture does not contain addresses. The layout is computed by the simulated allocator from the same requests. If the
-result differs from the recorded reserved memory, for example after dropped events, `is_exact` is False.
+A capture does not contain addresses, so the simulated allocator replays the recorded requests. The replay may reserve a
+different amount of memory than the recorded run, for example if events were dropped. `is_exact` is then False.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from legroom.memory.events import Alloc, Category, Event, Free, SegmentChange
 
 @dataclass(frozen=True, slots=True)
 class LaidOutBlock:
-    """A block of a segment. `alloc` is its storage, or None if the block is free."""
+    """A block of a segment. If the block is free, `alloc` is None."""
 
     size: int
     alloc: Alloc | None
@@ -23,8 +23,6 @@ class LaidOutBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOutSegment:
-    """A segment with its blocks in the order of their addresses."""
-
     size: int
     is_small: bool
     """True if the segment contains only blocks of up to 1 MiB."""
@@ -34,12 +32,10 @@ class LaidOutSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The segments of a device, in the order of their addresses."""
-
     segments: tuple[LaidOutSegment, ...]
     reserved: int
     is_exact: bool
-    """True if the reserved memory equals the recorded reserved memory."""
+    """True if the simulated allocator reserves as much memory as the recorded run."""
 
 
 def layout_after(
@@ -49,7 +45,6 @@ def layout_after(
     tags: Mapping[int, Category],
     settings: AllocatorSettings | None = None,
 ) -> Layout:
-    """Return the layout of `device` after event number `index`."""
     allocator = Allocator(settings=settings)
     blocks: dict[int, tuple[Block, Alloc]] = {}
     recorded = 0

@@ -1,11 +1,12 @@
 """Combines events into the peak, the live storages at any point, and the lines whose memory grows.
 
 A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, and
-the list is processed in batches. `apply` may be called at any moment and in any thread, even during a query, because a
-storage can be freed at any moment. A long run has more events than fit into memory. With `keep_events`, a ledger keeps
-about this number of events. The kept events are the newest events, and the events around the peaks, the out-of-memory
-events and the end of the last step. Totals always cover the whole run. Whenever there are too many
-steps, every second one of the older steps is dropped.
+the list is processed in batches. A storage can be freed at any moment, so `apply` may be called in any thread, even
+during a query.
+
+A long run has more events than fit into memory. With `keep_events`, a ledger keeps only about this number of events. It
+keeps the newest events, and the events around the peaks, the out-of-memory events and the end of the last step. Totals
+always cover the whole run. If there are more than `_MAX_STEPS` steps, every second older step is dropped.
 
 The category of a storage may become known after its allocation. The last tag of a storage applies to its whole
 lifetime.
@@ -49,14 +50,10 @@ from legroom.memory.timeline import Sample, TimelineBuilder
 _BATCH = 4096
 _SPAN = 1 << 15
 _MAX_STEPS = 5_000
-"""The number of steps that a ledger with `keep_events` keeps."""
 
 
 class Ledger:
-    """The memory of a run. `apply` is a Sink."""
-
     def __init__(self, events: Iterable[Event] = (), *, keep_events: int | None = None) -> None:
-        """`keep_events` is the approximate number of events to keep, or None to keep all events."""
         self._keep_events = keep_events
         self._pending: list[Event] = []
         self._lock = Lock()
@@ -91,19 +88,17 @@ class Ledger:
                         self._lock.release()
 
     def apply_all(self, events: list[Event]) -> None:
-        """Apply several events at once."""
         with delayed_interrupts(), self._lock:
             self._pending += events
             self._process_pending()
 
     def __len__(self) -> int:
-        """Return the number of events."""
         with self._up_to_date():
             return self._length
 
     @property
     def seconds(self) -> float:
-        """The time of the last event, since the start of the run."""
+        """The time of the last event, in seconds since the start of the run."""
         with self._up_to_date():
             return self._time
 
@@ -112,13 +107,14 @@ class Ledger:
             return sorted(self._totals)
 
     def peak(self, device: int = 0, of: Literal["allocated", "reserved"] = "allocated") -> Moment:
-        """Return the first point with the highest allocated or reserved memory."""
         with self._up_to_date():
             totals = self._totals.get(device, _DeviceTotals())
             return totals.peak_allocated if of == "allocated" else totals.peak_reserved
 
     def peak_of_steps(self, device: int = 0) -> tuple[int, int]:
-        """Return the highest allocated and reserved memory of all steps, including events that were dropped."""
+        """Return the highest allocated and the highest reserved memory of any step. Steps whose events were dropped are
+        included.
+        """
         with self._up_to_date():
             return self._totals.get(device, _DeviceTotals()).peak_of_steps
 
@@ -128,7 +124,6 @@ class Ledger:
             return self._state_after(index, device)
 
     def at_step(self, step: int, device: int = 0) -> State:
-        """Return the state of `device` at the end of `step`."""
         with self._up_to_date():
             ends = [end for end in self._steps if end.event.device == device]
             for end in ends:
@@ -146,8 +141,8 @@ class Ledger:
             raise UsageError(f"Step {step} does not exist on device {device}. {known}")
 
     def at_last_step(self, device: int = 0) -> State | None:
-        """Return the state of `device` at the end of the last step with known events, or None if there is no such
-        step.
+        """Return the state of `device` at the end of the last step whose events were kept. Return None if there is no
+        such step.
         """
         with self._up_to_date():
             ended = self._totals[device].ended if device in self._totals else None
@@ -160,13 +155,11 @@ class Ledger:
             return self._state_after(failure.index, failure.event.device)
 
     def now(self, device: int = 0) -> State:
-        """Return the state of `device` after the last event."""
         with self._up_to_date():
             reserved = self._totals[device].reserved if device in self._totals else 0
             return self._state(self._live, reserved, self._length - 1, self._time, device)
 
     def steps(self, device: int | None = None) -> list[Step]:
-        """Return the steps of all devices, or of `device`."""
         with self._up_to_date():
             return [end.event for end in self._steps if device is None or end.event.device == device]
 
@@ -175,7 +168,6 @@ class Ledger:
             return [failure.event for failure in self._ooms]
 
     def holders(self, number: int = 0) -> list[Holder]:
-        """Return the variables that retained memory at out-of-memory event `number`."""
         with self._up_to_date():
             return list(self._failure(number).holders)
 
@@ -200,19 +192,18 @@ class Ledger:
             until = span.start
 
     def progress(self, number: int = 0) -> float | None:
-        """Return the fraction of the forward pass that was complete at out-of-memory event `number`, or None if
-        unknown.
+        """Return how much of the forward pass was complete at out-of-memory event `number`, as a fraction. Return None
+        if unknown.
         """
         with self._up_to_date():
             return self._failure(number).progress
 
     def details(self, number: int = 0) -> list[Annotation]:
-        """Return the known facts about the program at an out-of-memory event."""
         with self._up_to_date():
             return list(self._failure(number).details)
 
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
-        """Return the memory of `device` over time in roughly `samples` samples or fewer. The samples include all peaks
+        """Return the memory of `device` over time, in about `samples` samples or fewer. The samples include all peaks
         of the kept events.
         """
         with self._up_to_date():
@@ -417,20 +408,17 @@ _NEVER = Moment(-1, 0.0, 0, Phase.OTHER, 0)
 
 @dataclass(slots=True)
 class _DeviceTotals:
-    """The running totals of one device."""
-
     allocated: int = 0
     reserved: int = 0
     highest: int = 0
-    """The value that `allocated` must exceed to be a new peak."""
+    """`allocated` must exceed this value to be a new peak."""
     steps: int = 0
     ended: int | None = None
-    """The number of the event that ended the last step whose events are known."""
+    """The number of the event that ended the last step whose events were kept."""
     latest: Alloc | None = None
     peak_allocated: Moment = _NEVER
     peak_reserved: Moment = _NEVER
     peak_of_steps: tuple[int, int] = 0, 0
-    """The highest allocated and reserved memory of any step."""
     lines: dict[Line, int] = field(default_factory=dict)
     growth: GrowthTracker = field(default_factory=GrowthTracker)
 
@@ -452,7 +440,7 @@ class _DeviceTotals:
 
 @dataclass(slots=True)
 class _Span:
-    """Consecutive events and the state before them."""
+    """Consecutive events, and the state before the first of them."""
 
     start: int
     time: float

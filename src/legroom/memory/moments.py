@@ -1,4 +1,4 @@
-"""The live memory of a device at selected moments in a run, by the site that allocated it."""
+"""The live memory of a device at selected moments in a run, grouped by the code that allocated it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,6 @@ from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, T
 
 
 class Site(NamedTuple):
-    """A line of code in a module that allocates memory of one category."""
-
     module: str
     frame: Frame | None
     category: Category
@@ -17,21 +15,19 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSites:
-    """The live memory after one event. `sites` contains positions in the list of all sites."""
+    """The live memory after one event. `sites` contains indices into the list of all sites."""
 
     index: int
-    """The number of the event."""
     time: float
     sites: list[int]
     bytes: list[int]
     counts: list[int]
-    """The number of storages of each site."""
 
 
 def live_sites(
     events: Sequence[Event], device: int, tags: Mapping[int, Category], indices: Iterable[int]
 ) -> tuple[list[Site], list[LiveSites]]:
-    """Return all sites, and the live memory of `device` after each of the events with these numbers."""
+    """Return all sites, and the live memory of `device` after each event in `indices`."""
     positions: dict[Site, int] = {}
     sizes: list[int] = []
     counts: list[int] = []

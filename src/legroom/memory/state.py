@@ -16,8 +16,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in a run, with the memory in use."""
-
     index: int
     """The number of the event before this point, or -1 before the first event."""
     time: float
@@ -28,11 +26,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The live memory of one category that one line allocated."""
-
     file: str | None
-    """The file, or None if no line of the user's code is known. If `file` is None, `line` and `function` are None
-    too."""
+    """The file, or None if the line is not known. `line` and `function` are then None too."""
     line: int | None
     function: str | None
     bytes: int
@@ -40,13 +35,10 @@ class Holding:
     module: str
     """The module with most of the bytes, or ""."""
     count: int
-    """The number of storages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The live storages of a device at one point in a run. Sums that are needed repeatedly are cached."""
-
     device: int
     index: int
     """The number of the event before this point, or -1 before the first event."""
@@ -72,7 +64,7 @@ class State:
         return _sums(self.live, lambda alloc: alloc.category, at_least=Category)
 
     def by_line(self) -> dict[Frame | None, int]:
-        """Return the memory of each line, largest first. The key is None for memory without a known line."""
+        """Return the memory of each line, largest first. Memory without a known line has the key None."""
         first: dict[tuple[str, int], Frame] = {}
 
         def line(alloc: Alloc) -> Frame | None:
@@ -86,7 +78,7 @@ class State:
         return _sums(self.live, lambda alloc: alloc.module)
 
     def top(self, number: int = 10) -> list[Holding]:
-        """Return the lines of code that allocated the most memory, separately for each category."""
+        """Return the lines of code that allocated the most memory, with a separate entry for each category."""
         groups: dict[tuple[str | None, int | None, Category], list[Alloc]] = {}
         for alloc in self.live:
             file, line, _ = alloc.frame or (None, None, None)
@@ -106,7 +98,7 @@ class State:
         return sorted(holdings, key=lambda holding: -holding.bytes)[:number]
 
     def coverage(self) -> float:
-        """Return the fraction of the bytes whose allocating line is known, or 1 if there are no bytes."""
+        """Return the fraction of the bytes whose allocating line is known, or 1 if no memory is allocated."""
         total = self.allocated
         known = sum(alloc.block_bytes for alloc in self.live if alloc.frame is not None)
         return known / total if total else 1.0

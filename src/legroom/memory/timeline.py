@@ -1,8 +1,8 @@
 """The memory of a run over time, in a few hundred samples.
 
-Time is divided into equal intervals. For each interval, four samples are kept: the samples with the lowest allocated,
-the highest allocated and the highest reserved memory, and the last sample. The peaks are therefore always included.
-Memory is constant from one sample to the next.
+Time is divided into equal intervals. Each interval keeps four samples: the lowest allocated memory, the highest
+allocated memory, the highest reserved memory, and the last sample. The peaks are therefore always included. Memory is
+constant from one sample to the next.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,8 +14,6 @@ from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Seg
 
 
 class Sample(NamedTuple):
-    """The memory of a device at one time."""
-
     time: float
     allocated: int
     reserved: int
@@ -23,14 +21,14 @@ class Sample(NamedTuple):
 
 
 _Point = tuple[int, float, int, int, tuple[int, ...]]
-"""A tuple of the event number, the time, allocated memory, reserved memory, and the sums in the order of `Category`."""
+"""The event number, the time, allocated memory, reserved memory, and the memory of each `Category` in order."""
 
 _CATEGORIES = tuple(Category)
 _POSITIONS = {category: position for position, category in enumerate(_CATEGORIES)}
 
 
 class TimelineBuilder:
-    """Selects roughly `samples` samples or fewer of one device from the events of a run."""
+    """Selects about `samples` samples or fewer of one device from the events of a run."""
 
     def __init__(
         self, device: int, tags: Mapping[int, Category], *, begin: float, end: float, samples: int
@@ -45,15 +43,12 @@ class TimelineBuilder:
         self._in_gap = False
         self._selected: list[_Point] = []
         self._lowest: _Point | None = None
-        """The sample of the current interval with the lowest memory. The next three attributes also describe the
-        current interval.
-        """
+        # This and the next three attributes are samples of the current interval.
         self._highest: _Point | None = None
         self._most_reserved: _Point | None = None
         self._last: _Point | None = None
 
     def samples(self) -> list[Sample]:
-        """Return the selected samples in order."""
         self._end_interval(self._now)
         return [
             Sample(time, allocated, reserved, dict(zip(_CATEGORIES, sums, strict=True)))
@@ -133,7 +128,7 @@ class TimelineBuilder:
         return low, high, most
 
     def _end_interval(self, time: float) -> None:
-        """Select the points of the current interval, and continue with the interval of `time`."""
+        """Store the samples of the current interval, and start the interval that contains `time`."""
         candidates = {self._lowest, self._highest, self._most_reserved, self._last} - {None}
         self._selected += sorted(point for point in candidates if point is not None)
         self._lowest = self._highest = self._most_reserved = self._last = None

@@ -1,8 +1,8 @@
 """Releases the tensors of a notebook cell that ran out of memory, so that the next cell can run.
 
 After an error, IPython keeps the traceback for the debugger, and the traceback references every frame of the failed
-call with all its tensors. Results of earlier cells (`Out`) may also be tensors. The user's variables are never
-deleted. The variables are listed together with the command that deletes them.
+call with all its tensors. Results of earlier cells (`Out`) may also be tensors. The user's variables are never deleted.
+They are listed together with the command that deletes them.
 """
 
 import os
@@ -27,12 +27,10 @@ _display: Any = display  # without types in some versions
 
 
 class FailedCells:
-    """Handles the out-of-memory errors of the cells of one shell."""
-
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.was_shown = False
-        """True if the report of this error was already shown, because the cell was recorded."""
+        """True if `%%legroom` already reported this error, because the cell was recorded."""
 
     def free(self, *names: str, in_cell: bool = True) -> FreeResult:
         """Free memory as `legroom.free(*names)` does in a cell. `in_cell` is True if a cell is running."""
@@ -42,7 +40,6 @@ class FailedCells:
         return result
 
     def load(self) -> None:
-        """Handle the errors of all cells from now on."""
         self._shell.events.register("post_run_cell", self.cell_ended)
         if not self._shell.custom_exceptions:  # the user's own handler has priority
             self._shell.set_custom_exc((torch.OutOfMemoryError,), self._short_traceback)
@@ -56,13 +53,11 @@ class FailedCells:
     def _short_traceback(
         shell: Any, kind: type, error: BaseException, trace: Any, tb_offset: int | None = None
     ) -> None:
-        """Show IPython's traceback without the torch and Legroom frames that a virtual GPU and `%%legroom` add. These
-        frames do not contain the cause."""
+        """Show the traceback without the frames of torch and Legroom that a virtual GPU and `%%legroom` add."""
         shell.showtraceback((kind, error, _without_legroom(trace)), tb_offset=tb_offset)
 
     def cell_ended(self, result: Any) -> None:
-        """Release the tensors of a cell that failed with an out-of-memory error. IPython calls this method after
-        each cell."""
+        """Release the tensors of a cell that failed with an out-of-memory error."""
         was_shown, self.was_shown = self.was_shown, False
         error = getattr(result, "error_in_exec", None)
         if error is None or not is_oom(error):
@@ -86,8 +81,9 @@ _HIDDEN = tuple(
 
 
 def _without_legroom(trace: TracebackType | None) -> TracebackType | None:
-    """Return a copy of a traceback without the frames of Legroom, torch and IPython's magics. The first frame is
-    kept, because IPython itself omits the first frame."""
+    """Return the traceback without the frames of Legroom, torch and IPython's magics. The first frame is kept, because
+    IPython itself omits it.
+    """
     entries = []
     while trace is not None:
         entries.append(trace)
@@ -109,7 +105,7 @@ _MAGICS = str(Path(__file__).with_name("magics.py"))
 
 
 def _cause(error: BaseException) -> tuple[str, tuple[Holder, ...]]:
-    """Return the line of the user's code that failed, and the variables that retained memory there."""
+    """Return the line of the user's code that failed, and the variables that retained memory at the time of the error."""
     where, frame = "", None
     trace = error.__traceback__
     while trace is not None:
@@ -128,8 +124,6 @@ def _holders(frame: FrameType | None) -> tuple[Holder, ...]:
 
 
 class _Release:
-    """The memory that was released after an error, and the memory that is still retained."""
-
     def __init__(
         self, where: str, holders: tuple[Holder, ...], before: int, freed: FreeResult, outputs: list[str]
     ) -> None:

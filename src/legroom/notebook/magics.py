@@ -25,8 +25,6 @@ _display: Any = display  # without types in some versions
 
 
 class LegroomMagics:
-    """The magic commands of one IPython shell."""
-
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._failures = FailedCells(shell)
@@ -41,7 +39,6 @@ class LegroomMagics:
         self._failures.unload()
 
     def legroom(self, line: str, cell: str | None = None) -> Any:
-        """Record a cell with `%%legroom`, or run `%legroom free` or `%legroom use 8GiB`."""
         __tracebackhide__ = True  # IPython omits this frame from tracebacks
         words = line.split()
         if cell is not None:
@@ -81,7 +78,7 @@ class LegroomMagics:
             self._failures.was_shown = True
 
     def _compiled(self, cell: str) -> list[Any]:
-        """Return the code of the cell. The first line of the cell, `%%legroom`, is line 1, as in the notebook."""
+        """Return the code of the cell. Line 1 is `%%legroom`, as in the notebook."""
         shell = self._shell
         source = "\n" + shell.transform_cell(cell)
         number = max(len(shell.user_ns.get("In", ())) - 1, 1)  # `In` already contains this cell
@@ -95,7 +92,6 @@ class LegroomMagics:
 
 
 _loaded: dict[int, LegroomMagics] = {}
-"""Maps the `id` of each shell to its magic commands."""
 
 
 def load(shell: Any) -> None:

@@ -23,8 +23,8 @@ IN_EAGER_MODE = (
 
 
 def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Prevent the compiler from tracing a hook that a compiled function (an optimizer step) calls. In torch versions
-    without `_disable_dynamo`, the compiler warns about code that it cannot trace.
+    """Prevent the compiler from tracing `hook`, which a compiled optimizer step calls. In torch versions without
+    `_disable_dynamo`, the compiler warns about code that it cannot trace.
     """
     disable: Any = getattr(torch, "_disable_dynamo", None)
     if disable is None:
@@ -44,9 +44,8 @@ def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def compiled_functions_run_in_eager_mode(on_compile: Callable[[], None]) -> Iterator[None]:
-    """Let `torch.compile(fullgraph=True)` work under a dispatch mode, and report once that nothing is compiled.
-
-    `on_compile()` is called before the first function is compiled.
+    """Within the block, `torch.compile(fullgraph=True)` works under a dispatch mode, and a warning says that nothing is
+    compiled. `on_compile()` is called before the first function is compiled.
     """
     original = torch.compile
 

@@ -1,8 +1,7 @@
 """The folder for live files: one small file per process, readable only by its user.
 
-A process that is killed leaves its file behind. Each file therefore identifies its process by the process number and
-the time at which the process started. `read_all` returns only the files of processes that still run and deletes the
-others. A new run also deletes the files of processes that no longer run. The folder therefore stays small.
+A process that is killed leaves its file behind. Each file therefore contains the number and the start time of its
+process. `read_all` returns only the files of processes that still run, and deletes the others.
 
 The folder is `$XDG_RUNTIME_DIR/legroom`, or `legroom-UID` in the system's folder for temporary files.
 `LEGROOM_LIVE=off` disables the files, and `LEGROOM_LIVE=PATH` sets the folder. Live files are optional, so nothing in
@@ -28,17 +27,18 @@ from legroom.user_cache import is_disabled, read_json
 MAX_BYTES = 256 << 10
 """Legroom does not read files above this size, because Legroom cannot have written them."""
 FORGET_SECONDS = 3600.0
-"""The age at which a file from another container is deleted. Legroom cannot check whether a process in another
-container still runs."""
+"""The age in seconds at which a file from another container is deleted. Legroom cannot check whether a process in
+another container still runs.
+"""
 RETRY_SECONDS = 10.0
-"""The pause after a failed attempt to write."""
 _NAME = "*-*.json"
 
 
 def live_folders() -> list[Path]:
     """Return the folders in which live files may be, best first. The list is empty if live files are disabled.
 
-    A program that a service or a batch system starts may lack XDG_RUNTIME_DIR, so there is more than one folder.
+    There is more than one folder, because XDG_RUNTIME_DIR may be unset in a program that a service or a batch system
+    starts.
     """
     setting = os.environ.get("LEGROOM_LIVE", "")
     if is_disabled(setting):
@@ -60,11 +60,9 @@ def live_folders() -> list[Path]:
 
 
 _writer: "LiveFile | None" = None
-"""The live file that this process wrote last."""
 
 
 def other_writer(file: "LiveFile") -> bool:
-    """Return whether this process writes a live file other than `file`."""
     return _writer is not None and _writer is not file and _writer.is_written
 
 
@@ -125,7 +123,6 @@ class LiveFile:
             )
 
     def remove(self) -> None:
-        """Delete the file, unless another object of this process writes it."""
         if self.is_written and _writer is self:
             assert self._path is not None
             for path in (self._path, _temporary(self._path)):
@@ -135,7 +132,6 @@ class LiveFile:
 
     @property
     def is_written(self) -> bool:
-        """True if the file exists and belongs to this process, not to its parent."""
         return self._path is not None and os.getpid() == self._pid
 
     @property
@@ -144,10 +140,7 @@ class LiveFile:
 
 
 def read_all() -> list[RunStatus]:
-    """Return the status of every running process of this user that writes a live file, by process number.
-
-    Files of processes that no longer run are deleted.
-    """
+    """Return the status of every running process of this user that writes a live file, by process number."""
     found: dict[int, RunStatus] = {}
     for document in _live_documents():
         status = RunStatus.from_json(document)
@@ -179,9 +172,8 @@ def _is_running(document: dict[str, Any]) -> bool:
 
 
 def _is_abandoned(path: Path, document: Any) -> bool:
-    """Return True if no process updates a file anymore. An incomplete file must also have a minimum age, because a
-    process may still be writing it. A file from another container must also have a minimum age, because the
-    processes of that container cannot be checked.
+    """Return True if no process updates the file anymore. A process may still be writing an incomplete file, and the
+    processes of another container cannot be checked. Such files are abandoned only after a minimum age.
     """
     if isinstance(document, dict) and document.get("machine") == _machine():
         return True
@@ -195,8 +187,9 @@ def _is_abandoned(path: Path, document: Any) -> bool:
 
 
 def _is_private(folder: Path, *, create: bool) -> bool:
-    """Return whether a folder exists (or was created) and only this user can write to it. Other users can create
-    folders and links in the folder for temporary files."""
+    """Return whether the folder exists (or was created) and only this user can write to it. In the folder for temporary
+    files, another user may have created a folder or a link with this name.
+    """
     try:
         if create:
             with contextlib.suppress(FileExistsError):
@@ -231,8 +224,8 @@ def _temporary(path: Path) -> Path:
 
 
 def _process_started(pid: int) -> str | None:
-    """Return a text that identifies the process with this number, or None if it does not run. A process that ended but
-    was not waited for (a zombie) does not run.
+    """Return a text that identifies the process with this number, or None if the process does not run. A zombie process
+    does not run.
 
     On Linux, the text contains the start time in clock ticks, which does not change if the clock is set.
     """
@@ -254,8 +247,8 @@ def _process_started(pid: int) -> str | None:
 
 @functools.cache
 def _machine() -> str:
-    """Return a text that identifies this boot of the machine and the namespace of process numbers. Containers may share
-    the folder, but each container has its own process numbers.
+    """Return a text that identifies this boot of the machine and the namespace of process numbers. Containers that
+    share the folder have separate process numbers.
     """
     parts = []
     with contextlib.suppress(OSError):

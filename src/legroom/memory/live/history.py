@@ -1,4 +1,4 @@
-"""A running program's memory at the end of each recent step, and whether it grows."""
+"""The memory of a running program at the end of each recent step, and whether this memory grows."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,13 +11,11 @@ TREND_READINGS = 8
 
 
 class StepHistory:
-    """The allocated memory at the end of each of the latest measured steps."""
-
     def __init__(self) -> None:
         self._readings: deque[tuple[int, int]] = deque(maxlen=HISTORY)
 
     def add(self, step: int, allocated: int) -> None:
-        """Add a measurement. Only the first measurement of each step is stored."""
+        # Later measurements of the same step are ignored.
         if step and (not self._readings or self._readings[-1][0] != step):
             self._readings.append((step, allocated))
 
@@ -33,8 +31,8 @@ class StepHistory:
 def trend(readings: Sequence[tuple[int, int]]) -> int | None:
     """Return the change in bytes per step, from pairs of a step number and a number of bytes.
 
-    The result is 0 if the measurements neither all increase nor all decrease, because memory then fluctuates. The
-    result is None if there are too few measurements.
+    The result is 0 if memory fluctuates, that is, if the measurements neither all increase nor all decrease. The result
+    is None if there are too few measurements.
     """
     if len(readings) < 3:
         return None

@@ -10,20 +10,17 @@ from typing import Any, get_type_hints
 from legroom.memory.live.history import HISTORY
 
 MAX_TEXT = 2000
-"""The maximum number of characters in a text. Command lines may be longer than a screen."""
 MAX_DEVICES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
-    """The memory of one process on one device, in bytes."""
-
     index: int
     name: str
     kind: str
     """`cuda`, `virtual`, or `host` if the run has no GPU."""
     uuid: str = ""
-    """The UUID of a real GPU, or "" if it is not known."""
+    """The UUID of a real GPU, or "" if unknown."""
     capacity: int
     allocated: int
     reserved: int
@@ -33,9 +30,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of one process in a run. The status needs no additional measurements, because the recorder already has
-    all values.
-    """
+    """The state of one process in a run."""
 
     pid: int
     verb: str
@@ -44,23 +39,22 @@ class RunStatus:
     command: str
     folder: str
     started: float
-    """The start of the run, in seconds since the epoch."""
     updated: float
-    """The time of these values, in seconds since the epoch."""
     rank: int | None = None
     world_size: int | None = None
     step: int | None = None
     """The number of completed steps, or None if steps are not counted."""
     total_steps: int | None = None
     seconds_per_step: float | None = None
-    """The duration of the last step, or None before the first step ends."""
+    """The duration of the last step in seconds, or None before the first step ends."""
     trend: int | None = None
-    """The growth of allocated memory in bytes per step. 0 means that it fluctuates; None means not known yet."""
+    """The growth of allocated memory in bytes per step. The value is 0 if memory fluctuates, and None if the growth is
+    not known yet.
+    """
     finding: str = ""
     """The latest finding, for example `LG101 train.py:41 losses (list, 412 items) → …`."""
     advice: str = ""
     history: tuple[int, ...] = ()
-    """The allocated memory of all devices at the end of each of the latest steps, oldest first."""
     devices: tuple[DeviceStatus, ...] = field(default=())
 
     @property
@@ -95,7 +89,9 @@ class RunStatus:
 
 
 def _checked(kind: type, document: dict[str, Any], *, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the values of a document for the fields of a dataclass. Raises TypeError for a value of another type."""
+    """Return the values in `document` for the fields of the dataclass `kind`. Raise TypeError if a value has another
+    type.
+    """
     types = get_type_hints(kind)
     values = {}
     for each in fields(kind):

@@ -1,6 +1,6 @@
-"""Captures of the processes that a program starts (`mp.spawn`, torchrun), one for each process.
+"""Captures of the processes that a program starts (`mp.spawn`, torchrun), one capture per process.
 
-The training may run in a child process. Therefore the process that `legroom run` started reads these captures before it
+The training may run in a child process. The process that `legroom run` started therefore reads these captures before it
 ends.
 """
 
@@ -20,22 +20,22 @@ from legroom.observe.children.status import PARENT, ChildStatus, rank_of_this_pr
 from legroom.units import MiB
 
 VARIABLE = "LEGROOM_CHILD_CAPTURES"
-"""The environment variable that contains the folder of the captures."""
+"""The environment variable with the path of the folder for the captures."""
 MAX_BYTES = 8 * MiB
 
 
 class ChildCaptures:
-    """The captures of the child processes of this process, in a temporary folder."""
-
     def __init__(self, parent: Mapping[str, object] | None = None) -> None:
-        """`parent` describes this process for the live files of its children: verb, script, command, folder, devices."""
+        """`parent` describes this process. Its children copy these values to their live files."""
         self._folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
         with contextlib.suppress(OSError):  # the disk is full; the live files then contain no command
             Path(self._folder.name, PARENT).write_text(json.dumps(parent or {}), encoding="utf-8")
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Within the block, an environment variable shows child processes the folder for their captures."""
+        """Within the block, the environment variable `VARIABLE` names the folder in which child processes write
+        captures.
+        """
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = self._folder.name
         try:
@@ -57,21 +57,22 @@ class ChildCaptures:
 
 
 def capture_folder() -> Path | None:
-    """Return the folder of the captures, or None if the parent process does not record."""
     folder = os.environ.get(VARIABLE)
     return Path(folder) if folder else None
 
 
 def sink_of_this_process(*, publishes: bool = True) -> Sink | None:
-    """Return a sink that writes to a capture of this process, or None if the parent process does not record. With
-    `publishes`, the sink also publishes the state of the process when a step ends."""
+    """Return a sink that writes a capture of this process, or None if the parent process does not record. With
+    `publishes`, the sink also updates the live file of the process when a step ends.
+    """
     folder = capture_folder()
     return _LazyWriter(folder, publishes) if folder is not None else None
 
 
 class _LazyWriter:
-    """A sink that creates the capture when the first event arrives, because most loader workers use no GPU
-    memory."""
+    """A sink that creates the capture at the first event. Most loader workers use no GPU memory, so they write no
+    capture.
+    """
 
     def __init__(self, folder: Path, publishes: bool) -> None:
         self._folder = folder

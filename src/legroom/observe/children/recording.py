@@ -1,4 +1,4 @@
-"""Records the spawned processes of a program on real GPUs (`mp.spawn`), each to a separate capture."""
+"""Records the processes that a program on real GPUs spawns (`mp.spawn`), each in its own capture."""
 
 import multiprocessing.util
 from collections.abc import Iterator
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def spawned_processes_recorded() -> Iterator[None]:
-    """Within the block, spawned processes that import torch are recorded."""
     with in_spawned_processes(CallWhenUnpickled(record_this_process)):
         yield
 
@@ -49,7 +48,6 @@ def _record() -> None:
 
 
 def _publish(session: "Session", status: ChildStatus) -> None:
-    """Publish the state of the process, unless it has used no GPU memory, like a loader worker."""
     step, seconds, _ = session.progress
     devices = session.device_statuses()
     if any(device.peak_reserved for device in devices):

@@ -1,7 +1,7 @@
 """Runs Legroom code in the processes that a program starts with `multiprocessing`, before they import the program.
 
 A spawned process unpickles a dictionary of preparation data before it imports the program again. This module adds an
-entry to the dictionary, and unpickling the entry calls a function. This module does not import torch.
+entry to the dictionary. Unpickling the entry calls a function. This module does not import torch.
 """
 
 import multiprocessing.spawn
@@ -31,8 +31,6 @@ def in_spawned_processes(entry: object) -> Iterator[None]:
 
 
 class CallWhenUnpickled:
-    """An object that calls `function(*arguments)` when it is unpickled."""
-
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self._call = function, arguments
 
@@ -41,7 +39,6 @@ class CallWhenUnpickled:
 
 
 def after_torch_import(function: Callable[[], None]) -> None:
-    """Call the function now if torch is imported, and otherwise after its import."""
     if "torch" in sys.modules:
         function()
     else:

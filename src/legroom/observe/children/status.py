@@ -1,7 +1,7 @@
 """Publishes the state of a process that a recorded program started (`mp.spawn`, torchrun), for `legroom monitor`.
 
-On a virtual GPU, the state comes from the events of each step. The history of a real GPU is read only from time to
-time, so a thread reads the state of a real GPU.
+On a virtual GPU, the state comes from the events of each step. The history of a real GPU is rarely read, so a thread
+reads the state of a real GPU.
 """
 
 import multiprocessing.util
@@ -19,28 +19,26 @@ from legroom.memory.live.status import DeviceStatus, RunStatus
 from legroom.user_cache import read_json
 
 INTERVAL = 0.5
-"""The minimum number of seconds between two updates."""
+"""The minimum number of seconds between two updates of the live file."""
 PARENT = "parent.json"
-"""The file in the folder of the captures that describes the process that `legroom run` started."""
+"""The file that describes the process that `legroom run` started. The file is in the folder for captures."""
 _MAX_PARENT_BYTES = 1 << 20
 
 
 class ChildStatus:
-    """The live file of this process. An error ends the updates, but not the process."""
+    """The live file of this process. After an error, the file is no longer updated, and the process continues."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is the folder of the captures."""
         self._folder = folder
         self._parent: Mapping[str, Any] = {}
         self._file: LiveFile | None = None
         self._history = StepHistory()
         self._steps: dict[int, Step] = {}
-        """The last step on each device."""
         self._started = time.time()
         self._next_update = 0.0
 
     def add(self, event: Event) -> None:
-        """Publish the state at the end of a step, unless it was published a moment ago."""
+        """Publish the state at the end of a step, at most once per `INTERVAL`."""
         if isinstance(event, Step):
             self._steps[event.device] = event
             if time.monotonic() >= self._next_update:
@@ -48,8 +46,6 @@ class ChildStatus:
                 self.publish(event.step + 1, event.seconds)
 
     def publish(self, step: int, seconds: float, devices: tuple[DeviceStatus, ...] | None = None) -> None:
-        """Publish the number of completed steps, the duration of the last step in seconds, and the memory of the
-        devices."""
         if self._file is None:
             self._file = LiveFile()
             # A process of `multiprocessing` does not call the functions that are registered with `atexit`.
@@ -105,7 +101,7 @@ class ChildStatus:
 
 
 def rank_of_this_process() -> dict[str, Any]:
-    """Return the rank of this process and the number of ranks, if it has a process group."""
+    """Return the rank of this process and the number of ranks, or an empty dictionary without a process group."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return {}

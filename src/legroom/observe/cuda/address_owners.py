@@ -1,8 +1,8 @@
 """Records the addresses of parameters, gradients, optimizer state and inputs.
 
-The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, the addresses
-of tensors whose category is certain are recorded with the current tick (see `markers`). The block that contains a
-recorded address at this tick has the category of the tensor for its whole lifetime. The records contain addresses
+The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, this module
+records the addresses of tensors whose category is certain, with the current tick (see `markers`). The block that
+contains the address at this tick has the category of the tensor for its whole lifetime. The records contain addresses
 and weak references to modules and optimizers, but no references to tensors.
 """
 
@@ -20,23 +20,20 @@ from legroom.observe.training_threads import other_threads_train
 
 
 class OwnedAddresses(NamedTuple):
-    """The addresses of all tensors of one category, as recorded at one tick (see `markers`)."""
+    """The addresses of the tensors of one category at one tick (see `markers`)."""
 
     tick: int
     category: Category
     addresses: list[int]
-    """The address of each tensor, or 0 if the tensor is not on a device."""
+    """The address of each tensor, or 0 for a tensor in host memory."""
     details: list[tuple[int, str]]
-    """The number of bytes of each tensor, and its module or ""."""
+    """The size of each tensor in bytes, and the path of its module or ""."""
 
 
 class AddressOwners:
-    """Collects `OwnedAddresses` while the script runs."""
-
     KEEP_TRANSIENT = 4096
-    """The maximum number of records of gradients and inputs, which is enough for the steps in the history."""
+    """The maximum number of records of gradients and inputs. This number is enough for the steps in the history."""
     KEEP_PERSISTENT = 64
-    """The maximum number of records of parameters, buffers and optimizer state."""
 
     def __init__(self) -> None:
         self.transient: deque[OwnedAddresses] = deque(maxlen=self.KEEP_TRANSIENT)
@@ -44,12 +41,10 @@ class AddressOwners:
         self._roots: dict[int, weakref.ref[nn.Module]] = {}
         self._optimizers: dict[int, _Optimizer] = {}
         self._modules: dict[int, str] = {}
-        """Maps the `id` of a parameter to its module."""
 
     # --- callbacks
 
     def root_called(self, root: nn.Module, arguments: tuple[Any, ...], tick: int) -> None:
-        """Record that a root module, which no other module called, starts its forward pass."""
         known = self._roots.get(id(root))
         if known is None or known() is not root:
             self._roots[id(root)] = weakref.ref(root)
@@ -59,7 +54,7 @@ class AddressOwners:
             self.transient.append(_owned_addresses(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the gradients before an optimizer step, because all gradients exist at that time."""
+        """Record the gradients. All gradients exist before an optimizer step."""
         known = self._optimizers.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = self._optimizers[id(optimizer)] = _Optimizer(optimizer)
@@ -85,7 +80,7 @@ class AddressOwners:
         self.transient.append(OwnedAddresses(tick, Category.GRADIENT, addresses, known.details))
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the optimizer state, which is allocated in the first step, or in the second step if the first step was
+        """Record the optimizer state. The state is allocated in the first step, or in the second step if the first was
         skipped.
         """
         known = self._optimizers.get(id(optimizer))
@@ -113,7 +108,6 @@ class AddressOwners:
         return found
 
     def has_gradients(self) -> bool:
-        """Return whether a parameter of a known module has a gradient."""
         if other_threads_train():
             return True
         for reference in list(self._roots.values()):
@@ -123,7 +117,6 @@ class AddressOwners:
         return False
 
     def module_of(self, parameter: Any) -> str:
-        """Return the path of the module that contains a parameter, or "" if unknown."""
         return self._module_of(parameter)
 
     # --- collecting addresses
@@ -167,8 +160,6 @@ class AddressOwners:
 
 
 class _Optimizer:
-    """An optimizer that has made a step."""
-
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.reference = weakref.ref(optimizer)
         self.steps = 0
@@ -203,7 +194,6 @@ def _owned_addresses(tick: int, category: Category, tensors: Iterable[tuple[Any,
 
 
 def tensors_in(value: Iterable[Any], depth: int = 4) -> Iterator[torch.Tensor]:
-    """Yield the tensors in `value`, including tensors in nested tuples, lists and mappings."""
     for item in value:
         if isinstance(item, torch.Tensor):
             yield item

@@ -1,19 +1,18 @@
 """Determines the category and the code location of a block from its whole lifetime.
 
-The allocator's history is read after the run, so the whole lifetime of a block is known. The categories are checked in
-this order:
+The allocator's history is read after the run, so the whole lifetime of a block is known. The first category that
+applies is used:
 
 - A *recorded* category (`address_owners`) is certain. The recorded categories are parameter, gradient, optimizer state,
   buffer and input. When memory runs out, Legroom also finds the graph, variable or running call that retains each block
   of the forward pass (`apply_holder_categories`). Blocks that were freed while the exception propagated are ignored,
   because the program itself did not free these blocks.
-- A *workspace* is the first block with the size of a cuBLAS or cuBLASLt workspace that has no other owner and is never
-  freed. Each stream has one workspace for the forward pass and one for the backward pass. A workspace is recognized by
-  its size. A tensor of exactly the same size is mistaken for a workspace if the tensor is allocated before the first
-  matrix product and never freed.
+- A *workspace* has the size of a cuBLAS or cuBLASLt workspace and no other owner, and is never freed. Each stream has
+  one workspace for the forward pass and one for the backward pass. A tensor of exactly the same size is mistaken for a
+  workspace if it is allocated before the first matrix product and never freed.
 - An *activation* is allocated outside the backward pass and freed in the backward pass by the autograd engine. A block
   that is not freed yet is an activation if it was allocated in a forward pass with gradients that no backward pass has
-  followed. The category also includes blocks that a checkpoint recomputes and that the engine frees.
+  followed. Blocks that a checkpoint recomputes and that the engine frees are activations too.
 - A *result* is allocated by the forward pass, and freed by the program after a backward pass. A variable retained the
   block, even if the graph also retained the block.
 - An *input* is allocated outside any pass, with exactly the size of a tensor in the last batch of the loader.
@@ -22,9 +21,9 @@ this order:
 Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
 to the line that last called this module. All other blocks of a backward pass get the location of the next block in the
 same pass whose location is known. A backward operation allocates memory, then sets gradients, then frees saved tensors.
-Therefore the next block is a gradient or a freed activation (the result or input of an operation). If no block with a
-known location follows, the previous block with a known location is used. The reported line may therefore belong to a
-neighboring operation, but at most to the next operation with parameters.
+The next block is therefore a gradient or a freed activation (the result or input of an operation). If no block with a
+known location follows, the previous block with a known location is used. The reported line may belong to a neighboring
+operation, but at most to the next operation with parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,14 +42,10 @@ PRECEDENCE = (
     Category.RESULT,
     Category.TEMPORARY,
 )
-"""The order of precedence. If a block has two recorded categories, the category that comes first in this list
-applies.
-"""
+"""If a block has two recorded categories, the category that comes first in this list applies."""
 
 
 class BlockLifetime:
-    """A block from its allocation until it is freed."""
-
     __slots__ = (
         "activity",
         "address",
@@ -92,34 +87,28 @@ class BlockLifetime:
         self.module = ""
         self.frame: Frame | None = None
         self.existed_before = False
-        """True if the block was allocated before the recording started."""
         self.op = ""
         self.from_engine = False
         self.is_batch_sized = False
         self.passes_at_allocation = 0
-        """The number of backward passes that started before the block was allocated."""
         self.passes_since = 0
-        """The number of backward passes that started during the block's lifetime."""
         self.freed_in: str | None = None
-        """The activity when the block was freed, or None while the block is alive."""
+        """What the program was doing when the block was freed, or None while the block is alive."""
         self.freed_by_module = False
-        """True if a module was running when the block was freed."""
         self.known_category: Category | None = None
         self.known_module = ""
         self.category = Category.TEMPORARY
         self.sent_category: Category | None = None
-        """The category that was last sent to the sink."""
 
     def see(self, category: Category, module: str) -> None:
-        """Record a category for this block."""
         if self.known_category is None or PRECEDENCE.index(category) < PRECEDENCE.index(self.known_category):
             self.known_category = category
             self.known_module = module
 
 
 class LibraryWorkspaces:
-    """Finds the workspaces that cuBLAS and cuBLASLt allocate: for each size and stream, one workspace in the program's
-    thread and one in the autograd engine's thread.
+    """Finds the workspaces of cuBLAS and cuBLASLt. For each size and stream, the program's thread has one workspace,
+    and the autograd engine's thread has another.
     """
 
     def __init__(self, sizes: frozenset[int]) -> None:
@@ -132,14 +121,15 @@ class LibraryWorkspaces:
         return self._found.setdefault(_side(block), block.id) == block.id
 
     def release(self, block: BlockLifetime) -> None:
-        """Record that the block was freed, so it is not a workspace."""
+        """Record that the block was freed. A workspace is never freed, so the block is not a workspace."""
         if self._found.get(_side(block)) == block.id:
             del self._found[_side(block)]
 
 
 def _side(block: BlockLifetime) -> tuple[int, int, bool]:
-    """Return the key that identifies a workspace. The autograd engine's thread also runs the recomputation of
-    checkpoints."""
+    """Return the key of a workspace: its size, its stream, and whether the autograd engine's thread allocated it. This
+    thread also recomputes checkpoints.
+    """
     return block.requested, block.stream, block.activity == BACKWARD
 
 
@@ -151,8 +141,9 @@ def apply_holder_categories(
     in_backward: bool,
 ) -> None:
     """Assign categories to the blocks that were alive when memory ran out. `categories` maps addresses to the
-    categories of the objects that retain the blocks. If no object is known to retain a forward block, its category is
-    determined after its backward pass."""
+    categories of the objects that retain the blocks. If no known object retains a block of the forward pass, the
+    category is determined after the backward pass.
+    """
     for block in blocks_by_address:
         if block.known_category is not None or workspaces.claim(block):
             continue
@@ -164,7 +155,6 @@ def apply_holder_categories(
 
 
 def category_of(block: BlockLifetime, workspaces: LibraryWorkspaces) -> Category:
-    """Determine the category of a block from the known part of its lifetime."""
     if block.known_category is not None:
         return block.known_category
     if workspaces.claim(block):
@@ -191,8 +181,6 @@ class CodeLocation(NamedTuple):
 
 
 class ModuleLines:
-    """Records the line that last called each module."""
-
     def __init__(self) -> None:
         self._lines: dict[str, Frame] = {}
 
@@ -214,7 +202,7 @@ def locate_backward_blocks(
     passes: Sequence[Sequence[tuple[BlockLifetime, bool]]], lines: ModuleLines
 ) -> None:
     """Assign modules and lines to the blocks that the autograd engine allocated. `passes` contains a list for each
-    backward pass. Each entry of the list is a block and a flag: False if the block was allocated, True if it was freed.
+    backward pass. Each item of the list is a block, and whether the block was freed (True) or allocated (False).
     """
     for events in passes:
         coming: CodeLocation | None = None
@@ -234,8 +222,8 @@ def locate_backward_blocks(
 
 
 def _own_location(block: BlockLifetime, freed: bool, lines: ModuleLines) -> CodeLocation | None:
-    """Return the location that is known for the block itself, or None if it must be derived from other blocks. For an
-    activation, return the location of the allocation. For a gradient, return the module of the parameter.
+    """Return the location that is known for the block itself, or None if it must be derived from other blocks. A freed
+    activation has the location of its allocation. A gradient has the module of its parameter.
     """
     if freed:
         return (
@@ -255,7 +243,7 @@ def _set_location(block: BlockLifetime, place: CodeLocation | None) -> None:
 
 
 def phase_of(activity: str, graph_open: bool) -> Phase:
-    """Return the phase of an activity. The loss computation between the forward and the backward pass is treated as
-    part of the forward pass.
+    """Return the phase of an activity. The loss computation between the forward and the backward pass counts as part of
+    the forward pass.
     """
     return Phase.FORWARD if activity == OTHER and graph_open else PHASES[activity]

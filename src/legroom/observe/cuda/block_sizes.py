@@ -1,10 +1,10 @@
 """Computes the block size of an allocation from the addresses in the history.
 
-The history contains the requested size, not the size of the block. The allocator rounds the size up, and adds a
-remainder that is too small to split off. The size of the remainder follows from the addresses. Adjacent free blocks are
-always merged. At an allocation, the free block therefore extends to the next block in use or to the end of the segment.
-The allocator splits off the part beyond the rounded size only if this part is large enough. For all recorded histories,
-including histories with `max_split_size` or expandable segments, the computed sizes equal the sizes in torch.
+The history contains the requested size, not the size of the block. The allocator rounds the requested size up. The
+block also includes the remainder of the free block if this remainder is too small to split off. The size of the
+remainder follows from the addresses: Adjacent free blocks are always merged, so the free block extends to the next
+block in use or to the end of the segment. For all recorded histories, including histories with `max_split_size` or
+expandable segments, the computed sizes equal the sizes in torch.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,14 +15,12 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import MiB
 
 _MAX_SMALL = 1 * MiB
-"""Blocks up to this size use the small pool, which splits off every remainder."""
+"""Blocks up to this size use the small pool. This pool splits off every remainder."""
 _MAX_REMAINDER = 1 * MiB
-"""In the large pool, a remainder up to this size is not split off."""
+"""In the large pool, a remainder up to this size stays part of the block."""
 
 
 class BlocksInUse:
-    """The addresses in use on one device, at one point of its history."""
-
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         settings = replace(settings or AllocatorSettings(), per_process_memory_fraction=1.0)
         self._rounded: Callable[[int], int] = settings.rounded
@@ -32,17 +30,15 @@ class BlocksInUse:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
         self._uncertain: set[int] = set()
-        """Large blocks that existed before the history started and that may include a remainder."""
+        """Large blocks that were in use before the history started. These blocks may include a remainder."""
         self.corrected: dict[int, int] = {}
-        """Maps the addresses of blocks that existed before the history started to their corrected sizes. The caller
-        removes each entry after it has used the corrected size.
+        """The corrected sizes of blocks that were in use before the history started, by address. The caller removes
+        each entry after it has used the corrected size.
         """
         self.allocated = 0
-        """The total size of all blocks in use."""
 
     def add_segment(self, address: int, size: int) -> None:
-        """Add a segment. Expandable segments need not be added, because the allocator splits off every remainder in
-        them."""
+        """Add a segment that is not expandable. The allocator splits off every remainder of an expandable segment."""
         if address not in self._sizes:
             self._starts.insert(bisect_left(self._starts, address), address)
         self._sizes[address] = size
@@ -55,8 +51,8 @@ class BlocksInUse:
         """Add a block that was in use before the history started, and return its size. Pass `block_size` if the size is
         known.
 
-        Blocks must be added from the highest address down, because a remainder extends to the next block in use. If
-        free memory follows the block, this memory may be a remainder or a free block, which is not known until the
+        Add the block with the highest address first, because a remainder extends to the next block in use. If free
+        memory follows the block, this memory may be a remainder or a free block. Which of the two is unknown until the
         memory is used.
         """
         is_known = block_size is not None
@@ -66,7 +62,6 @@ class BlocksInUse:
         return block_size
 
     def add(self, address: int, requested: int, block_size: int | None = None) -> int:
-        """Add a block and return its size. Pass `block_size` if the size is known."""
         if address in self._block_sizes:
             self.remove(address)
         position = bisect_left(self._addresses, address)
@@ -82,7 +77,6 @@ class BlocksInUse:
         return block_size
 
     def remove(self, address: int) -> None:
-        """Remove a freed block."""
         block_size = self._block_sizes.pop(address, None)
         self._uncertain.discard(address)
         if block_size is not None:
@@ -90,8 +84,8 @@ class BlocksInUse:
             self.allocated -= block_size
 
     def _correct(self, before: int, address: int) -> None:
-        """Correct the size of the block before `address`. The next block starts at `address`. A small gap between the
-        two blocks is a remainder that belongs to the first block.
+        """Correct the size of the block that starts at `before`, the last block before `address`. A small gap between
+        this block and `address` is a remainder that belongs to the block.
         """
         remainder = address - before - self._block_sizes[before]
         if before in self._uncertain and 0 < remainder <= _MAX_REMAINDER:
@@ -102,7 +96,6 @@ class BlocksInUse:
                 self.corrected[before] = self._block_sizes[before]
 
     def block_at(self, address: int) -> int | None:
-        """Return the start of the block in use that contains `address`."""
         if address in self._block_sizes:
             return address
         position = bisect_right(self._addresses, address) - 1
@@ -112,7 +105,7 @@ class BlocksInUse:
         return start if address < start + self._block_sizes[start] else None
 
     def largest_gap(self) -> int:
-        """Return the largest free block of the segments that are not expandable."""
+        """Return the size of the largest free block in the segments that are not expandable."""
         return max(self._gaps(), default=0)
 
     def _gaps(self) -> Iterator[int]:

@@ -3,8 +3,8 @@
 The allocator calls an observer at every failed allocation, before an exception is raised. Not every failure becomes an
 error. For example, cuDNN tries algorithms until the workspace of one algorithm can be allocated, and hides the other
 failures. Therefore the observer records only statistics. A `torch.OutOfMemoryError` that is created later belongs to
-the last recorded failure. When the error is created, the temporary tensors of the failed operation are already freed,
-but they are still in the history.
+the last recorded failure. The temporary tensors of the failed operation are already freed at that time, but their
+allocations are still in the history.
 """
 
 import linecache
@@ -26,17 +26,14 @@ from legroom.observe.holders.holders import HolderSurvey, survey_holders
 
 
 class FailureObserver:
-    """Observes failed allocations from `watch` to `close`."""
-
     MAX_SURVEYS = 16
-    """The maximum number of searches for the variables that retain memory. Further searches would show the same
-    variables, for example in a script that runs out of memory often because it searches for the largest batch size.
+    """The maximum number of searches for the variables that retain memory. A script that searches for the largest batch
+    size runs out of memory often, and each search would find the same variables.
     """
 
     def __init__(
         self, api: CudaApi, owners: AddressOwners, on_error: Callable[[AllocationFailure], None]
     ) -> None:
-        """`on_error(failure)` is called for each error that reaches the script."""
         self._api = api
         self._owners = owners
         self._on_error = on_error
@@ -98,7 +95,6 @@ class FailureObserver:
             return
 
     def _survey_holders(self) -> HolderSurvey | None:
-        """Return the variables that retain memory, or None after `MAX_SURVEYS` calls."""
         if self._surveys >= self.MAX_SURVEYS:
             return None
         self._surveys += 1
@@ -109,7 +105,7 @@ class FailureObserver:
             del frame
 
     def _backward_operation(self) -> tuple[str, str]:
-        """Return the autograd node that runs on this thread, and the module whose gradient the node computes."""
+        """Return the autograd node that runs on this thread, and the module whose gradient it computes."""
         node = current_node()
         if node is None:
             return "", ""
@@ -126,14 +122,13 @@ class FailureObserver:
 
 
 def _script_frame() -> FrameType | None:
-    """Return the current frame of the main thread."""
     if threading.current_thread() is threading.main_thread():
         return sys._getframe(1)
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _innermost_frame() -> FrameType | None:
-    """Return the Python frame whose call failed: the innermost frame outside Legroom."""
+    """Return the innermost Python frame outside Legroom. This frame made the failed call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in (__file__, torch_api.__file__):
         frame = frame.f_back
@@ -143,8 +138,8 @@ def _innermost_frame() -> FrameType | None:
 def operation_at(frame: FrameType | None) -> str:
     """Return the name of the function that a frame calls, according to its source code (`relu` for `layer(x).relu()`).
 
-    The allocator does not record operations. The result is "" if the source code is not available, or for an operator
-    such as `+`.
+    The allocator does not record operations. The result is "" for an operator such as `+`, or if the source code is not
+    available.
     """
     if frame is None:
         return ""
@@ -165,7 +160,6 @@ def operation_at(frame: FrameType | None) -> str:
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return the address and the size of a tensor's storage, or None if the tensor is not on a GPU."""
     try:
         if not tensor.is_cuda:
             return None

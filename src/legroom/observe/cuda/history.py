@@ -9,9 +9,9 @@ The ring is read and converted to events (`history_events`) only in three cases:
 
 - The run ends.
 - The script receives a `torch.OutOfMemoryError` (`failures`).
-- The entries of the step with the highest peak so far would soon be overwritten, because three quarters of the ring
-  have been filled since the start of that step. The entries around the peak are therefore never lost. If every step has
-  a higher peak than the step before, as with a leak, the newest step has the highest peak, and the ring is not read.
+- Three quarters of the ring have been filled since the start of the step with the highest peak so far. The entries of
+  this step would soon be overwritten. If every step has a higher peak than the step before, as with a leak, the newest
+  step has the highest peak, and the ring is not read.
 
 Events therefore arrive late, but in order. If the entries of a step were overwritten, only its `Step` event is
 available.
@@ -62,22 +62,24 @@ FIRST_ENTRIES = 20_000
 """The length of each ring buffer until the number of entries per step is known."""
 RING_STEPS = 8
 """The number of training steps whose entries should fit into a ring buffer. Eight steps are enough to find growing
-memory. A larger ring would slow down the run, because reading an entry takes about 10 µs. (A step of ResNet-50 has
-about 2,700 entries, and a step of a large language model has 20,000.)
+memory. A larger ring would slow down the run, because reading an entry takes about 10 µs. A step of ResNet-50 has about
+2,700 entries. A step of a large language model has about 20,000.
 """
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
 """The minimum and maximum number of entries in a ring buffer. An entry with its stack uses about 0.7 KiB of host
 memory.
 """
 LEARNING_STEPS = 4
-"""After this many steps, the number of entries per step is known."""
+"""The number of steps after which the number of entries per step is known."""
 CHECK_SECONDS = 0.5
-"""The interval in seconds at which module calls read the statistics if no step ends (inference without a loader)."""
+"""The interval in seconds at which module calls read the statistics if no step ends, as in inference without a loader.
+"""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a method so that an error in it ends the recording but not the script. The capture contains the
-    reason."""
+    """Decorate a method so that an error in the method ends the recording but not the script. The capture contains the
+    error.
+    """
 
     @functools.wraps(method)
     def guarded(self: "CudaHistory", *args: Any, **kwargs: Any) -> None:
@@ -92,13 +94,10 @@ def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class CudaHistory:
-    """Records the CUDA devices of this process until `finish`."""
-
     def __init__(self, sink: Sink, api: CudaApi | None = None, peaks: StepPeaks | None = None) -> None:
         self.sink = sink
-        """The receiver of events, which may be replaced at any time."""
         self.followers = 0
-        """The number of recordings that also receive the events (see `observe.following`)."""
+        """The number of other recordings that also receive the events (see `observe.following`)."""
         self._api = api or CudaApi()
         self._peaks = peaks or StepPeaks()
         self._markers = Markers()
@@ -113,13 +112,13 @@ class CudaHistory:
         self._rings: dict[int, _Ring] = {}
         self._numbers = count(1)
         self._entries = FIRST_ENTRIES
-        """The current length of the rings."""
         self._next_entries = FIRST_ENTRIES
-        """The length of the rings after the next reading."""
         self._max_per_step = 0
         self._batches: deque[LoaderBatch] = deque(maxlen=AddressOwners.KEEP_TRANSIENT)
         self._pending: deque[tuple[int, PendingEvent]] = deque()
-        """The pending events, each with the number of history entries of its device at the time of the event."""
+        """The events to send later. Each has the number of history entries that its device had at the time of the
+        event.
+        """
         self._started = time.time()
         self._emitted_until = 0.0
         self._checked = time.perf_counter()
@@ -147,12 +146,10 @@ class CudaHistory:
         self.finish()
 
     def finish(self) -> None:
-        """Read the entries that were not read yet, and stop recording. This method may be called twice."""
         self._read_last()
         self._turn_off()
 
     def send_pending(self) -> None:
-        """Read the entries that were not read yet, and continue to record."""
         self._read_last()
 
     def current_state(self) -> list[Event]:
@@ -161,12 +158,11 @@ class CudaHistory:
 
     @property
     def seconds(self) -> float:
-        """The number of seconds since the recording started."""
         return self._seconds
 
     @property
     def progress(self) -> tuple[int, float]:
-        """The number of completed steps, and the duration of the last step in seconds. `Step` events are sent later."""
+        """The number of completed steps, and the duration of the last step in seconds. `Step` events arrive later."""
         return self._progress
 
     @property
@@ -192,7 +188,6 @@ class CudaHistory:
 
     @_never_raises
     def _begin(self) -> None:
-        """Start recording. This method is called when CUDA is initialized."""
         reason = self._api.start(self._entries)
         self._is_recording = reason is None
         if reason is not None:
@@ -233,7 +228,6 @@ class CudaHistory:
         self._emit(RecordingFailed(self._seconds, text))
 
     def stop_in_child(self) -> None:
-        """Stop recording in a forked child."""
         self._is_off = True
         self._modules.detach()
         self._clock.detach()
@@ -308,8 +302,8 @@ class CudaHistory:
     # --- when to read
 
     def _resize_rings(self) -> None:
-        """Adjust the length of the ring buffers to the step with the most entries. The length is increased immediately,
-        but reduced only at the next reading.
+        """Adjust the length of the ring buffers to the step with the most entries. A longer length applies immediately,
+        and a shorter length after the next reading.
         """
         if not self._is_recording:
             return
@@ -323,7 +317,7 @@ class CudaHistory:
                 self._read()
 
     def _check_peaks(self) -> None:
-        """Read the rings if a peak between steps would otherwise be lost."""
+        """Read the rings if they would otherwise lose a peak between two steps."""
         for device in self._devices_in_use():
             stats = self._api.parse_stats(self._peaks.statistics(device))
             self._update_ring(device, stats, stats.peak_allocated, stats.peak_reserved)
@@ -343,14 +337,14 @@ class CudaHistory:
         self._rings.setdefault(device, _Ring()).update(stats.entries, peak_allocated, peak_reserved)
 
     def _devices_in_use(self) -> Sequence[int]:
-        """Return the devices with reserved memory, updated every 64 steps."""
+        """Return the devices with reserved memory. The list is updated every 64 steps."""
         if not self._rings or self._progress[0] % 64 == 0:
             every = range(self._api.device_count())
             return [device for device in every if self._api.stats(device).reserved] or [0]
         return list(self._rings)
 
     def _emit_lost_steps(self) -> None:
-        """Send the events of steps whose history entries were overwritten."""
+        """Send the `Step` events of steps whose history entries were overwritten."""
         while self._pending:
             entries, pending = self._pending[0]
             device = getattr(pending.event, "device", 0)
@@ -382,7 +376,6 @@ class CudaHistory:
 
     @_never_raises
     def _read(self, failure: AllocationFailure | None = None) -> None:
-        """Convert the entries in the history's ring buffers to events."""
         records = self._records_by_tick()
         hidden = self._failures.take_hidden_failures()
         if hidden:
@@ -401,7 +394,6 @@ class CudaHistory:
     def _events_of(
         self, snapshot: dict[str, Any], records: Sequence[TickRecord], failure: AllocationFailure | None
     ) -> list[TimedEvent]:
-        """Return the events of all devices, in order."""
         traces = snapshot["device_traces"]
         if any(self._is_overwritten(device, trace) for device, trace in enumerate(traces)):
             self._begin_gap()
@@ -424,13 +416,15 @@ class CudaHistory:
         return events
 
     def _is_overwritten(self, device: int, trace: Sequence[Any]) -> bool:
-        """Return whether entries are missing because the ring was full or the script changed the history settings."""
+        """Return whether entries are missing, because the ring was full or the script changed the settings of the
+        history.
+        """
         ring = self._rings.get(device)
         made = 0 if ring is None else self._api.stats(device).entries - ring.read_at
         return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
 
     def _records_by_tick(self) -> list[TickRecord]:
-        """Return all records since the last reading in order. The last records contain the current addresses of all
+        """Return all records since the last reading, in order. The last records contain the current addresses of all
         tensors with a known category.
         """
         with torch._C.DisableTorchFunction():
@@ -468,21 +462,19 @@ class CudaHistory:
 
 
 class _Ring:
-    """Tracks the position of the highest peak in the ring of a device."""
+    """Tracks how old the entries of the highest peak are in the ring of a device."""
 
     def __init__(self) -> None:
         self.entries = 0
-        """The number of entries at the last update."""
         self.last = 0
-        """The number of entries that the last step added."""
         self.read_at = 0
         self.peak_allocated = 0
         self.peak_reserved = 0
         self._peak_start: int | None = None
-        """The number of entries before the step with the highest peak, or None after the peak was read."""
+        """The number of entries before the step with the highest peak. The value is None after this peak was read."""
 
     def update(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
-        """Record that a step, or an interval without steps, ended with these peaks."""
+        """Record the peaks of a step, or of an interval without steps, that just ended."""
         if peak_allocated > self.peak_allocated or peak_reserved > self.peak_reserved:
             self.peak_allocated = max(peak_allocated, self.peak_allocated)
             self.peak_reserved = max(peak_reserved, self.peak_reserved)
@@ -492,7 +484,9 @@ class _Ring:
 
     @property
     def age_of_peak(self) -> int:
-        """The number of entries since the start of the step with the highest peak, or 0 after the peak was read."""
+        """The number of entries since the start of the step with the highest peak. The value is 0 after this peak was
+        read.
+        """
         return 0 if self._peak_start is None else self.entries - self._peak_start
 
     @property
@@ -519,18 +513,16 @@ def parse_settings(settings: dict[str, Any]) -> AllocatorSettings:
 
 
 def _belongs_to(record: TickRecord, device: int) -> bool:
-    """Return whether a record belongs to `device`. Addresses are unique across devices. Events without a device belong
-    to the first device.
+    """Return whether a record belongs to `device`. Addresses are unique across devices, so records of addresses belong
+    to every device. Events without a device belong to the first device.
     """
     return not isinstance(record, PendingEvent) or getattr(record.event, "device", 0) == device
 
 
 _active: list[CudaHistory] = []
-"""The histories that are being recorded."""
 
 
 def active_history() -> CudaHistory | None:
-    """Return the history that is being recorded in this process, or None."""
     return _active[-1] if _active else None
 
 

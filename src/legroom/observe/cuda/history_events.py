@@ -1,8 +1,8 @@
 """Converts the CUDA allocator's history of one device to events.
 
-First, the state at the start of the history is compared with the events sent so far, and the difference is sent. The
-events are therefore consistent even if entries were lost. Then each block is followed through the history. At the end,
-the categories and code locations of all blocks are determined (`block_lifetimes`).
+First, the state at the start of the history is compared with the events sent so far, and events for the difference are
+sent. The events are therefore consistent even if entries were lost. Then each block is followed through the history. At
+the end, the categories and code locations of all blocks are determined (`block_lifetimes`).
 """
 
 import sys
@@ -48,21 +48,21 @@ from legroom.observe.holders.holders import HolderSurvey, StepStorage
 
 
 class LoaderBatch(NamedTuple):
-    """Records that a loader returned a batch with tensors of these sizes."""
+    """A loader returned a batch with tensors of these sizes."""
 
     tick: int
     sizes: frozenset[int]
 
 
 class PendingEvent(NamedTuple):
-    """An event that is sent before the first history entry with the same tick."""
+    """An event to send before the first history entry with the same tick."""
 
     tick: int
     event: Event
 
 
 TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
-"""A record of an event at a tick (see `markers`). The record is merged into the history entries."""
+"""What happened at a tick (see `markers`). These records are merged with the history entries."""
 
 
 class AllocationFailure(NamedTuple):
@@ -70,8 +70,8 @@ class AllocationFailure(NamedTuple):
 
     device: int
     wanted: int
-    """The number of bytes that PyTorch requested from the device. PyTorch requests whole segments, so this number may
-    exceed the size of the block.
+    """The number of bytes that PyTorch requested from the device. PyTorch requests whole segments, which may be larger
+    than the block.
     """
     limit: int
     capacity: int
@@ -83,22 +83,20 @@ class AllocationFailure(NamedTuple):
     module: str
     """The module of the failed backward operation, if it is known from the graph."""
     in_backward: bool
-    """True if a backward operation failed."""
     op: str
-    """The running autograd node or the called function, or "" if unknown."""
+    """The running autograd node or the called function, or "" if neither is known."""
     message: str = ""
     survey: HolderSurvey | None = None
     """The variables that retained memory, or None if the search did not run."""
     other_processes: str = ""
-    """A description of the other processes on the device."""
 
 
 TimedEvent = tuple[float, Event]
-"""A time and an event. The time is used to sort the events of several devices."""
+"""A time and an event. Events of several devices are sorted by this time."""
 
 
 class DeviceHistory:
-    """Stores the state of one device after the events sent so far, and converts new entries."""
+    """The state of one device after the events sent so far. `read` converts new entries to events."""
 
     def __init__(
         self,
@@ -107,20 +105,17 @@ class DeviceHistory:
         numbers: "count[int]",
         workspace_sizes: frozenset[int] = frozenset(),
     ) -> None:
-        """`numbers` yields a unique id for every block."""
         self.device = device
         self.markers = markers
         self.numbers = numbers
         self.workspaces = LibraryWorkspaces(workspace_sizes)
         self.lines = ModuleLines()
         self.blocks_by_address: dict[int, BlockLifetime] = {}
-        """The blocks that are alive after the events sent so far."""
+        """The blocks that are alive after the last event that was sent."""
         self.reserved = 0
         self.passes = 0
-        """The number of backward passes."""
 
     def current_state(self) -> list[Event]:
-        """Return events that recreate the state after the events sent so far."""
         reserved = [SegmentChange(0.0, self.device, self.reserved)] if self.reserved else []
         return [*reserved, *map(self.alloc_event, self.blocks_by_address.values())]
 
@@ -146,9 +141,9 @@ class DeviceHistory:
     ) -> list[TimedEvent]:
         """Return the events since the last reading.
 
-        `trace` and `segments` of this device come from a snapshot. `started` is the start of the run in Unix
-        seconds. `records` is sorted by tick. `failure` is the failure of the last `oom` entry. All earlier failures
-        were handled inside a library. `after_gap` means that entries before `trace` are missing.
+        `trace` and `segments` of this device come from a snapshot. `started` is the start of the run in Unix seconds.
+        `records` is sorted by tick. `failure` belongs to the last `oom` entry. All earlier failures were handled inside
+        a library. `after_gap` means that entries before `trace` are missing.
         """
         reading = _Reading(self, trace, segments, started, records, settings)
         reading.start_from(initial_state(trace, segments), after_gap)
@@ -157,7 +152,7 @@ class DeviceHistory:
 
 
 class _Reading:
-    """Converts the entries from one read of a device's history to events."""
+    """Converts the entries from one reading of a device's history to events."""
 
     def __init__(
         self,
@@ -176,21 +171,19 @@ class _Reading:
         self._stacks = Stacks()
         self._blocks = BlocksInUse(settings)
         self._events: list[tuple[float, Event | BlockLifetime]] = []
-        """The events in order. A block stands for its `Alloc` event, which is created when the category of the block
-        is known."""
+        """The events in order. A block takes the position of its `Alloc` event, because the event is created only when
+        the category of the block is known.
+        """
         self._earlier = list(history.blocks_by_address.values())
         self._passes: list[list[tuple[BlockLifetime, bool]]] = []
         self._time = self._seconds(trace[0]) if trace else 0.0
         self._marker = self._first_marker(trace)
         self._batch: frozenset[int] = frozenset()
         self._in_pass = False
-        """True if the autograd engine made the last allocation."""
         self._graph_open = False
         """True if a forward pass with gradients has started and no backward pass has followed."""
         self._failed_in: Phase | None = None
-        """The phase in which memory ran out, or None if memory did not run out."""
         self._survey: HolderSurvey | None = None
-        """The variables that retained memory when memory ran out."""
 
     # --- the state before the first entry
 
@@ -224,7 +217,7 @@ class _Reading:
             self._emit(GapEnded(self._time))
 
     def _is_stale(self, record: TickRecord) -> bool:
-        """Return whether a record refers to blocks whose allocation and free were both lost."""
+        """Return whether a record refers to blocks whose allocation and free are both missing from the history."""
         transient = isinstance(record, OwnedAddresses) and record.category in (
             Category.GRADIENT,
             Category.INPUT,
@@ -261,7 +254,7 @@ class _Reading:
             self._failed(failure, failure.wanted, NO_STACK)
 
     def _advance_to(self, mark: Marker) -> None:
-        """Advance to the tick of `marker`. Other threads may still mark entries with an older tick."""
+        """Continue with the tick of `mark`. Other threads may still mark entries with an older tick."""
         if mark.tick > self._marker.tick:
             self._process_records(mark.tick)
             if mark.step != self._marker.step:
@@ -314,7 +307,6 @@ class _Reading:
             self._history.lines.note(block.module, stack.frame)
 
     def _is_by_engine(self, mark: Marker | None, stack: Stack) -> bool:
-        """Return whether a thread of the autograd engine made this allocation."""
         if mark is None or not self._markers.identifies_threads:
             return stack.from_engine
         return mark.activity == BACKWARD
@@ -369,8 +361,7 @@ class _Reading:
         self._emit(SegmentChange(self._time, self._history.device, change))
 
     def _failed(self, failure: AllocationFailure, requested: int, stack: Stack) -> None:
-        """Record that memory ran out at this entry. The line of a backward operation is determined later (see
-        `events`)."""
+        """Record that memory ran out at this entry. `events` determines the line of a backward operation."""
         in_backward = failure.in_backward or stack.in_backward
         oom = Oom(
             self._time, failure.device, requested, failure.capacity, failure.limit, failure.allocated,
@@ -398,7 +389,6 @@ class _Reading:
     # --- categories and locations
 
     def events(self) -> list[TimedEvent]:
-        """Return the events in order, with final categories and locations."""
         history = self._history
         for block in history.blocks_by_address.values():
             block.passes_since = history.passes - block.passes_at_allocation
@@ -438,8 +428,8 @@ class _Reading:
         return self._history.alloc_event(block)
 
     def _failed_line(self, oom: Oom) -> Frame | None:
-        """Return the line of the module whose backward operation failed, or the line of the last block in the pass
-        whose location is known.
+        """Return the line of the module whose backward operation failed. If this line is unknown, return the line of
+        the last block in the pass whose location is known.
         """
         line = self._history.lines.find(oom.module)
         if line is None and oom.phase is Phase.BACKWARD and self._passes:
