@@ -14,14 +14,14 @@ import sys
 
 VARIABLE = "LEGROOM"
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""The interpreter options that take a value. Python has no API that lists these options. The command `python
---help-all` lists these options."""
+"""The interpreter options that take a value, from `python --help-all`. Python has no API that lists them."""
 _OFF = ("", "0", "no", "off", "false")
 
 
 def begin() -> None:
-    """Restart the interpreter under `legroom run` if LEGROOM is set and there is a script. `legroom.pth` calls this
-    function."""
+    """Restart the interpreter under `legroom run` if LEGROOM is set and there is a script. The file `legroom.pth`
+    calls this function.
+    """
     command = legroom_command(sys.orig_argv, os.environ.get(VARIABLE, ""))
     if command is None:
         return
@@ -33,8 +33,9 @@ def begin() -> None:
 
 
 def legroom_command(arguments: list[str], value: str) -> list[str] | None:
-    """Return `arguments` with `-m legroom run` before the script, or None to run them unchanged. `value` is the value
-    of LEGROOM."""
+    """Insert `-m legroom run` before the script in `arguments`. Return None if the command is to run unchanged.
+    `value` is the value of LEGROOM.
+    """
     if value.strip().lower() in _OFF:
         return None
     position = _script_position(arguments)

@@ -7,8 +7,8 @@
     scores["accuracy"]                          # the mean over all samples, even with batches of different sizes
 
 If memory runs out, the batch is split into micro-batches, as in `Guard.evaluate`. If a single sample does not fit, it
-is evaluated on the CPU. Results are kept in host memory. The ranks of a sharded model use the same split. A rank with
-fewer batches takes part in the forward passes until all ranks are done.
+is evaluated on the CPU. Results are kept in host memory. If a model is sharded, all ranks use the same split. A rank
+with fewer batches takes part in the forward passes until all ranks are done.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -97,7 +97,6 @@ def _ranks(model: nn.Module) -> AbstractContextManager[RankCoordinator]:
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside the block, and restore the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -116,7 +115,6 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _plain(value: Any) -> Any:
-    """Convert scalar tensors to Python numbers."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.dim() == 0 else value
     if type(value) in (list, tuple):

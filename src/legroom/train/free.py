@@ -1,13 +1,13 @@
-"""Frees GPU memory, and lists the freed objects and the variables that still retain memory.
+"""Frees GPU memory. Lists the freed objects and the variables that still retain memory.
 
     legroom.free()                        # after an error in a notebook, or between two models in a script
     legroom.free("model", "optimizer")    # deletes these variables first
     legroom.free(outputs=True)            # also clears the notebook's Out and _
 
 `torch.cuda.empty_cache()` alone frees no tensor that is still referenced. After an error, many tensors are still
-referenced. The last traceback references every frame of the failed call, and each frame references its tensors.
-`free` deletes variables first, then tracebacks, reference cycles, the caches of autocast and libraries, and finally
-the cache of the allocator.
+referenced. The last traceback references every frame of the failed call, and each frame references its tensors. `free`
+deletes variables first, then tracebacks, reference cycles, the caches of autocast and libraries, and finally the cache
+of the allocator.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ from legroom.units import format_size
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FreeResult:
-    """The result of `free`. Sizes are in bytes, across all devices."""
+    """The result of `free`. Sizes are in bytes and are summed over all devices."""
 
     allocated_before: int
     allocated_after: int
-    """The number of bytes that tensors use, before and after the call."""
+    """The bytes of all tensors after the call."""
     reserved_before: int
     reserved_after: int
     """The bytes that PyTorch's allocator has reserved, including tensors."""
@@ -108,7 +108,7 @@ def free(*names: str, cache: bool = True, outputs: bool = False) -> FreeResult:
 
 
 def release(*, cache: bool = True) -> None:
-    """Collect reference cycles and empty the caches, without changing the user's variables."""
+    """Collect reference cycles and empty the caches. The user's variables are not changed."""
     for _ in range(3):  # finalizers may leave more objects to collect
         if not gc.collect():
             break
@@ -119,7 +119,6 @@ def release(*, cache: bool = True) -> None:
 
 
 def device_memory() -> tuple[int, int]:
-    """Return allocated and reserved bytes across all devices, or zeros without a device."""
     if _cuda_is_in_use():
         devices = range(torch.cuda.device_count())
         return (
@@ -167,7 +166,7 @@ _LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
 def _delete_tracebacks() -> list[str]:
-    """Delete the last uncaught error, which Python and IPython keep for debuggers, and return the deleted names."""
+    """Delete the last uncaught error and return the deleted names. Python and IPython keep this error for debuggers."""
     error = getattr(sys, "last_value", None)
     found = getattr(sys, "last_traceback", None) or (error.__traceback__ if error is not None else None)
     active = shell()
@@ -186,8 +185,10 @@ def _delete_tracebacks() -> list[str]:
 
 
 def clear_error(error: BaseException) -> None:
-    """Delete the variables of all frames of an error and of the errors that led to it, and the traceback itself. A cleared frame
-    still references the variables of an inner function, such as the inputs of a module that has hooks."""
+    """Delete the variables of all frames of an error and of the errors that led to it, and the traceback itself. The
+    traceback must be deleted too, because a cleared frame still references the variables of an inner function, such as
+    the inputs of a module that has hooks.
+    """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -200,7 +201,6 @@ def clear_error(error: BaseException) -> None:
 
 
 def clear_frames(trace: TracebackType | None) -> None:
-    """Delete the variables of all frames in a traceback, except frames that are still running."""
     traceback.clear_frames(trace)
     while trace is not None:
         _ = (
@@ -213,8 +213,9 @@ _OUTPUT = re.compile(r"_{1,3}|_\d+")
 
 
 def _delete_outputs() -> list[str]:
-    """Delete the results of all cells, and return the deleted names. IPython's own `flush` does not clear IPython's
-    second namespace."""
+    """Delete the results of all notebook cells and return the deleted names. IPython's own `flush` does not clear its
+    second namespace, `user_ns_hidden`.
+    """
     active = shell()
     if active is None:
         return []
@@ -228,8 +229,7 @@ def _delete_outputs() -> list[str]:
 
 
 def delete_device_outputs() -> list[str]:
-    """Delete the results of earlier cells that are tensors on a device, or collections of such tensors, and return their
-    names."""
+    """Delete the results of earlier notebook cells that contain tensors on a device, and return their names."""
     active = shell()
     if active is None:
         return []
@@ -259,8 +259,8 @@ def _has_device_tensor(value: Any, depth: int = 3) -> bool:
 def _caches() -> list[Callable[[], Any]]:
     """Return the functions that empty the caches, with the allocator's cache last.
 
-    Two of these functions are private torch functions. In a version of torch without these functions, a few MiB of
-    library workspaces stay on the device, and page-locked host memory stays reserved.
+    Two of these functions are private. If torch lacks them, a few MiB of library workspaces stay on the device, and
+    page-locked host memory stays reserved.
     """
     found: list[Callable[[], Any]] = []
     if _cuda_is_in_use():
@@ -295,13 +295,12 @@ _SHELL_VARIABLES = 4
 
 
 def holders_at(caller: FrameType | None) -> tuple[Holder, ...]:
-    """Return the variables that retain device memory and that a frame can access, largest first."""
+    """Return the variables that the frame can access and that retain device memory, largest first."""
     found = find_holders(caller, _measure, MAX_HOLDERS + _SHELL_VARIABLES)
     return tuple(holder for holder in found if not is_shell_variable(holder.path))[:MAX_HOLDERS]
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return the address and bytes of a tensor's storage, or None for CPU tensors."""
     try:
         if tensor.device.type in ("cpu", "meta"):
             return None
@@ -312,6 +311,5 @@ def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _function(holder: Holder) -> str:
-    """Return a description of the function that contains a local variable, or "" for a global variable."""
     function = "<" if holder.frame is None else holder.frame.function
     return "" if function.startswith("<") else f" in {function}()"

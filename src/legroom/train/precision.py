@@ -65,8 +65,6 @@ def _device(device: Any) -> torch.device:
 
 
 class Precision:
-    """The precision of one training loop, created by `precision()`."""
-
     def __init__(
         self,
         name: str,
@@ -104,7 +102,7 @@ class Precision:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
-        """Run the backward pass outside autocast. The backward pass uses the formats of the forward pass."""
+        """Run the backward pass outside autocast. The backward pass uses the same dtypes as the forward pass."""
         with torch.autocast(self.device_type, enabled=False):
             self.scale(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
@@ -173,7 +171,7 @@ class Precision:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. If the state is for a different format, only the number of steps is loaded."""
+        """If the state was saved for a different format, only the number of steps is loaded."""
         if not isinstance(state, dict) or state.get("precision") not in DTYPES:
             raise UsageError(
                 "The argument is not the state of legroom.precision. Pass the result of state_dict()."
@@ -190,8 +188,9 @@ class Precision:
     # --- checks
 
     def _register_hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Detect whether the GradScaler calls `optimizer.step`. Other public ways to detect a skipped step require a
-        synchronization."""
+        """Detect whether the GradScaler calls `optimizer.step`. Every other public way to detect a skipped step
+        requires a synchronization.
+        """
         if optimizer in self._hooked:
             return
         reference = weakref.ref(self)
@@ -235,12 +234,14 @@ class Precision:
 
 
 def is_check_step(step: int) -> bool:
-    """Return whether gradients are checked at a step. A check synchronizes with the GPU, so most steps are not checked."""
+    """Return True if gradients are checked at this step. A check synchronizes with the GPU, so most steps are not
+    checked.
+    """
     return step & (step - 1) == 0 or step % CHECK_INTERVAL == 0
 
 
 def low_loss_scale(scale: float, step: int, skipped: int) -> Finding:
-    """Return the finding for a loss scale below 1. `skipped` is the number of recently skipped steps."""
+    """Return the finding for a loss scale below 1, with the number of recently skipped steps."""
     return Finding(
         code="LG420",
         message=f"The loss scale dropped to {scale:g} at step {step}: gradients overflow float16 at any scale.",
@@ -278,8 +279,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _non_finite_parameters(optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    """Yield the names of parameters with non-finite gradients. If the optimizer has no parameter names, the names are
-    empty."""
+    """Yield the names of the parameters with non-finite gradients. A name is "" if the optimizer has no parameter
+    names.
+    """
     for group in optimizer.param_groups:
         names = group.get("param_names") or [""] * len(group["params"])
         for name, parameter in zip(names, group["params"], strict=True):

@@ -71,8 +71,8 @@ def _best_for_cuda(device: torch.device) -> tuple[str, str]:
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Return True if the CPU has bfloat16 instructions, according to torch's private functions. In a version of torch
-    without these functions, `auto` selects float32 on every CPU.
+    """Return True if the CPU has bfloat16 instructions, according to torch's private functions. If torch lacks these
+    private functions, `auto` selects float32 on every CPU.
     """
     checks = [
         getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

@@ -1,6 +1,7 @@
 """`Snapshot`: the GPUs, the host, the processes and the runs at one moment, combined for the screen and for JSON.
 
-Names, commands and users come from other programs, so control characters are replaced when a snapshot is created.
+The names, commands and users in a snapshot come from other programs. They may contain control characters, which are
+replaced when the snapshot is created.
 """
 
 import time
@@ -23,12 +24,9 @@ per second, unless it is suspended or a library blocks all threads."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRow:
-    """A process on one device. A process on two GPUs has two rows."""
-
     gpu: str
     """The GPU: its index, `v0` for a virtual GPU, or "" for the host."""
     memory: Count
-    """The device memory of the process in bytes."""
     memory_source: str
     """`run` if the memory is the amount that the run reported as reserved, otherwise `driver`."""
     utilization: Count
@@ -55,26 +53,21 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow:
-    """A GPU, and whether its used memory is only the sum of what Legroom's own runs have reported."""
-
     sample: GpuSample
     is_lower_bound: bool
-    """In some containers, the driver reports that no memory is used. `sample.used` is then the memory that Legroom runs
-    have reserved."""
+    """True if `sample.used` is the memory that Legroom runs have reserved, because the driver reported less. In
+    some containers, the driver reports that no memory is used.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualGpuRow:
-    """A virtual GPU of a run."""
-
     run: RunStatus
     device: DeviceStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of this machine at one moment."""
-
     time: float
     driver: Text
     host: HostSample
@@ -164,7 +157,6 @@ class Sampler:
 def _rows(
     gpus: Iterable[GpuSample], runs: dict[int, RunStatus], processes: dict[int, ProcessSample]
 ) -> list[ProcessRow]:
-    """Return one row for each process that the driver or a live file reports."""
     rows: dict[str, ProcessRow] = {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
     for gpu in gpus:
@@ -198,8 +190,6 @@ def _rows(
 
 
 def _devices_in_use(run: RunStatus) -> Iterable[DeviceStatus]:
-    """Return the devices on which a run has reserved memory. If the run has reserved no memory, return its first
-    device."""
     return [device for device in run.devices if device.reserved] or run.devices[:1]
 
 
@@ -213,8 +203,6 @@ def _device_label(device: DeviceStatus | None, by_uuid: dict[str, GpuSample]) ->
 
 
 def _with_reported_memory(gpu: GpuSample, rows: Iterable[ProcessRow]) -> GpuRow:
-    """Return the row of a GPU. If the driver reports less memory than the runs on the GPU have reserved, use the memory
-    of the runs."""
     reported = sum(
         row.memory
         for row in rows
@@ -231,7 +219,6 @@ Record = TypeVar("Record", GpuSample, HostSample, ProcessSample, RunStatus, Devi
 
 
 def _printable(record: Record) -> Record:
-    """Replace control characters and line breaks in all texts of a record."""
     changed: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)

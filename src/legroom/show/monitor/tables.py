@@ -20,10 +20,8 @@ Row = TypeVar("Row", ProcessRow, RunStatus)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
-    """A column of a table."""
-
     name: str
-    """The name of the column in the text `sorted by GPU memory`."""
+    """The name of the column in a heading such as `sorted by GPU memory`."""
     title: str
     width: int
     """The width in characters, or 0 if the column uses the remaining width."""
@@ -31,17 +29,14 @@ class Column(Generic[Row]):
     order: Callable[[Row], Any]
     """The sort key. A value that is not available is None and comes last."""
     descending: bool = False
-    """Whether large values come first."""
     wide: int | None = None
     """The width in characters on a wide terminal, if it differs from `width`."""
     abbreviate: Callable[[str], str] | None = None
-    """Shortens a text that does not fit a narrow column."""
     from_width: int = 0
     """The minimum terminal width at which the column is shown."""
     right: bool = True
 
     def text(self, row: Row, snapshot: Snapshot, size: int) -> str:
-        """Return the text of the cell, padded or shortened to `size` characters."""
         text = self.cell(row, snapshot)
         if self.abbreviate is not None and size < 20 and cell_len(text) > size:
             text = self.abbreviate(text)
@@ -65,7 +60,6 @@ def _known(value: Any) -> Any:
 
 
 def _elapsed(seconds: float) -> str:
-    """Format a duration in at most 7 columns, for example `0:42`, `1:02:03` or `3.4 d`."""
     whole = max(int(seconds), 0)
     if whole >= 100 * 3600:
         return f"{whole / 86400:.1f} d"
@@ -177,7 +171,6 @@ def _state(run: RunStatus, snapshot: Snapshot) -> str:
 
 
 def _code(finding: str) -> str:
-    """Return the code of a finding, or `OOM` for an out-of-memory error."""
     return finding.partition(" ")[0] if finding.startswith("LG") else "OOM"
 
 
@@ -245,8 +238,7 @@ def script_text(run: RunStatus) -> str:
 
 
 def visible_columns(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], int]]:
-    """Return the columns that fit on a terminal of this width, and the width of each column. Columns are separated by
-    one space."""
+    """Return the columns that fit on a terminal of this width, and the width of each column."""
     shown = [column for column in columns if column.from_width <= width]
     sizes = [column.width if column.wide is None or width < WIDE else column.wide for column in shown]
     rest = max(width - sum(sizes) - len(shown) + 1, 8)
@@ -270,7 +262,9 @@ def sort_rows(rows: Iterable[Row], column: Column[Row], *, reverse: bool = False
 
 
 def matching_processes(rows: Iterable[ProcessRow], wanted: str) -> list[ProcessRow]:
-    """Return the rows whose command, user, process number or GPU contains every word, ignoring case."""
+    """Return the rows in which every word of `wanted` occurs in the command, user, process ID or GPU, ignoring
+    case.
+    """
     words = wanted.lower().split()
     return [
         row

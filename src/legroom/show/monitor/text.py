@@ -20,7 +20,6 @@ from legroom.show.monitor.tables import (
 
 
 def render_snapshot(snapshot: Snapshot, *, width: int) -> RenderableType:
-    """Return the text of the monitor: the machine, the runs with their findings, and the processes."""
     parts: list[Text] = [render_panel(snapshot, None, width), Text("")]
     if snapshot.runs:
         parts += _table("Runs", RUN_COLUMNS, sort_rows(snapshot.runs, RUN_COLUMNS[1]), snapshot, width)

@@ -33,7 +33,6 @@ TOP_LINES = 5
 
 
 def block_text(report: RunReport, note: str = "") -> str:
-    """Return the report as text. `note` is a remark about the recording."""
     return render_to_string(Group(*_parts(report, note))).rstrip()
 
 
@@ -48,7 +47,7 @@ def _parts(report: RunReport, note: str) -> Iterator[RenderableType]:
 
 
 def block_html(report: RunReport, timeline: Sequence[Sample], note: str = "") -> str:
-    """Return the report as HTML without scripts: a sentence, the memory over time, and tables."""
+    """Return the report as HTML without scripts: a summary, the memory over time, and tables."""
     return html.block(*_html_parts(report, timeline, note))
 
 

@@ -1,4 +1,6 @@
-"""The comparison of two runs at their peaks, as text and as JSON. The largest change comes first."""
+"""The comparison of two runs at their peaks, as text and as JSON. The items are sorted by size of the change,
+largest first.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,10 +29,11 @@ def render_comparison(
     runs: tuple[RunReport, RunReport] | None = None,
     verbose: bool = True,
 ) -> RenderableType:
-    """Render the comparison. `before` and `after` are the paths of the captures. If `after` is empty, the newer run is
-    the run whose report is printed above. `runs` contains the reports of the older and the newer run. If a run did not
-    finish, a sentence says so, because its peak may be too low. Without `verbose`, the comparison has at most 19
-    lines."""
+    """Render the comparison. `before` and `after` are the paths of the captures. If `after` is empty, the report
+    of the newer run is printed above the comparison. `runs` contains the reports of the older and the newer run.
+    If a run did not finish, the text warns that its peak may be too low. Without `verbose`, the comparison has at
+    most 19 lines.
+    """
     versions = (
         Group(*_parts(difference, clean(before), clean(after), runs, categories, lines))
         for categories, lines in ((len(Category), TOP_CHANGES), (6, 4), (4, 3))
@@ -64,7 +67,6 @@ def _changes(kind: str, changes: Sequence[tuple[str, Change]], number: int) -> I
 
 
 def incomplete_runs(runs: Sequence[RunReport], names: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each run that did not finish."""
     for name, run in zip(names, runs, strict=False):
         how = format_incomplete(run)
         if how:
@@ -72,7 +74,6 @@ def incomplete_runs(runs: Sequence[RunReport], names: Sequence[str]) -> Iterator
 
 
 def format_change(difference: Difference, before: str, after: str = "") -> str:
-    """Return the change in the peak in one sentence. `before` and `after` are the names of the captures."""
     peak = difference.allocated
     where = f" in {after}" if after else ""
     if not peak.delta:
@@ -87,7 +88,6 @@ def format_change(difference: Difference, before: str, after: str = "") -> str:
 
 
 def format_limit(limit: int) -> str:
-    """Return a sentence about a peak that grew by more than `limit`."""
     return f"\nPeak memory increased by more than {format_size(limit)} (--fail-over)."
 
 
@@ -105,13 +105,11 @@ def _table(changes: Sequence[tuple[str, Change]]) -> Table:
 
 
 def format_line(what: str) -> str:
-    """Format the line of a change, for example `train.py:31`."""
     file, _, line = what.rpartition(":")
     return format_location(file, int(line)) if file and line.isdecimal() else "unknown line"
 
 
 def comparison_as_dict(difference: Difference, before: RunReport) -> dict[str, Any]:
-    """Return the comparison for JSON output. `before` is the older run."""
     return {
         "before": run_as_dict(before),
         "allocated": _change_as_dict(difference.allocated),

@@ -1,8 +1,7 @@
 """The complete report of a run as text: a summary first, then the memory in use, then the suggested changes.
 
-This module computes nothing. All values come from the `RunReport`. `render_oom` renders a run that failed with an
-out-of-memory error. This report is printed above the traceback. `render_run` renders any other run. `render_footer`
-renders the next command at the end of both reports.
+This module only formats the values of a `RunReport`. `render_oom` renders a run that failed with an out-of-memory
+error, and its output is printed above the traceback. `render_run` renders any other run.
 """
 
 from collections.abc import Iterator
@@ -48,34 +47,27 @@ def render_report(report: RunReport) -> RenderableType:
 
 
 def render_run(report: RunReport) -> RenderableType:
-    """Return the report of a run that did not fail with an out-of-memory error."""
     return Group(*_run_parts(report))
 
 
 def render_oom(report: RunReport) -> RenderableType:
-    """Return the report of a run that failed with an out-of-memory error: the request, the memory in use, suggested
-    changes.
-    """
     assert report.oom is not None
     return Group(*_oom_parts(report, report.oom))
 
 
 def format_verdict(report: RunReport) -> str:
-    """Return the first sentences of the report: how the run ended, the peak or the failed request, and the line."""
     if report.oom is not None and not report.failed_with_oom:
         return f"{format_summary(report)} {format_caught(report, report.oom)}"
     return format_summary(report)
 
 
 def format_summary(report: RunReport) -> str:
-    """Return how the run ended, with the peak or the failed request."""
     if report.oom is not None and report.failed_with_oom:
         return _oom_summary(report, report.oom)
     return _run_summary(report)
 
 
 def render_footer(report: RunReport, *, warning: str = "") -> RenderableType:
-    """Return the path of the capture and the next commands."""
     return Group(*_footer_parts(report, warning))
 
 
@@ -172,7 +164,7 @@ def _run_summary(report: RunReport) -> str:
 
 
 def _reserved(report: RunReport) -> str:
-    """Return the peak of the reserved memory in parentheses, because the status line of a run also shows this peak."""
+    """Return the peak reserved memory in parentheses. The status line of a run shows the same value."""
     reserved = report.device.peak_reserved if report.device is not None else 0
     return f" ({format_size(reserved)} reserved)" if reserved else ""
 
@@ -235,8 +227,9 @@ def _oom_summary(report: RunReport, oom: OomReport) -> str:
 
 
 def _block(oom: OomReport) -> str:
-    """Return the size in PyTorch's message, and the requested size if it differs. The sizes differ because PyTorch's
-    message shows the size of a whole segment."""
+    """Return the size in PyTorch's out-of-memory message, and the requested size if it differs. PyTorch's message
+    shows the size of a whole segment, which can be larger.
+    """
     block, requested = format_size(oom.block), format_size(oom.event.requested)
     return block if block == requested else f"{block} for a request of {requested}"
 
@@ -272,8 +265,8 @@ def format_device(device: DeviceSummary | None) -> str:
 
 
 def merge_holders(holders: tuple[Holder, ...]) -> list[Holder]:
-    """Merge variables of the same type that retain the same number of bytes into one entry (`x, images (Tensor)`),
-    because they usually retain the same memory.
+    """Merge variables that probably retain the same memory into one entry such as `x, images (Tensor)`. These
+    variables have the same type and retain the same number of bytes.
     """
     names: dict[tuple[str, int, int], list[str]] = {}
     first: dict[tuple[str, int, int], Holder] = {}
@@ -299,7 +292,6 @@ def _holder_table(holders: list[Holder]) -> Table:
 
 
 def _fragments(oom: OomReport) -> Iterator[RenderableType]:
-    """Yield the size of the largest free block in the cache. The cache cannot serve larger requests."""
     event = oom.event
     unused = event.cached + event.fragmented
     if unused and event.largest_free_block:
@@ -339,7 +331,6 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
 
 
 def render_leak(leak: Leak) -> RenderableType:
-    """Render one leak: its size, its location, the variable that retains it, and the suggested change."""
     head = Text(f"{format_rate(leak)} over {format_count(leak.steps, 'step')}, {format_place(leak)}")
     head.highlight_words([format_location(leak.file, leak.line)], "bold")
     title = Table.grid(padding=(0, 2, 0, 0))
@@ -354,7 +345,6 @@ def render_leak(leak: Leak) -> RenderableType:
 
 
 def format_place(leak: Leak) -> str:
-    """Return the line of a leak, for example `allocated at train.py:11`."""
     more = f" and {format_count(leak.lines - 1, 'more line')}" if leak.lines > 1 else ""
     return f"{'stored' if leak.name else 'allocated'} at {format_location(leak.file, leak.line)}{more}"
 

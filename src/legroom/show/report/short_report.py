@@ -1,11 +1,11 @@
-"""The report of a run on one screen: the summary, the memory by category, the three largest lines, the first suggested
-change and the next commands. `--verbose` prints the complete report (`run_report`) instead.
+"""The report of a run on one screen: a summary, the memory by category, the three largest lines, the first suggested
+change, and the next commands. `--verbose` prints the complete report (`run_report`) instead.
 
-If the parts need more lines than a screen has, the parts become shorter: the smallest categories share a row, and
-less important facts are omitted.
+If the report does not fit the screen, it becomes shorter: the smallest categories share a row, and less important
+facts are omitted.
 
-The report of an out-of-memory error is in the language of the output. Other reports, and reports of `legroom launch`,
-are in English.
+After an out-of-memory error, the report is translated into the user's language. Other reports, and the reports of
+`legroom launch`, are in English.
 """
 
 from collections.abc import Iterator
@@ -39,19 +39,16 @@ MAX_COMMAND_LINES = 3
 
 
 class _Level(NamedTuple):
-    """The amount of detail of a report."""
-
     rows: int
     """The number of rows of the memory by category."""
     advice: int
-    """The number of lines of the first suggested change."""
+    """The maximum number of lines of the first suggested change."""
     reason: bool = True
-    """Whether the suggested change includes its reason."""
     extras: int = 0
-    """The number of less important facts that are shown. These facts are the other devices, the variables, and the peak
-    of each step."""
+    """The number of less important facts that are shown: the other devices, the variables, and the peak of each
+    step.
+    """
     gap: str = "\n"
-    """The separator above each section, which is an empty line by default."""
 
 
 _LEVELS = (
@@ -78,12 +75,10 @@ _CROPPED = (
 
 
 def render_short_report(report: RunReport) -> RenderableType:
-    """Return the output of `legroom report`."""
     return Group(ShortReport(report), ShortFooter(report))
 
 
 def render_short_summary(report: RunReport) -> RenderableType:
-    """Return only the first sentences of the report."""
     return Cropped(Text(format_verdict(report), style="bold"), 4)
 
 
@@ -111,8 +106,6 @@ class ShortReport:
 
 
 class ShortFooter:
-    """The remarks about the recording, the path of the capture and the next commands."""
-
     def __init__(self, report: RunReport, *, warning: str = "") -> None:
         self._report = report
         self._warning = warning
@@ -221,7 +214,6 @@ def _first_suggestion(report: RunReport, level: _Level) -> Iterator[RenderableTy
 
 
 def _suggestion(report: RunReport, level: _Level) -> str:
-    """Return the text of the first suggested change; "" if there is none."""
     if report.failed_with_oom and report.oom is not None:
         finding = next(iter(report.oom.advice), None)
         if finding is None:

@@ -69,9 +69,9 @@ def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[Fram
 
 
 def _suggestion(error: BaseException) -> str:
-    """Return the question with which Python 3.11 suggests a similar name, or "" if there is no suggestion. In Python
-    3.11, only the interpreter's own output contains the suggestion. Later versions of Python include the suggestion in
-    `TracebackException`.
+    """Return the similar name that Python 3.11 suggests after a NameError or AttributeError, or "".
+
+    In Python 3.11, `TracebackException` does not contain the suggestion, and only the interpreter's own output does.
     """
     if sys.version_info >= (3, 12) or not isinstance(error, NameError | AttributeError):
         return ""
@@ -82,8 +82,6 @@ def _suggestion(error: BaseException) -> str:
 
 
 class _Stack(StackSummary):
-    """A stack summary that formats a folded frame as one line."""
-
     def format_frame_summary(self, frame_summary: FrameSummary, **options: object) -> str:
         if frame_summary.filename == _FOLDED:
             return f"  {frame_summary.name}\n"
@@ -107,7 +105,6 @@ def _is_legroom(frame: FrameSummary) -> bool:
 
 
 def _package(file: str) -> str:
-    """Return the package of a file, or `Python` for the standard library."""
     file = file.replace(os.sep, "/")
     for folder in _PACKAGES:
         if folder in file:

@@ -1,7 +1,7 @@
 """The live table of a search: running trials, the best trial and the trials that ended most recently.
 
-In a terminal, the table is updated in place. The table is removed at the end, when the summary is printed. In a pipe or
-in CI, one line is printed when a trial becomes the best, fails or cannot fit, so the log of a long study stays short.
+In a terminal, the table is updated in place and removed before the summary is printed. In a pipe or in CI, a line is
+printed only if a trial becomes the best, fails or cannot fit. This keeps the log of a long study short.
 """
 
 import os
@@ -86,7 +86,6 @@ class LiveTable:
         )
 
     def _print_if_notable(self, record: TrialRecord) -> None:
-        """Print one line for a trial that failed or is the new best."""
         if not record.state.is_final:
             return
         if record.state in _REPORTED_FAILURES:
@@ -122,8 +121,8 @@ def live_view(
     max_rows: int = 20,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """Return the progress of the study and its most relevant trials. `trials` is the total number of trials, if
-    known.
+    """Return the progress of the study and a table of its most relevant trials. `trials` is the total number of
+    trials, if known.
     """
     best = best_of(records, metric, mode)
     rows = shown(records, best, max_rows)

@@ -30,7 +30,7 @@ _ENDS = {
 def summary(
     study: Study, command: Sequence[str] = (), written: Sequence[Path] = ()
 ) -> Iterator[RenderableType]:
-    """Yield the summary for the terminal. `command` is the command line, which the summary repeats with `--resume`.
+    """Yield the parts of the summary. `command` is the command line, which the summary repeats with `--resume`.
     `written` contains the paths of the result files.
     """
     yield Text(_first_sentence(study))
@@ -114,7 +114,7 @@ def _second_sentence(study: Study) -> str:
 
 
 def _unfinished(study: Study) -> str:
-    """Return `; 1 interrupted, 2 not started` if the study ended before all trials had finished."""
+    """Return a text such as `; 1 interrupted, 2 not started`, or "" if all trials have finished."""
     left = [trial.attempts > 0 for trial in study.trials if not trial.state.is_final]
     counts = {"interrupted": sum(left), "not started": len(left) - sum(left)}
     words = [f"{count} {what}" for what, count in counts.items() if count]
@@ -138,7 +138,6 @@ def _table(study: Study) -> Iterator[RenderableType]:
 
 
 def _ranked_rows(study: Study) -> list[TrialRecord]:
-    """Return the trials that did not fail, best first. Trials without a value come last."""
     ranked = study.ranked
     has_value = {trial.number for trial in ranked}
     others = [trial for trial in study.trials if trial.number not in has_value]

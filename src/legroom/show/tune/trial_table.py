@@ -1,5 +1,5 @@
-"""The trials of a search as a table: metric, step, measured and predicted memory and configuration. The reason why a
-trial ended is shown below the trial.
+"""The trials of a search as a table. A row contains the metric, the step, the measured and predicted memory, and
+the configuration.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ def trial_table(
     best: TrialRecord | None = None,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """Render a table with one row per trial. The reason why a trial ended is shown below its line.
+    """Render a table with one row per trial. Below the row, the reason why the trial ended is shown.
 
-    If the terminal is wide enough, the searched parameters are columns. Otherwise, the searched parameters are listed
-    below each trial.
+    If the terminal is wide enough, each searched parameter is a column. Otherwise, the parameters are listed below
+    each row.
     """
     columns = _figure_columns(rows, metric, mode)
     with_searched = trial_columns(rows, parameters, metric, mode)
@@ -57,7 +57,7 @@ def trial_table(
 def trial_columns(
     rows: Sequence[TrialRecord], parameters: Sequence[str], metric: str, mode: Mode
 ) -> dict[str, list[str]]:
-    """Return the columns of the table, as headings with their cells, including the searched parameters."""
+    """Return the cells of each column by the heading of the column, including the searched parameters."""
     columns = _figure_columns(rows, metric, mode)
     return columns | {
         f"config.{name}" if name in columns else clean(name): [_setting(record, name) for record in rows]
@@ -84,9 +84,7 @@ def format_config(record: TrialRecord, parameters: Sequence[str]) -> str:
 
 
 def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
-    """Return the memory columns, as headings with their cells. Without a GPU, the memory is unknown, and the memory
-    columns are omitted.
-    """
+    """Return the cells of each column by the heading of the column. Without a GPU, the memory columns are omitted."""
     columns = {
         "trial": [str(record.number) for record in rows],
         "state": [format_state(record.state) for record in rows],
@@ -101,7 +99,6 @@ def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dic
 
 
 def _best(record: TrialRecord, metric: str, mode: Mode) -> str:
-    """Return the best value that the trial reported."""
     value = record.value(metric, mode)
     return "" if value is None else f"{value:.4g}"
 
@@ -122,8 +119,6 @@ def _width(columns: dict[str, list[str]]) -> int:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
-    """Format a table row. The state is left-aligned, and numbers are right-aligned. A row that does not fit the
-    terminal is truncated, not wrapped."""
     padded = [
         cell.ljust(width) if column == 1 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -132,7 +127,6 @@ def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
 
 
 def _about(record: TrialRecord) -> list[str]:
-    """Return the micro-batch size if the batch of the trial is split, and the reason why the trial ended."""
     memory, split, reason = record.memory, "", ""
     if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
         others = (

@@ -28,8 +28,9 @@ def write_files(study: Study) -> list[Path]:
 
 
 def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
-    """Add a live table to the search, unless the caller passes callbacks. `callbacks=[]` is silent. After Ctrl-C, the
-    results are written before `KeyboardInterrupt` ends the program."""
+    """Add a live table to the search, unless the caller passes callbacks. With `callbacks=[]`, nothing is printed.
+    After Ctrl-C, the results are written before `KeyboardInterrupt` is raised.
+    """
 
     @functools.wraps(search)
     def shown(*arguments: P.args, **options: P.kwargs) -> Study:

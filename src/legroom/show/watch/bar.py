@@ -10,8 +10,6 @@ BAR_WIDTH = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressStats:
-    """The values that the line shows."""
-
     description: str
     done: int
     total: int | None
@@ -26,8 +24,8 @@ class ProgressStats:
 
 
 def bar_text(stats: ProgressStats, columns: int) -> str:
-    """Return one line of at most `columns` characters. The bar is dropped first, then the speed. Memory and its trend
-    are always shown.
+    """Return one line of at most `columns` characters. If the line is too long, the bar is omitted first, then the
+    elapsed time, the speed and the peak. Memory and its trend are always shown.
     """
     parts = _parts(stats)
     for dropped in (
@@ -44,7 +42,6 @@ def bar_text(stats: ProgressStats, columns: int) -> str:
 
 
 def plain_text(stats: ProgressStats) -> str:
-    """Return the progress and memory values as a plain line for a log file."""
     return ", ".join(text for name, text in _parts(stats) if text and name != "bar")
 
 

@@ -1,4 +1,5 @@
-"""Publishes the state of `legroom.watch` for `legroom monitor`, unless `legroom run` publishes the state of the process.
+"""Publishes the state of `legroom.watch` for `legroom monitor`. If `legroom run` already publishes the state of the
+process, this module publishes nothing.
 
 All loops of a process share one live file, which contains the state of the loop that published last.
 """
@@ -18,8 +19,6 @@ from legroom.observe.virtual import active_virtual_gpu
 
 
 class LoopStatus:
-    """The live file that the loops in this process share."""
-
     def __init__(self) -> None:
         self._file: LiveFile | None = None
         self._pid = os.getpid()

@@ -1,5 +1,4 @@
-"""The progress line of `legroom.watch` in a notebook. The line is a single output below the cell and is updated in
-place."""
+"""The progress line of `legroom.watch` in a notebook: a single output below the cell that is updated in place."""
 
 from typing import Any
 
@@ -8,7 +7,9 @@ from legroom.show.watch.bar import ProgressStats, plain_text
 
 
 class NotebookLine:
-    """An output of the running cell. The notebook file contains only the latest content of this output."""
+    """An output of the running cell. When the notebook is saved, its file contains only the latest content of this
+    output.
+    """
 
     def __init__(self) -> None:
         self._handle: Any = None

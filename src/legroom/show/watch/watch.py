@@ -1,13 +1,11 @@
 """`legroom.watch(loader)`: a progress bar like tqdm's that also shows memory use and leak warnings.
 
 A terminal shows one updating line, and a notebook shows one updating output. In a pipe or a CI log, a plain line is
-printed from time to time. Each
-leak is reported once, with the variable that retains the memory and the line that stores the tensors. `watch` yields
-the items of the loader and keeps no reference to them.
+printed from time to time. Each leak is reported once, with the variable that retains the memory and the line that
+stores the tensors. `watch` yields the items of the loader and keeps no reference to them.
 
-All loops of a process share one leak detector, so the detector keeps its state between epochs. The detector is attached
-only while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints
-one line that reports this.
+All loops of a process share one leak detector, which keeps its state between epochs and is attached only while a loop
+is watched. If several threads train, the detector does not search for leaks, and `watch` reports this in one line.
 
 The modules that describe a leak are imported only after a leak is found, because their import is slow.
 """
@@ -79,7 +77,6 @@ class Watched(Generic[Item]):
         quiet: bool,
         on_leak: "Callable[[Leak], None] | None",
     ) -> None:
-        """`place` is the file and line of the loop."""
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise UsageError(
                 f"watch() requires an iterable such as a DataLoader, not {type(loader).__name__}. Example: "
@@ -129,8 +126,6 @@ class Watched(Generic[Item]):
 
 
 class _WatchedIterator(Iterator[Item]):
-    """Yields the items one by one and keeps no reference to them."""
-
     def __init__(
         self,
         items: Iterator[Item],
@@ -216,8 +211,6 @@ _shared = _SharedDetector()
 
 
 class _Line:
-    """The progress line, and the leak warnings above it."""
-
     def __init__(
         self, stream: TextIO, description: str, total: int | None, quiet: bool, in_notebook: bool = False
     ) -> None:
@@ -245,7 +238,6 @@ class _Line:
         self._next_live = self._started + LIVE_SECONDS
         self._history = StepHistory()
         self._last_logged = 0
-        """The number of finished items in the latest line that was printed to a log."""
 
     def advance(self) -> None:
         """Treat the previous item, if any, as done. Call this method when the next item is requested."""
@@ -259,7 +251,6 @@ class _Line:
             self._publish(now)
 
     def _publish(self, now: float) -> None:
-        """Write the live file, which `legroom monitor` reads."""
         global _live
         if _live is None:
             from legroom.show.watch.live_status import LoopStatus

@@ -1,8 +1,9 @@
-"""Lists the checkpoints in a folder, and finds the newest checkpoint, the best checkpoint, and the checkpoints to remove.
+"""Lists the checkpoints in a folder, selects the newest and the best checkpoint, and selects the checkpoints to
+remove.
 
-Every checkpoint has a manifest, and all information comes from the manifests. A separate file with the name of the
-newest checkpoint could become outdated. "Newest" refers to the order of saving, not to the step, because a run may
-resume from an earlier step.
+All information comes from the manifests of the checkpoints, because a separate file with the name of the newest
+checkpoint could become outdated. "Newest" refers to the order of saving, not to the step, because a run may resume
+from an earlier step.
 """
 
 import json
@@ -21,8 +22,6 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """One checkpoint, as described by its manifest."""
-
     path: Path
     step: int
     serial: int
@@ -112,7 +111,6 @@ def best_checkpoints(
 def removable(
     checkpoints: list[CheckpointInfo], keep: int | None, best: list[CheckpointInfo]
 ) -> list[CheckpointInfo]:
-    """Return the checkpoints to remove. The `keep` newest checkpoints and the best checkpoints are not removed."""
     if keep is None:
         return []
     kept = {info.serial for info in best}

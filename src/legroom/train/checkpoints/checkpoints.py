@@ -255,8 +255,7 @@ class Checkpoints:
     # ------------------------------------------------------------ internals
 
     def _candidates(self, which: str | os.PathLike[str], group: CheckpointGroup) -> list[CheckpointInfo]:
-        """Return the checkpoints that match `which`, in the order in which `resume` tries them. The result is the same
-        on all ranks."""
+        """The result is the same on all ranks."""
         return group.gather(lambda: self._find(which) if group.is_main else [])[0]
 
     def _find(self, which: str | os.PathLike[str]) -> list[CheckpointInfo]:
@@ -297,8 +296,9 @@ class Checkpoints:
         return self._buffers.setdefault(file, HostBuffers())
 
     def _group_of_save(self, step: int) -> CheckpointGroup | None:
-        """Return the group of ranks that save this step, or None if rank 0 saves the step alone and this is another
-        rank."""
+        """Return the group of ranks that save this step. Return None if only rank 0 saves the step and this
+        process is another rank.
+        """
         if not is_distributed():
             return self._group()
         if self._save_calls is None:
@@ -316,8 +316,9 @@ class Checkpoints:
 
 
 class _BackgroundWriter:
-    """A thread that writes one checkpoint at a time. An error in the thread is reported by the next call or when the
-    program exits."""
+    """A thread that writes one checkpoint at a time. The next call raises an error of the thread. If there is no
+    next call, the error is reported when the program exits.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="legroom-checkpoint")
@@ -330,7 +331,6 @@ class _BackgroundWriter:
         self._pending.append(self._pool.submit(work))
 
     def wait(self) -> None:
-        """Wait for the thread and raise its error, if any."""
         if self._pending:
             self._pending.pop().result()
 

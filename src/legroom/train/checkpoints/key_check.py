@@ -1,7 +1,7 @@
 """Checks that the weights in a checkpoint have the same names and shapes as the model, before anything is loaded.
 
-The error lists missing names with the closest name in the file. If all names differ only by the same prefix, the error
-reports the prefix in one line.
+If names differ, the error lists each missing name with the most similar name in the file. If all names differ by the
+same prefix, the error reports only the prefix.
 """
 
 import difflib
@@ -16,14 +16,12 @@ MAX_LISTED = 5
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without the prefixes of wrappers."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def check_names(saved: Shapes, expected: Shapes, source: str) -> None:
-    """Raise CheckpointError if names or shapes differ from the names and shapes of the model."""
     missing = [name for name in expected if name not in saved]
     unexpected = [name for name in saved if name not in expected]
     reshaped = [name for name in expected if name in saved and tuple(saved[name]) != tuple(expected[name])]
@@ -48,7 +46,6 @@ def check_names(saved: Shapes, expected: Shapes, source: str) -> None:
 
 
 def loadable_names(saved: Shapes, expected: Shapes) -> list[str]:
-    """Return the names of the tensors that have the same shape in the file and in the model."""
     return [name for name in expected if name in saved and tuple(saved[name]) == tuple(expected[name])]
 
 

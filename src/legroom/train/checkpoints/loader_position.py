@@ -1,13 +1,12 @@
-"""Resumes a plain DataLoader in the middle of an epoch, with the next batch.
+"""Resumes a plain DataLoader in the middle of an epoch, at the batch after the last used batch.
 
-torchdata's StatefulDataLoader can resume itself, and is tracked unchanged. This module supports plain DataLoaders
-without an extra dependency.
+torchdata's StatefulDataLoader can resume itself and is tracked unchanged. For other loaders, this module avoids a
+dependency on torchdata.
 
-Random generators determine the order of the samples when an epoch starts, so the states of the generators are saved at
-that time. A resumed run restores these states, starts the epoch again and skips the batches that were already used.
-After the skipped batches, the run restores the generator states from the time of the save. Without worker processes,
-the skipped samples are not read. With workers, the skipped samples are read, because augmentation in a worker depends
-on earlier random draws.
+Random generators determine the order of the samples when an epoch starts, so their states are saved at that time. A
+resumed run restores these states, starts the epoch again and skips the used batches. Then it restores the generator
+states from the time of the save. Without worker processes, the skipped samples are not read. With workers, the skipped
+samples are read, because augmentation in a worker depends on earlier random draws.
 
 `set_epoch` is called on samplers that have this method (DistributedSampler). If the number of ranks or the batch size
 has changed, the position is counted in samples instead of batches. Two cases are not reproduced exactly: persistent
@@ -32,8 +31,9 @@ from legroom.train.checkpoints.random_states import (
 
 
 class ResumableLoader:
-    """A loader that wraps the given loader and tracks the position. All other attributes are read from the given
-    loader."""
+    """A loader that wraps the given loader and tracks the position. All attributes other than the position are read
+    from the given loader.
+    """
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         if not hasattr(loader, "__iter__"):
@@ -42,9 +42,7 @@ class ResumableLoader:
             )
         self.inner = loader
         self.epoch = 0
-        """The current epoch."""
         self._batches = 0
-        """The number of batches in the current epoch that were already used."""
         self._start: dict[str, Any] | None = None
         """The generator states at the start of the current epoch."""
         self._resume_state: Mapping[str, Any] | None = None
@@ -142,8 +140,8 @@ class ResumableLoader:
 
 
 def _skip(batches: Iterator[Any], count: int) -> None:
-    """Skip `count` batches. Without workers, a private method of torch's iterator draws only the indices. If this
-    method is missing, the samples are read too, which is slower but equally correct.
+    """Skip `count` batches. Without workers, a private method of torch's iterator draws only the indices. If torch
+    lacks this method, the samples are read too, which is slower but gives the same result.
     """
     next_index = getattr(batches, "_next_index", None)
     has_no_workers = type(batches).__name__ == "_SingleProcessDataLoaderIter"
@@ -163,7 +161,6 @@ def _is_iterable_style(batches: Any) -> bool:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators of a loader and its samplers, without duplicates."""
     found: dict[int, torch.Generator] = {}
     for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None),
                   getattr(getattr(loader, "batch_sampler", None), "sampler", None)):  # fmt: skip
@@ -174,7 +171,6 @@ def _generators(loader: Any) -> list[torch.Generator]:
 
 
 def _samples_per_batch(loader: Any) -> int | None:
-    """Return the total number of samples per batch across all ranks, or None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(
         getattr(loader, "batch_sampler", None), "batch_size", None
     )

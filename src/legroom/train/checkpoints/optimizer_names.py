@@ -1,8 +1,8 @@
 """Converts the state of an optimizer to use parameter names instead of parameter indices.
 
-Indices depend on the order of the groups. If each rank has only some parameters of a model, the indices also depend on
-the rank. With names, the state can be loaded with a different strategy. If the checkpoint has no state for one of the
-names, the optimizer was created with different parameters, and loading fails.
+Indices depend on the order of the groups, and on the rank if each rank has only some of the parameters. With names, the
+state can be loaded under a different parallel strategy. If the checkpoint has no state for a parameter name, loading
+fails, because the optimizer was created with different parameters.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,6 @@ Names = Mapping[int, str]
 
 
 def parameter_names(modules: Iterable[nn.Module]) -> dict[int, str]:
-    """Return the names of all parameters of the tracked modules."""
     return {
         id(parameter): plain_name(name)
         for module in modules
@@ -45,7 +44,9 @@ def state_by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, A
 def state_by_index(
     saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Names, label: str
 ) -> dict[str, Any]:
-    """Convert the result of `state_by_name` for `optimizer.load_state_dict`. Each group gets the saved options of its parameters."""
+    """Convert the result of `state_by_name` for `optimizer.load_state_dict`. Each group gets the options that were
+    saved for its parameters.
+    """
     current = optimizer.state_dict()
     by_index = _names_by_index(optimizer, names)
     saved_groups = {name: group for group in saved["param_groups"] for name in group["params"]}
@@ -71,13 +72,11 @@ def state_by_index(
 
 
 def parameters_by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """Return the parameters by name. The state of a parameter has the same sharding as the parameter."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {_name(parameter, index, names): parameter for index, parameter in enumerate(parameters)}
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of ranks that saved different parameters of a model."""
     first = states[0]
     groups = []
     for index, group in enumerate(first["param_groups"]):
@@ -90,7 +89,7 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _names_by_index(optimizer: torch.optim.Optimizer, names: Names) -> dict[int, str]:
-    """Return the parameter names by index. The indices continue from group to group, as in torch."""
+    """Return the parameter names by index. As in torch, the indices are consecutive across the groups."""
     return {
         index: _name(parameter, index, names)
         for index, parameter in enumerate(

@@ -1,8 +1,8 @@
 """Separates the tensors of a `state_dict()` from its plain data, and combines both again.
 
-Only plain data is accepted: numbers, strings, containers and tensors. Plain data can be read with
-`torch.load(weights_only=True)`, which runs no code from the file and does not depend on import paths. Any other
-object, such as a whole model, is rejected with an error that contains the object and the reason.
+Only plain data is accepted: numbers, strings, containers and tensors. `torch.load(weights_only=True)` can read plain
+data, runs no code from the file and needs no import paths. Any other object, such as a whole model, is rejected with an
+error.
 """
 
 import io
@@ -28,13 +28,12 @@ Tensors = dict[str, torch.Tensor]
 def extract_tensors(value: Any, name: str, tensors: Tensors) -> Any:
     """Return `value` with its tensors replaced by references, and add the tensors to `tensors` by path.
 
-    A tensor with two names is added once. `name` is the prefix of the paths, for example `optimizer` or "".
+    A tensor that occurs twice is added once. `name` is the prefix of the paths, for example `optimizer` or "".
     """
     return _TensorExtractor(tensors).walk(value, name)
 
 
 def insert_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Replace the references in `value` with their tensors."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             return tensors[value[_TENSOR]]
@@ -53,14 +52,13 @@ def as_plain(value: Any, name: str) -> Any:
 
 
 def tensor_names(value: Any) -> dict[str, str]:
-    """For each key whose value is a reference to a tensor, return the name of that tensor."""
+    """Return the names of the referenced tensors, by the keys of `value` that reference a tensor."""
     return {
         key: item[_TENSOR] for key, item in value.items() if isinstance(item, dict) and set(item) == {_TENSOR}
     }
 
 
 def as_bytes(value: Any) -> bytes:
-    """Serialize plain data for `torch.load`."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -119,7 +117,6 @@ class _TensorExtractor:
 
 
 def not_plain_error(value: Any, name: str) -> UsageError:
-    """Return the error for an object that cannot be saved."""
     kind = type(value).__name__
     if isinstance(value, nn.Module):
         return UsageError(
@@ -134,14 +131,13 @@ def not_plain_error(value: Any, name: str) -> UsageError:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Return True if the tensor is a DTensor."""
     # The module is slow to import. If it is not imported, there are no such tensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Return True if the tensor, or this rank's shard of it, is not empty. An empty tensor has no memory address."""
+    """Return True if the tensor, or this rank's shard of it, is not empty. Empty tensors have no memory address."""
     return bool(getattr(tensor, "_local_tensor", tensor).numel())
 
 

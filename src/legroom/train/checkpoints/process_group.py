@@ -1,7 +1,7 @@
-"""The ranks that write one checkpoint together, or rank 0 alone.
+"""The ranks that write a checkpoint together.
 
-These ranks communicate in a separate gloo group, so a checkpoint that is written in the background never interferes
-with the training's own collectives.
+The ranks communicate in a separate gloo group, so a checkpoint that is written in the background does not interfere
+with the collectives of the training.
 """
 
 import time
@@ -24,7 +24,7 @@ from legroom.train.ranks.waiting import (
 
 T = TypeVar("T")
 ARRIVAL_SECONDS = 5.0
-"""The time in seconds that rank 0 waits for the other ranks in the first save."""
+"""The number of seconds for which rank 0 waits for the other ranks in the first save."""
 _CALL = "a method of Checkpoints"
 _SAVE = "checkpoints.save()"
 _ERROR = "error: "
@@ -40,8 +40,7 @@ def is_main_rank() -> bool:
 
 
 class CheckpointGroup:
-    """The training processes, or a single process if there is no process group. With `alone`, the group contains only
-    this process."""
+    """A group of all ranks, or of this process only if `alone` is set or if there is no process group."""
 
     def __init__(self, *, alone: bool = False) -> None:
         distributed = is_distributed() and not alone
@@ -58,12 +57,10 @@ class CheckpointGroup:
         return self.rank == 0
 
     def is_current(self) -> bool:
-        """Return True if the number of ranks has not changed since the group was created."""
         distributed = dist.is_available() and dist.is_initialized()
         return (dist.get_world_size() if distributed else 1) == self.size
 
     def broadcast(self, value: T | None) -> T:
-        """Return the value of rank 0."""
         values = [value]
         if self.process_group is not None:
             with waiting(_CALL):
@@ -77,7 +74,7 @@ class CheckpointGroup:
         return result
 
     def gather(self, work: Callable[[], T]) -> list[T]:
-        """Run `work` on all ranks and return the results of all ranks, which must be small."""
+        """Run `work` on all ranks and return the results of all ranks. The results must be small."""
         return self._run(work, gather=True)
 
     def _run(self, work: Callable[[], T], *, gather: bool) -> list[Any]:
@@ -109,8 +106,8 @@ class SaveCalls:
     """Determines whether all ranks call `save`, or only rank 0, as in `if rank == 0: checkpoints.save(step)`.
 
     Each rank that calls `save` writes a key to the store of the process group. Rank 0 waits for the keys of the other
-    ranks and writes its decision. If all ranks have called `save` before, rank 0 waits for them without a time limit,
-    except for ranks that have exited.
+    ranks and writes its decision. If all ranks have called `save` before, rank 0 waits for every rank that has not
+    exited, without a time limit.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -120,8 +117,8 @@ class SaveCalls:
         self._is_alone = False
 
     def all_ranks(self, step: int, *, has_all_state: bool) -> bool | None:
-        """Return True if all ranks save this step together, False if rank 0 must save it alone, and None if rank 0
-        has already saved it alone.
+        """Return True if all ranks save this step together. Return False if rank 0 must save it alone, and None if rank
+        0 has already saved it alone.
 
         Raise an error if only rank 0 saves the step, but some weights are on other ranks.
         """

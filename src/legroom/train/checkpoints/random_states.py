@@ -1,8 +1,6 @@
-"""Saves the states of random generators as plain data. The states of torch (on the CPU and on GPUs), Python, NumPy and
-a data loader are included.
+"""Saves the states of all random generators (torch, CUDA, Python, NumPy) as plain data, which a checkpoint needs.
 
-`guarding.state.random_state` also saves generator states, but as objects for the duration of a step. A checkpoint
-needs serializable data.
+`guarding.state.random_state` also saves generator states, but as objects for the duration of a step.
 """
 
 import random
@@ -14,7 +12,6 @@ import torch
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of all generators of the process."""
     numpy: Any = sys.modules.get("numpy")
     return {
         "torch": torch.get_rng_state(),
@@ -25,7 +22,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(state: Mapping[str, Any]) -> None:
-    """Restore all generators. GPUs without a saved state are not changed."""
+    """GPUs without a saved state are not changed."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available():
         for index, cuda_state in enumerate(state["cuda"][: torch.cuda.device_count()]):

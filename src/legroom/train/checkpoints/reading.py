@@ -1,7 +1,7 @@
-"""Reads a checkpoint. All data is read and checked before any object is changed, so an attempt to load a checkpoint of
-a different model changes nothing.
+"""Reads a checkpoint. All data is read and checked before any object is changed. If the checkpoint belongs to a
+different model, nothing is changed.
 
-Tensors are copied from host memory to the device of each parameter on this rank, never to the GPU from which they were
+Tensors are copied to the device of each parameter on this rank, which may differ from the device from which they were
 saved.
 """
 
@@ -33,8 +33,6 @@ from legroom.train.checkpoints.unwrapped_modules import (
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """The contents of one checkpoint whose files were checked."""
-
     info: CheckpointInfo
     modules: dict[str, dict[str, Any]]
     parts: dict[str, Any]
@@ -43,8 +41,9 @@ class LoadedCheckpoint:
 
 
 def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
-    """Read the data for `parts` from a checkpoint. Every rank calls this function. If the function fails on one rank,
-    it fails on all ranks."""
+    """Read the data for `parts` from a checkpoint. Every rank must call this function. If it fails on one rank, it
+    fails on all ranks.
+    """
     own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
     shared = group.run(lambda: _plain(info, STATE))
     others = group.run(lambda: _other_states(info, shared["parts"], parts))
@@ -96,8 +95,9 @@ def _check(
 
 
 def load(contents: LoadedCheckpoint, parts: Mapping[str, Any], group: CheckpointGroup) -> None:
-    """Load the contents into the tracked objects. Models are loaded first, because optimizer state uses the devices
-    and shards of the parameters."""
+    """Load the contents into the tracked objects. Models are loaded first, because optimizer state is loaded onto the
+    devices and into the shards of the parameters.
+    """
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
     optimizers = group.run(
         lambda: {
@@ -138,14 +138,14 @@ def _tensors(info: CheckpointInfo, file: str) -> dict[str, torch.Tensor]:
 def _other_states(
     info: CheckpointInfo, states: Mapping[str, Any], parts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the states of tracked objects other than models."""
     tracked = {name: state for name, state in states.items() if name in parts}
     return insert_tensors(tracked, _state_tensors(info, parts)) if tracked else {}
 
 
 def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return copies of the tensors, because objects keep references to loaded tensors. Optimizer state is large, and
-    is copied only when it is loaded."""
+    """Return the tensors of the tracked objects. Each tensor is a copy, because objects keep references to loaded
+    tensors. Optimizer state is not copied here, because it is large and is copied later.
+    """
     return {
         name: tensor
         if isinstance(parts.get(name.partition(".")[0]), torch.optim.Optimizer)
@@ -155,7 +155,6 @@ def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, 
 
 
 def _optimizer_tensor(tensor: Any, parameter: torch.Tensor) -> Any:
-    """Copy a tensor of the optimizer state, and shard the copy in the same way as the parameter."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     sharded = shard_like(tensor, parameter)

@@ -1,5 +1,5 @@
-"""Reads checkpoints in which each rank saved its own shards or stages of a model. Each rank reads only the tensors that
-it needs. The number of ranks may differ from the run that saved the checkpoint.
+"""Reads checkpoints in which each rank saved its own shards or its own pipeline stage of a model. Each rank reads only
+the tensors that it needs. The number of ranks may differ from the number at the time of the save.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ States = dict[str, dict[str, Any]]
 def read_sharded_states(
     info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup
 ) -> tuple[States, States]:
-    """Return the states of modules and optimizers. Tensors that this rank does not have are meta tensors."""
+    """Return the states of modules and optimizers. A tensor that this rank does not need is a meta tensor."""
 
     def read_rank_files() -> list[dict[str, Any]]:
         if group.is_main:
@@ -58,7 +58,7 @@ def read_sharded_states(
 
 
 def _module_targets(modules: States, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of the tensors that this rank's modules need, with the tensors into which they are loaded."""
+    """Return, by name, the tensors of this rank's modules into which the saved tensors are loaded."""
     targets: dict[str, Any] = {}
     for name, entries in modules.items():
         state = module_state(parts[name])
@@ -67,7 +67,7 @@ def _module_targets(modules: States, parts: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _optimizer_targets(optimizers: States, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of the tensors that this rank's optimizers need, with their parameters."""
+    """Return the parameter of each saved optimizer tensor that this rank needs, by the name of the saved tensor."""
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
     targets: dict[str, Any] = {}
     for name, state in optimizers.items():

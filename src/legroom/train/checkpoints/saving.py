@@ -1,9 +1,9 @@
-"""Saves a checkpoint. The tracked objects are copied and written, and then the folder is renamed. Training waits only
-for the copy.
+"""Saves a checkpoint: copies the tracked objects, writes the copies, and renames the folder. Training waits only for
+the copies.
 
-If all ranks have the same tensors (a single process, DDP), rank 0 writes model and optimizer. If ranks have different
-tensors (FSDP, a pipeline), each rank writes its own tensors through torch.distributed.checkpoint. Each rank always
-writes its own random states and loader positions.
+If all ranks have the same tensors (a single process, DDP), rank 0 writes the models and optimizers. If ranks have
+different tensors (FSDP, a pipeline), each rank writes its own tensors through torch.distributed.checkpoint. Each rank
+always writes its own random states and loader positions.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ from legroom.train.checkpoints.unwrapped_modules import module_state
 STATE = "state.pt"
 STATE_TENSORS = "state.safetensors"
 STAGE_ATTRIBUTE = "_legroom_stage"
-"""The attribute that marks a model with only the weights of one pipeline stage."""
+"""The attribute that marks a model that has only the weights of one pipeline stage."""
 
 
 def module_file(name: str) -> str:
@@ -47,8 +47,6 @@ def rank_file(rank: int) -> str:
 
 @dataclass(slots=True)
 class CheckpointContents:
-    """The data that one rank will write."""
-
     tensor_files: dict[str, TensorFile] = field(default_factory=dict)
     plain_files: dict[str, bytes] = field(default_factory=dict)
     sharded_tensors: Tensors = field(default_factory=dict)
@@ -66,7 +64,7 @@ class CheckpointContents:
 
 
 def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> bool:
-    """Return True if ranks have different tensors of a model, which are either shards or tensors with different names."""
+    """Return True if the ranks have different tensors of a model. The tensors are shards, or their names differ."""
 
     def own_tensors() -> tuple[bool, dict[str, list[str]]]:
         states = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}
@@ -80,8 +78,9 @@ def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> b
 
 
 def has_all_tensors(part: Any) -> bool:
-    """Return False if the model is sharded or is one stage of a pipeline, because other ranks then have some of its
-    tensors."""
+    """Return True if this rank has all tensors of the object. If a model is sharded or is one stage of a pipeline,
+    other ranks have some of its tensors.
+    """
     if not isinstance(part, nn.Module):
         return True
     is_stage = any(getattr(module, STAGE_ATTRIBUTE, False) for module in part.modules())
@@ -98,8 +97,9 @@ def copy_contents(
     sharded: bool,
     written_later: bool,
 ) -> CheckpointContents:
-    """Copy the tracked objects. `sharded` means that each rank writes its own tensors. `written_later` means that
-    training continues while the files are written."""
+    """Copy the tracked objects. If `sharded` is set, each rank writes its own tensors. If `written_later` is set,
+    training continues while the files are written.
+    """
     modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     names = parameter_names(modules.values())
     files: dict[str, Tensors] = {}

@@ -1,9 +1,8 @@
 """Reads and writes sharded tensors (FSDP2) through torch.distributed.checkpoint. Every rank writes its own shards, and
 any number of ranks can read them.
 
-Only tensors are written in this way, so torch does not unpickle the shards. However, torch's metadata file is a
-pickle, which could run arbitrary code. This module therefore reads the metadata with an unpickler that accepts only
-the few classes that this file may contain.
+torch does not unpickle tensors that were written in this way. However, torch's metadata file is a pickle, which could
+run arbitrary code. Therefore this module reads the metadata with an unpickler that accepts only a few classes.
 """
 
 import contextlib
@@ -33,7 +32,6 @@ _ALLOWED_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor in host memory, for a checkpoint that is written later."""
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -53,7 +51,6 @@ def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], group: Chec
 
 
 def checksums(folder: Path) -> dict[str, Checksum]:
-    """Return the checksums of the files that `write_sharded` wrote, by path relative to `folder`."""
     return {
         path.relative_to(folder).as_posix(): checksum_of(path)
         for path in sorted((folder / FOLDER).iterdir())
@@ -62,7 +59,6 @@ def checksums(folder: Path) -> dict[str, Checksum]:
 
 
 def sharded_sizes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Return the unsharded shape and dtype of each tensor, by name."""
     metadata = _Reader(folder / FOLDER).read_metadata()
     return {
         name: (entry.size, entry.properties.dtype)
@@ -99,7 +95,7 @@ def read_sharded(
 
 
 def shard(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """Shard a tensor in the same way as another tensor of the same shape. Every rank has the unsharded tensor."""
+    """Shard a tensor in the same way as another tensor of the same shape. Every rank must have the unsharded tensor."""
     if isinstance(tensor, DTensor) or tensor.shape != like.shape:
         return tensor
     local = tensor.to(like.to_local().device)
@@ -108,7 +104,6 @@ def shard(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _no_single_process_warning() -> Iterator[None]:
-    """Suppress torch's warning about a single process that reads the shards of many processes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -125,8 +120,6 @@ def _cause(error: CheckpointException) -> BaseException:
 
 
 class _Reader(FileSystemReader):
-    """Reads the metadata with a restricted unpickler."""
-
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / METADATA
         try:

@@ -12,7 +12,6 @@ from legroom.train.checkpoints.plain_state import is_sharded
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the model inside its wrappers."""
     while True:
         inner = getattr(module, "_orig_mod", None)
         if inner is None and isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -29,13 +28,15 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 def check_module(saved: Mapping[str, Any], expected: Shapes, source: str) -> None:
     """Raise CheckpointError if the state was saved from a different model. `expected` contains the shapes of the
-    model's tensors across all ranks."""
+    model's tensors across all ranks.
+    """
     check_names(shapes(saved), expected, source)
 
 
 def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool = True) -> list[str]:
-    """Load a state into the model. The devices and shards of the model's tensors do not change. Return the names that
-    were not loaded."""
+    """Load a state into the model, and return the names of the tensors that were not loaded. Each tensor keeps its
+    device and its sharding.
+    """
     inner = unwrapped(module)
     current = inner.state_dict()
     names = loadable_names(shapes(saved), shapes(module_state(module))) if not strict else None
@@ -49,7 +50,7 @@ def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool = T
 
 
 def shard_like(saved: Any, current: Any) -> Any:
-    """Shard a tensor in the same way as the current tensor of the model. Every rank has read the unsharded tensor."""
+    """Shard a tensor in the same way as the current tensor of the model. Every rank must have the unsharded tensor."""
     if not (isinstance(current, torch.Tensor) and is_sharded(current)) or not isinstance(saved, torch.Tensor):
         return saved
     from legroom.train.checkpoints.sharded import shard

@@ -1,14 +1,15 @@
-"""Activation checkpointing for any model. Blocks drop their activations and recompute them in the backward pass.
+"""Activation checkpointing for any model. The blocks of the model do not keep their activations, and recompute them in
+the backward pass.
 
     with checkpoint_blocks(model):
         loss = model(x).sum()
     loss.backward()
 
-Models with `gradient_checkpointing_enable` (Transformers models) use their own implementation. In other models, the
-blocks are the members of the outermost `ModuleList`s and `Sequential`s. In a model without these containers, the direct
-children of the model are the blocks. The gradients are the same as without checkpointing, and bit-for-bit equal if the
-kernels are deterministic. During recomputation, dropout draws the same numbers again, and running statistics are not
-updated again.
+Models with `gradient_checkpointing_enable` (such as Transformers models) use their own implementation. In other models,
+the blocks are the members of the outermost `ModuleList`s and `Sequential`s. In a model without these containers, the
+direct children of the model are the blocks. The gradients are the same as without checkpointing, and bit-for-bit equal
+if the kernels are deterministic. During recomputation, dropout draws the same numbers again, and running statistics are
+not updated again.
 """
 
 import contextlib
@@ -23,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 @contextlib.contextmanager
 def checkpoint_blocks(model: nn.Module) -> Iterator[None]:
-    """Checkpoint the blocks of the model. A forward pass inside the `with` statement saves only the inputs of these
-    blocks."""
+    """Inside the `with` statement, a forward pass saves only the inputs of the model's blocks."""
     inner: Any = getattr(model, "module", model)
     if getattr(inner, "supports_gradient_checkpointing", False):
         was_enabled = bool(getattr(inner, "is_gradient_checkpointing", False))
@@ -83,7 +83,9 @@ def _checkpointed_forward(block: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """Do not update running statistics during recomputation, because they already include the batch."""
+    """Inside the block, do not update running statistics, because the first forward pass has already updated them with
+    this batch.
+    """
     layers: list[Any] = [
         module for module in block.modules() if isinstance(module, _NormBase) and module.training
     ]

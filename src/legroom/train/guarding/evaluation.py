@@ -1,11 +1,11 @@
-"""Runs a function on a batch, in micro-batches if memory is short. This module is for evaluation, embedding and other
-functions without an optimizer.
+"""Runs a function without an optimizer, such as an evaluation or an embedding, on a batch. If memory is short, the
+function runs in micro-batches.
 
 Evaluation has its own micro-batch sizes, because it needs much less memory than training. If memory runs out, the
 micro-batch size is reduced, if necessary to one sample. If a single sample does not fit and the CPU is allowed, the
 model is moved to the CPU for the rest of the batch. If parameters are sharded across ranks (FSDP2), every forward pass
-needs all ranks. In that case, all ranks split their batches into the same number of micro-batches. If one rank runs out
-of memory, all ranks repeat the batch with more micro-batches.
+needs all ranks, so all ranks use the same number of micro-batches. If one rank runs out of memory, all ranks repeat the
+batch with more micro-batches.
 """
 
 import functools
@@ -28,8 +28,6 @@ from legroom.train.sizes.micro_batch_size import MicroBatchSizer, even_split, mi
 
 
 class Evaluation:
-    """Evaluates batches of one model."""
-
     def __init__(
         self,
         model: nn.Module,
@@ -67,7 +65,6 @@ class Evaluation:
     def _run_with_ranks(
         self, function: Callable[..., Any], batch: BatchArguments, ranks: RankCoordinator
     ) -> Any:
-        """Run the function with the same number of passes on every rank."""
         micro = self.sizer.micro_batch(batch.batch_size)
         while True:
             passes = ranks.plan(batch.batch_size, micro).passes
@@ -107,8 +104,9 @@ class Evaluation:
         passes: int,
         ranks: RankCoordinator,
     ) -> tuple[list[Any], ErrorClassification | None, int | None]:
-        """Return the results, the out-of-memory error on this rank (or None), and the new micro-batch size if an error
-        on another rank made the attempt invalid (or None)."""
+        """Return the results, the out-of-memory error on this rank, and the micro-batch size for a retry. The error is
+        None if this rank had none. The size is None unless an error on another rank made the attempt invalid.
+        """
         results: list[Any] = []
         edges = spans(sizes)
         try:
@@ -203,7 +201,6 @@ class Evaluation:
 
     @contextmanager
     def _model_on_cpu(self) -> Iterator[None]:
-        """Move the model to the CPU for the duration of the `with` block."""
         with torch.inference_mode(False), torch.no_grad():
             self._model.to(_CPU)
         release_memory()

@@ -1,5 +1,5 @@
-"""Fallbacks for a single sample that does not fit. Guard applies one fallback after the other. If the sample does not
-fit with all fallbacks, an error is raised.
+"""Fallbacks for a single sample that does not fit. Guard activates one fallback after the other. If all fallbacks are
+active and the sample still does not fit, Guard raises an error.
 
 Spilling and activation checkpointing do not change the gradients, but take time. Lower precision changes the gradients,
 so it is used only if the user allows it.
@@ -30,8 +30,6 @@ class DoesNotFit(LegroomError, torch.OutOfMemoryError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A technique that reduces the memory use of a step."""
-
     name: FallbackName
     cost: str
     context: Callable[[], AbstractContextManager[Any]]
@@ -119,7 +117,9 @@ def does_not_fit(
     tried: Sequence[str],
     allocated: int | None,
 ) -> DoesNotFit:
-    """Return the final error. The message contains the failed operation, the memory in use, and possible changes."""
+    """Return the error for a sample that does not fit with any fallback. The message contains the failed operation, the
+    memory in use, and advice.
+    """
     usage = [
         ("parameters", _bytes(model.parameters(), device)),
         ("gradients", _bytes((p.grad for p in model.parameters() if p.grad is not None), device)),
@@ -149,8 +149,9 @@ def does_not_fit(
 
 
 def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
-    """Return the error for a single optimizer operation that does not fit. This is the only error after which some
-    parameters are updated and others are not."""
+    """Return the error for a single optimizer operation that does not fit. After this error, some parameters are
+    updated and others are not. No other error has this effect.
+    """
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "
         f"(optimizer state: {format_size(_bytes(_state(optimizer), device))}). The step is incomplete: load your latest checkpoint. "

@@ -66,7 +66,7 @@ class StepSummary:
     attempts: int
     """The number of attempts, which is 1 if memory did not run out."""
     fallbacks: tuple[str, ...]
-    """The active fallbacks, which are needed because a single sample did not fit."""
+    """The fallbacks that are active because a single sample did not fit."""
 
 
 class Guard:
@@ -110,7 +110,7 @@ class Guard:
         self.precision = make_scaling(precision, scaler, self.device)
         self.scaler = self.precision.scaler
         self.findings: list[Finding] = []
-        """Warnings, each reported once."""
+        """All warnings so far. Each warning is reported once."""
         self.last_step: StepSummary | None = None
         self.sizer = sizer or MicroBatchSizer(max_size=max_micro_batch_size)
         self._plan_cache = PlanCache(model, self.device, precision) if cache_sizes and sizer is None else None
@@ -252,8 +252,9 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state from a checkpoint. The restored micro-batch sizes are the same as before the checkpoint, so
-        results are rounded in the same way."""
+        """Load the state from a checkpoint. A resumed run uses the same micro-batch sizes, so its results are rounded
+        in the same way.
+        """
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
             raise UsageError(
                 "The argument is not the state of a Guard. Pass the result of Guard.state_dict()."
@@ -315,7 +316,6 @@ class Guard:
         return passes.loss
 
     def _load_plan(self, batch: BatchArguments) -> None:
-        """Start with the micro-batch size of an earlier run, if it is stored."""
         assert self._plan_cache is not None
         stored = self._plan_cache.load((batch.arguments, batch.named), self._max_micro_batch_size)
         if stored is None:
@@ -363,7 +363,9 @@ class Guard:
         return even_split(batch_size, batch_size // 2) if leaves_single_sample else sizes
 
     def _min_samples(self) -> int:
-        """Return the minimum number of samples in a micro-batch. PyTorch rejects batch normalization on a single sample."""
+        """Return the minimum number of samples in a micro-batch. PyTorch cannot apply batch normalization to a single
+        sample in training mode.
+        """
         return 2 if self._max_micro_batch_size != 1 and couplings.batch_norm_layers(self.model) else 1
 
     def _weights(self, batch: BatchArguments, sizes: Sequence[int]) -> list[float]:
@@ -388,8 +390,9 @@ class Guard:
             self._transaction.savepoint()
 
     def _can_keep_finished(self, passes: Passes) -> bool:
-        """Return True if the gradients are still exactly the gradients of the finished micro-batches. The gradients are
-        different if a backward pass was interrupted after it had added to some of them."""
+        """Return True if the gradients are still exactly the gradients of the finished micro-batches. If a backward
+        pass was interrupted, it may have added to some of the gradients.
+        """
         return (
             0 < passes.done < len(passes.sizes)
             and passes.phase == "forward"
@@ -434,8 +437,6 @@ class Guard:
         return max(smaller, smallest)
 
     def _apply_fallback(self, batch_size: int, failure: Any, phase: str) -> int:
-        """Activate the next fallback and return the micro-batch size to try next. Raises DoesNotFit if no fallback is
-        left."""
         subject = self._smallest_unit()
         if self._transaction.offload_earlier_gradients():
             log.warning(
@@ -497,7 +498,6 @@ class Guard:
         )
 
     def _check_coupling(self, loss_fn: LossFunction, batch: BatchArguments, sizes: Sequence[int]) -> None:
-        """At the first split, check whether samples depend on each other, and determine the reduction of the loss."""
         self._is_coupling_checked = True
         names = couplings.batch_norm_layers(self.model)
         if names and self._coupling == "warn":

@@ -1,8 +1,7 @@
-"""Completes the optimizer step even if memory runs out during the step, so that every parameter is updated exactly
-once.
+"""Completes an optimizer step in which memory runs out, so that every parameter is updated exactly once.
 
-If an optimizer step fails halfway, some parameters are updated and others are not. Guard avoids this state with one
-of two strategies:
+If an optimizer step fails halfway, some parameters are updated and others are not. Guard avoids this state with one of
+two strategies:
 
 - **Copy and restart**, if parameters and state are small compared to the device memory. Parameters and state are copied
   before each step. If a step fails, parameters and state are restored from the copy, and the step is repeated under
@@ -43,16 +42,17 @@ RESTARTABLE = frozenset(
         "Adafactor",
     )
 )
-"""Optimizers whose step changes only parameters and state (Rprop also writes to gradients)."""
+"""Optimizers whose step changes only parameters and state. Rprop is missing because its step also writes to gradients."""
 MAX_COPY_BYTES = 32 << 20
 """The maximum number of bytes of parameters and state that are copied before a step."""
 MAX_COPY_DIVISOR = 200
-"""The copy uses at most 1/200 of the device memory."""
+"""The inverse of the largest fraction of the device memory that the copy may use."""
 
 
 class OptimizerStep:
-    """Steps one optimizer. `max_copy_bytes` is the maximum number of bytes that are copied before each step. By
-    default, this maximum is derived from the memory of the device."""
+    """`max_copy_bytes` is the maximum number of bytes that are copied before each step. By default, the maximum is
+    derived from the memory of the device.
+    """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, *, max_copy_bytes: int | None = None
@@ -141,8 +141,9 @@ class OptimizerStep:
         return original()
 
     def _has_copied(self) -> bool:
-        """Copy the parameters and state that a step changes, if the total size is small enough. Return True if a copy
-        was made."""
+        """Copy the parameters and state that a step changes, if the total size is small enough. Return False if the
+        copy would be too large or if memory runs out.
+        """
         if type(self._optimizer) not in RESTARTABLE or self._bytes() > self._max_copy_bytes:
             return False
         try:
@@ -167,8 +168,6 @@ class OptimizerStep:
 
 
 class _OptimizerCopy:
-    """A copy of an optimizer's parameters and state."""
-
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._copies = TensorCopies()

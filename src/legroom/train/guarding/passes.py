@@ -1,7 +1,7 @@
 """Runs forward and backward passes over the micro-batches of one batch.
 
-An out-of-memory error is returned as plain data after the exception is released, because its traceback would keep the
-tensors of the attempt alive. Other errors are raised unchanged.
+An out-of-memory error is returned as plain data, because the traceback of the exception would keep the tensors of the
+attempt alive. Other errors are raised unchanged.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,7 +25,9 @@ Contexts = Callable[[], Sequence[AbstractContextManager[Any]]]
 
 @dataclass(slots=True)
 class Passes:
-    """The passes over one batch, split into micro-batches of `sizes` samples with loss weights `weights`."""
+    """The passes over one batch. `sizes` contains the number of samples and `weights` the loss weight of each
+    micro-batch.
+    """
 
     loss_fn: LossFunction
     batch: BatchArguments
@@ -41,7 +43,6 @@ class Passes:
     """A context manager that is active during all micro-batches."""
     kind: Hashable = None
     min_samples: int = 1
-    """The minimum number of samples in a micro-batch."""
     done: int = 0
     """The number of micro-batches that finished in this attempt."""
     loss: torch.Tensor | None = None
@@ -51,7 +52,7 @@ class Passes:
     """The micro-batch size that all ranks agreed on, if a failure on another rank made this attempt invalid."""
 
     def run(self) -> ErrorClassification | None:
-        """Run the remaining micro-batches. Return the out-of-memory failure, or None."""
+        """Run the remaining micro-batches. Return the out-of-memory failure, or None if all micro-batches finished."""
         try:
             with self.around():
                 while self.done < len(self.sizes):
@@ -89,7 +90,7 @@ class Passes:
 
 
 def checked_loss(result: Any) -> torch.Tensor:
-    """Return the loss that a training function returned, with its graph."""
+    """Return the loss in the result of a training function. Raises UsageError if the loss has no gradient."""
     loss = checked_scalar(result)
     if not loss.requires_grad:
         raise UsageError(
@@ -100,7 +101,7 @@ def checked_loss(result: Any) -> torch.Tensor:
 
 
 def checked_scalar(result: Any) -> torch.Tensor:
-    """Return a scalar tensor, or the loss in an object (`result.loss`) or a dict (`result["loss"]`)."""
+    """Return the loss in the result of a training function: a tensor, `result.loss` or `result["loss"]`."""
     loss = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
     if loss is None and isinstance(result, Mapping):
         loss = result.get("loss")

@@ -12,8 +12,8 @@ from legroom.diagnose.oom.recognize import ErrorClassification, classify
 def classify_failure(error: BaseException) -> ErrorClassification:
     """Classify an error. Call this function inside the `except` block, and start the recovery after the block.
 
-    For an out-of-memory error, the function also clears the frames of the traceback. Otherwise, any object that
-    stores the exception (a logger, a notebook, a variable) would keep the tensors of the attempt alive.
+    For an out-of-memory error, the function also clears the frames of the traceback. Otherwise, a logger, notebook or
+    variable that stores the exception would keep the tensors of the attempt alive.
     """
     failure = classify(error)
     if failure.is_oom:
@@ -27,14 +27,13 @@ def classify_failure(error: BaseException) -> ErrorClassification:
 
 
 def release_memory() -> None:
-    """Collect reference cycles and release cached memory to the device."""
     gc.collect()
     empty_cache()
 
 
 def use_expandable_segments(device: torch.device) -> bool:
-    """Let the allocator create expandable segments from now on, which reduces fragmentation. Return False if expandable
-    segments are already in use, disabled by the user, or not supported.
+    """From now on, let the allocator create expandable segments, which reduces fragmentation. Return False if
+    expandable segments are already in use, disabled by the user, or not supported.
     """
     settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
@@ -51,7 +50,6 @@ def use_expandable_segments(device: torch.device) -> bool:
 
 
 def empty_cache() -> None:
-    """Release the allocator's cached memory to the device."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is not None:
         torch.get_device_module(accelerator).empty_cache()

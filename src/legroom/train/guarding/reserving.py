@@ -1,10 +1,9 @@
 """Reserves memory for the optimizer state before the first forward pass, and releases it at the first optimizer step.
 
-Optimizers such as Adam allocate twice the memory of the parameters in their first step. Without a reservation, a
-batch could fit in the first passes and then fail in the optimizer or in the next step. With the reservation, memory
-runs out in the passes, where smaller micro-batches help. The reserved blocks have the same sizes as the tensors that
-the optimizer will allocate. The reservation is released just before the optimizer step. The optimizer itself is not
-modified, so its values and counters are the same as without Guard.
+Optimizers such as Adam allocate twice the memory of the parameters in their first step. Without a reservation, a batch
+could fit in the first passes and then fail in the optimizer or in the next step. With the reservation, memory runs out
+in the passes, where smaller micro-batches help. The reserved blocks have the same sizes as the tensors that the
+optimizer will allocate. The optimizer itself is not modified.
 """
 
 import contextlib
@@ -18,8 +17,7 @@ from legroom.train.guarding.recovery import classify_failure, release_memory
 
 
 class StateReservation:
-    """The reserved memory for one optimizer's state. `supported` contains the optimizer classes whose state sizes can
-    be predicted."""
+    """`supported` contains the optimizer classes whose state sizes can be predicted."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, supported: Iterable[type]
@@ -51,7 +49,6 @@ class StateReservation:
         release_memory()
 
     def release(self) -> bool:
-        """Release the reserved memory. Return True if any memory was reserved."""
         had_blocks = bool(self._blocks)
         self._blocks.clear()
         return had_blocks
@@ -82,13 +79,12 @@ def future_state_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def future_gradient_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Return the size in bytes of each gradient that the backward pass will create."""
     parameters = (each for group in optimizer.param_groups for each in group["params"])
     return [_local(each).nbytes for each in parameters if each.requires_grad and each.grad is None]
 
 
 _META_OPTIONS = {"foreach": False, "fused": False, "capturable": False, "differentiable": False, "lr": 0.1}
-"""Optimizer options for a step on meta tensors. These options do not affect the sizes of the state."""
+"""Optimizer options for a step on meta tensors. They do not affect the sizes of the state."""
 
 
 def _meta_parameter(parameter: Any) -> torch.nn.Parameter:
@@ -99,5 +95,4 @@ def _meta_parameter(parameter: Any) -> torch.nn.Parameter:
 
 
 def _local(parameter: Any) -> Any:
-    """Return this rank's shard of a sharded parameter."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -1,11 +1,12 @@
-"""A torch function mode that handles out-of-memory errors. If a torch function runs out of memory, memory is freed and
-the function is called again.
+"""A torch function mode that repeats functions that run out of memory.
 
-If an optimizer step fails halfway, some tensors are modified in place and others are not. Without this mode, undoing
-the modifications would require a copy of all tensors before every step. With this mode, the step does not fail halfway.
-A torch function that runs out of memory is called again after the cache is emptied. If the function fails again,
-tensors that it does not need are moved to host memory. The moved tensors are moved back when a function needs them, and
-at the end.
+If an optimizer step fails halfway, some tensors are modified in place and others are not. Undoing the modifications
+would require a copy of all tensors before every step. With this mode, no copy is needed, because the step does not fail
+halfway.
+
+If a torch function runs out of memory, the cache is emptied and the function is called again. If it fails again,
+tensors that it does not need are moved to host memory. These tensors are moved back when a function needs them, and at
+the end.
 
 The result is exact, because a function that cannot allocate its result has not changed anything. The error is raised
 only if the operands and the result of a single function do not fit.
@@ -25,8 +26,9 @@ from legroom.train.guarding.state.random_state import RandomState
 
 
 class RetryOnOOM(TorchFunctionMode):
-    """A torch function mode that repeats functions that run out of memory. `offloadable()` returns the tensors that
-    may be moved to host memory. `device` is the device on which memory is freed."""
+    """A torch function mode that repeats functions that run out of memory on `device`. `offloadable()` returns the
+    tensors that may be moved to host memory.
+    """
 
     def __init__(self, offloadable: Callable[[], Iterable[torch.Tensor]], device: torch.device) -> None:
         super().__init__()
@@ -34,7 +36,6 @@ class RetryOnOOM(TorchFunctionMode):
         self._device = device
         self._offloaded: dict[int, _Offloaded] = {}
         self.retries = 0
-        """The number of functions that ran out of memory and were called again."""
         self.offloaded_bytes = 0
 
     def __torch_function__(
@@ -81,8 +82,9 @@ class RetryOnOOM(TorchFunctionMode):
     # --- offloaded tensors
 
     def restore_all(self) -> None:
-        """Move all tensors back, except tensors that were freed in the meantime (such as gradients at the end of a
-        step)."""
+        """Move all offloaded tensors back to the device. Tensors that were freed in the meantime, such as gradients at
+        the end of a step, are skipped.
+        """
         alive = {_key(tensor) for tensor in self._offloadable()}
         try:
             for offloaded in list(self._offloaded.values()):
@@ -96,8 +98,7 @@ class RetryOnOOM(TorchFunctionMode):
 
     @torch.no_grad()
     def _leave_on_host(self) -> None:
-        """Keep the offloaded tensors in host memory, because they do not fit on the device. The values of these tensors
-        are not lost."""
+        """Keep the offloaded tensors in host memory, because they do not fit on the device. No values are lost."""
         for tensor in list(self._offloadable()):
             local = getattr(tensor, "_local_tensor", tensor)
             offloaded = self._offloaded.get(_key(local))
@@ -135,7 +136,9 @@ class RetryOnOOM(TorchFunctionMode):
         return any(key not in operands and key not in self._offloaded for key in self._storages())
 
     def _offload(self, to_free: int, operands: set[int]) -> None:
-        """Offload storages, largest first, until `to_free` bytes are free or no storage is left."""
+        """Offload the largest storages that are not in `operands`, until `to_free` bytes are free or no storage is
+        left.
+        """
         candidates = [
             storage
             for key, storage in self._storages().items()
@@ -187,13 +190,16 @@ _RANDOM_FUNCTIONS = (
 )
 _GETTER = type(torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is_complex})
-"""Functions of one argument that allocate no memory. Optimizers call these functions for every parameter."""
+"""Functions of one argument that allocate no memory. Optimizers call them for every parameter, so they bypass the
+retry.
+"""
 
 
 @functools.cache
 def _is_random(func: Any) -> bool:
-    """Return True if a function draws random numbers. If a random function fails, it may have drawn numbers before the
-    failure."""
+    """Return True if a function draws random numbers. A random function that fails may already have drawn numbers, so
+    the state of the generators is restored before it is called again.
+    """
     name = getattr(func, "__name__", "")
     return any(word in name for word in _RANDOM_FUNCTIONS)
 

@@ -1,4 +1,4 @@
-"""Defines how Guard scales losses and steps the optimizer. Guard uses a Precision, the user's GradScaler, or no scaling."""
+"""The ways in which Guard can scale losses: with a `Precision`, with the user's GradScaler, or not at all."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -63,7 +63,6 @@ class UserScaling:
 
 
 def make_scaling(precision: Any, scaler: Any, device: torch.device) -> Scaling:
-    """Return the scaling for the arguments of `Guard(precision=, scaler=)`."""
     if precision is None:
         return UserScaling(scaler)
     if scaler is not None:

@@ -54,7 +54,7 @@ def verify_gradients(
     batch: BatchArguments,
     micro_batch_size: int | None,
 ) -> GradientComparison:
-    """Run the passes over the whole batch and over micro-batches, and compare the gradients.
+    """Compare the gradients of the whole batch with the gradients of its micro-batches.
 
     If the whole batch does not fit, a smaller batch is compared. Dropout is disabled, because its masks differ between
     the whole batch and the micro-batches. Batch normalization stays in training mode.

@@ -1,1 +1,3 @@
-"""Coordination between ranks. If one rank runs out of memory, no rank hangs, and all ranks use the same split."""
+"""Coordination between ranks. If one rank runs out of memory, all ranks continue with the same smaller micro-batches,
+and no rank hangs.
+"""

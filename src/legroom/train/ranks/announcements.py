@@ -1,10 +1,9 @@
-"""Announcements of collectives in a store. A failed rank reads the announcements to determine which collectives the
-other ranks will issue.
+"""Announcements of collectives. After a failure, a rank reads which collectives the other ranks still issue.
 
-In the first step, and in a step of a new kind, the collectives are not known yet. In these steps, each rank announces
-its next collective before issuing it. A rank that failed reads the announcements from the position at which it failed.
-The rank stops reading when every rank has finished or failed and no announcement remains. The announcements are in the
-store of the process group. Writing takes microseconds and does not wait for other ranks.
+In the first step, and in a step of a new kind, a failed rank does not know the collectives of the step. In these steps,
+each rank announces each collective in the store of the process group before issuing it. A write takes microseconds and
+does not wait for other ranks. A failed rank reads the announcements from its own position until no announcement is left
+and every other rank has finished or failed.
 """
 
 import contextlib
@@ -20,27 +19,24 @@ _POLL_SECONDS = 0.001  # other ranks compute in the meantime
 
 
 class Announcements:
-    """The announcements of all ranks, grouped by pass. Every rank writes announcements, and failed ranks read them."""
-
     def __init__(self, store: Any, ranks: int, timeout: float) -> None:
         self._store = store
         self._ranks = ranks
         self._timeout = timeout
 
     def announce(self, pass_key: str, index: int, call: CollectiveCall) -> None:
-        """Announce the next collective of this rank before it is issued. All ranks make the same announcements."""
+        """Announce a collective before this rank issues it. All ranks make the same announcements."""
         self._store.set(f"{pass_key}/{index}", pickle.dumps(call))
 
     def finished(self, pass_key: str) -> None:
-        """Record that this rank issued every collective of the pass."""
         self._store.add(f"{pass_key}/finished", 1)
 
     def failed(self, pass_key: str) -> None:
-        """Record that this rank will not announce any more collectives in this pass."""
+        """Record that this rank failed and announces no more collectives in this pass."""
         self._store.add(f"{pass_key}/failed", 1)
 
     def read(self, pass_key: str, index: int) -> CollectiveCall | None:
-        """Wait for the collective with this index. Return None if no rank will issue this collective."""
+        """Wait for the collective with this index. Return None if no rank will issue a collective with this index."""
         with waiting("a method of Guard"):
             return self._read(pass_key, index)
 
@@ -66,11 +62,13 @@ class Announcements:
             time.sleep(_POLL_SECONDS)
 
     def any_finished(self, pass_key: str) -> bool:
-        """Return True if the announcements cover the whole pass."""
+        """Return True if a rank has finished the pass, so that the announcements are complete."""
         return self._count(f"{pass_key}/finished") > 0
 
     def delete(self, pass_key: str, count: int) -> None:
-        """Delete the announcements of a pass that no rank will read again. Some stores do not support deletion."""
+        """Delete the announcements of a pass that no rank will read again. Stores that do not support deletion are
+        ignored.
+        """
         with contextlib.suppress(RuntimeError):
             for name in ("finished", "failed", *range(count)):
                 self._store.delete_key(f"{pass_key}/{name}")

@@ -1,13 +1,13 @@
-"""Intercepts the collectives of a training step, and repeats them with zeros.
+"""Intercepts the collectives of a training step, so that a failed rank can issue them with zeros.
 
     with intercept_collectives(listener):   # every collective that Python code issues goes through listener.issue(...)
         step()
     repeat_with_zeros(call, ...)            # for a rank that failed while other ranks wait for it
 
-FSDP2, SyncBatchNorm and Guard's gradient reduction all call `torch.distributed.<name>` from Python, so the public names
-are replaced while a step runs. Collectives issued in C++ are not intercepted. Examples are DDP's own reducer, which
-Guard disables, and DTensor's functional collectives. Names imported directly from torch.distributed are not intercepted
-either.
+FSDP2, SyncBatchNorm and Guard's gradient reduction call `torch.distributed.<name>` from Python. Therefore these public
+names are replaced while a step runs. Two kinds of collectives are not intercepted: collectives issued in C++ (DDP's own
+reducer, which Guard disables, and DTensor's functional collectives), and functions that the user imported by name from
+torch.distributed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +36,12 @@ NAMES = (
     "reduce_scatter_single",
     "scatter",
 )
-"""The names of the collectives. Some releases of torch do not have all of these collectives."""
+"""The names of the collectives. Some of them do not exist in every version of torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its contents and device index, which differ between ranks."""
+    """A tensor without its contents and its device index, because these differ between ranks."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -50,15 +50,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupIndex:
-    """A process group, identified by its index in the list of the model's groups, because the name of a group differs
-    between ranks."""
+    """The index of a process group in the list of the model's groups. The index identifies the group on all ranks,
+    whereas the name of a group differs between ranks.
+    """
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective, with the properties that must be the same on all ranks."""
+    """The properties of one collective that are the same on all ranks."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -66,12 +67,9 @@ class CollectiveCall:
 
 
 class Listener(Protocol):
-    """Receives each intercepted collective."""
-
     def issue(
         self, name: str, collective: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        """Issue the collective and return its result."""
+    ) -> Any: ...
 
 
 @contextmanager
@@ -90,7 +88,7 @@ def intercept_collectives(listener: Listener) -> Iterator[None]:
 def describe(
     name: str, arguments: tuple[Any, ...], options: dict[str, Any], groups: Sequence[Any]
 ) -> CollectiveCall | None:
-    """Return the call without tensor contents, or None if its process group is not in `groups`."""
+    """Return a description of the collective, or None if its process group is not in `groups`."""
     try:
         return CollectiveCall(
             name,
@@ -102,7 +100,6 @@ def describe(
 
 
 def repeat_with_zeros(call: CollectiveCall, groups: Sequence[Any], device: torch.device) -> None:
-    """Issue the collective with zeros and wait for it."""
     with waiting("a method of Guard"):
         result = getattr(dist, call.name)(
             *(_with_zeros(argument, groups, device) for argument in call.arguments),
@@ -113,7 +110,7 @@ def repeat_with_zeros(call: CollectiveCall, groups: Sequence[Any], device: torch
 
 
 class _UnknownGroup(Exception):  # noqa: N818  (never leaves this file)
-    """Raised if the process group is not one of the model's groups."""
+    pass
 
 
 def _intercepted(listener: Listener, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:

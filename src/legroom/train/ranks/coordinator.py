@@ -1,5 +1,5 @@
-"""Coordinates ranks. If memory runs out on one rank, all ranks discard the step and repeat it with the same smaller
-micro-batches.
+"""Coordinates the ranks of a model. If memory runs out on one rank, all ranks discard the step and repeat it with the
+same smaller micro-batches.
 
     ranks = ranks_for(model)                      # a DDP or FSDP2 model; every rank calls it
     plan = ranks.plan(batch_size, micro)          # the same number of passes on all ranks
@@ -9,12 +9,14 @@ micro-batches.
     ...                                           # after an out-of-memory error: free its tensors, ranks.complete_pending()
     retry_size = ranks.agree(failure, proposal)   # None: step the optimizer; a size: roll back and plan again
 
-A rank that failed completes its pending collectives (see `pending_collectives`), so no rank hangs. At the end of the
-passes, the ranks exchange a few integers that show whether the step is valid. The exchange uses gloo between the hosts,
-so it does not wait for a GPU, and the device continues with its queued work. In the same exchange, the ranks agree on
-the next micro-batch size. Once the micro-batch sizes no longer change, this is the only exchange in each step. An
-additional exchange takes place before a step if a rank needs more passes than the ranks agreed on. A rank may need more
-passes if batch sizes differ under FSDP2, where the number of passes must be the same on all ranks.
+A failed rank completes its pending collectives (see `pending_collectives`), so no rank hangs.
+
+At the end of the passes, the ranks exchange a few integers. The integers show whether the step is valid on all ranks
+and how many passes the next step has. The exchange uses gloo between the hosts, so the GPU continues with its queued
+work.
+
+Under FSDP2, the number of passes must be the same on all ranks. If batch sizes differ and a rank needs more passes than
+the ranks agreed on, the ranks exchange another message before the step.
 """
 
 import itertools
@@ -86,11 +88,9 @@ def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
 
 
 class DistributedRanks:
-    """Coordinates this rank with the other ranks that share the model."""
-
     keeps_finished_micro_batches = False
-    """Whether the passes that finished before a failure can be kept. They cannot be kept, because the failed rank may
-    have sent zeros to the other ranks.
+    """Whether micro-batches that finished before a failure count. They do not, because the failed rank may have sent
+    zeros to the other ranks.
     """
 
     def __init__(
@@ -102,8 +102,7 @@ class DistributedRanks:
         *,
         trains: bool = True,
     ) -> None:
-        """Create a coordinator. With `trains`, passes include a backward pass, and gradients may be discarded after a
-        failure."""
+        """If `trains` is False, the coordinator runs forward passes only and never discards gradients."""
         groups = [
             dist.group.WORLD,
             *(part.group for part in replicas),
@@ -145,7 +144,7 @@ class DistributedRanks:
         self._model_communicates = False
 
     def plan(self, batch_size: int, micro: int) -> SplitPlan:
-        """Return the split of this rank's batch. All ranks run the same number of passes."""
+        """Return how to split this rank's batch, with the same number of passes on all ranks."""
         needed = max(1, math.ceil(batch_size / max(1, micro)))
         if self._agreed_passes is not None and needed > self._agreed_passes and self._needs_equal_passes:
             self._request_more_passes(needed)
@@ -164,10 +163,10 @@ class DistributedRanks:
         return self._plan
 
     def total_weight(self, total: float, *, counts_samples: bool) -> float:
-        """Return the divisor for the weights of this rank's samples. The mean over all ranks is then the weighted mean
-        over all samples.
+        """Return the number by which the weights of this rank's samples are divided. With this divisor, the mean over
+        all ranks is the weighted mean over all samples.
 
-        With `counts_samples`, the divisor is the number of samples on this rank, so every rank contributes equally to
+        With `counts_samples`, the divisor is the number of samples on this rank. Every rank then contributes equally to
         the mean, as in DDP and FSDP2.
         """
         if not counts_samples:
@@ -207,8 +206,8 @@ class DistributedRanks:
         """Wrap the forward and backward pass of one micro-batch. After the last micro-batch, gradients are averaged
         across ranks.
 
-        `kind` distinguishes steps with different collectives, for example steps with different loss functions or
-        different parts of the model.
+        `kind` identifies steps that issue the same collectives. Steps with different loss functions, or with different
+        parts of the model, need different kinds.
         """
         self._kind = kind
         self._begin_pass(index, count)
@@ -224,10 +223,8 @@ class DistributedRanks:
             self._end_pass(self._pending.finish())
 
     def complete_pending(self, failure: object = None) -> None:
-        """Issue the collectives for which other ranks still wait in this attempt, with zeros. A rank that ran out of
-        memory calls this method after the tensors of the attempt are freed.
-
-        The method also frees the gradients of this rank.
+        """Issue the collectives for which other ranks still wait in this attempt, with zeros, and free the gradients of
+        this rank. A rank that ran out of memory calls this method after it has freed the tensors of the attempt.
         """
         for part in self._replicas:
             part.discard()
@@ -255,11 +252,11 @@ class DistributedRanks:
         return self._conclude(_AttemptResult(invalid=True, oom=True, passes=passes, exhausted=not proposal))
 
     def report_error(self, error: BaseException) -> int | None:
-        """Report an error that is not about memory. Return None if the caller should raise the error. In that case, the
-        other ranks stop too. If another rank ran out of memory in the meantime, the zeros that it sent instead of its
-        weights may have caused the error.
+        """Report an error that is not an out-of-memory error.
 
-        In that case, the attempt is invalid, and the method returns the size for the next attempt, like `agree`.
+        If no rank ran out of memory, return None. The caller then raises the error, and the other ranks stop too. If
+        another rank ran out of memory, the zeros that it sent may have caused the error. In this case, return the size
+        for the next attempt, like `agree`.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective failed during the step") from error
@@ -270,7 +267,7 @@ class DistributedRanks:
         )
 
     def abort(self, reason: str) -> None:
-        """Stop this rank between two steps. The other ranks are informed in the next exchange."""
+        """Stop this rank between two steps. The other ranks learn of this in the next exchange."""
         if self._agreed_passes is None:
             self._agreed_passes = int(self._exchange([1])[0])
         self._store_reason(reason)
@@ -286,7 +283,7 @@ class DistributedRanks:
             yield
 
     def for_evaluation(self) -> RankCoordinator:
-        """Return the coordinator for forward passes only. Every rank calls this method before each evaluation.
+        """Return the coordinator for an evaluation. Every rank must call this method before each evaluation.
 
         A replicated model can be evaluated without the other ranks. A sharded model has a separate coordinator for
         evaluation.
@@ -303,23 +300,23 @@ class DistributedRanks:
         return self._evaluation_ranks
 
     def close(self) -> None:
-        """Destroy the process group that connects the hosts."""
         if self._host_group is not dist.group.WORLD:
             dist.destroy_process_group(self._host_group)
 
     def _retry_on_oom(self) -> AbstractContextManager[Any]:
-        """Retry pending collectives that run out of memory, moving weights to host memory if needed. These collectives
-        must complete, because other ranks wait for them.
+        """Inside the context, retry collectives that run out of memory, and move weights to host memory if needed. The
+        collectives must complete, because other ranks wait for them.
         """
         if self._device.type == "cpu":
             return nullcontext()
         return RetryOnOOM(self._model.parameters, self._device)
 
     def _begin_pass(self, index: int, count: int) -> None:
-        """Start to record collectives. If the model issues collectives in every pass, each pass has its own record.
+        """Start to record the collectives of a pass.
 
-        Otherwise, the only collective is the average of the gradients in the last pass, and one record is used for all
-        passes. In that case, ranks may run different numbers of passes.
+        If the model issues collectives in every pass, each pass has its own record. Otherwise, the only collectives
+        average the gradients in the last pass. One record then covers all passes, and ranks may run different numbers
+        of passes.
         """
         self._next_pass = index + 1
         if self._needs_equal_passes:
@@ -329,17 +326,17 @@ class DistributedRanks:
         self._in_pass = True
 
     def _end_pass(self, collectives: int) -> None:
-        """End a pass. If the pass issued collectives in addition to Guard's own collectives, the model communicates
-        in its passes (SyncBatchNorm). In that case, all ranks must run the same number of passes from the next
-        attempt on.
+        """End a pass that issued this many collectives.
 
-        All ranks make the same decision, because they issue the same collectives.
+        If the number exceeds the collectives of Guard, the model itself communicates (SyncBatchNorm). From the next
+        attempt on, all ranks then run the same number of passes. All ranks make the same decision, because they issue
+        the same collectives.
         """
         self._in_pass = False
         self._model_communicates = collectives != self._own_collectives
 
     def _complete_remaining_passes(self) -> None:
-        """Take part in the passes that only the other ranks run, and send only zeros."""
+        """Take part in the remaining passes of the other ranks by sending zeros."""
         if not self._needs_equal_passes and self._next_pass > 0:
             return
         passes = self._plan.passes if self._needs_equal_passes else 1
@@ -348,15 +345,15 @@ class DistributedRanks:
             self._end_pass(self._pending.complete_with_zeros())
 
     def _request_more_passes(self, needed: int) -> None:
-        """Ask the other ranks to run more passes, because this rank needs more passes than they all agreed on. The
-        other ranks have already started the current attempt with the old number of passes, so this attempt is
-        discarded."""
+        """Ask the other ranks to run more passes. They have already started the attempt with the old number of passes,
+        so this attempt is discarded.
+        """
         assert self._agreed_passes is not None
         self._sit_out(self._agreed_passes)
         self._conclude(_AttemptResult(invalid=True, short=True, passes=needed))
 
     def _sit_out(self, passes: int) -> None:
-        """Take part in a whole attempt, and send only zeros."""
+        """Take part in a whole attempt by sending zeros."""
         self._plan = SplitPlan(1, passes)
         self._next_pass = 0
         if self._exchanges_weights:
@@ -393,7 +390,6 @@ class DistributedRanks:
         return tensor.tolist()
 
     def _missing_ranks(self, occasion: str) -> RankMissing:
-        """Return an error that lists the ranks that do not respond."""
         prefix = f"here/{self._attempt}/"
         self._store.set(f"{prefix}{self._rank}", b"")
         deadline = time.monotonic() + min(_RESPONSE_SECONDS, self._timeout)
@@ -420,7 +416,9 @@ class DistributedRanks:
 
 @dataclass(frozen=True, slots=True)
 class _AttemptResult:
-    """The result of an attempt on one rank. To combine the results of all ranks, the maximum of each field is used."""
+    """The result of an attempt on one rank, as integers. The results of all ranks are combined by the maximum of each
+    field.
+    """
 
     invalid: int = 0
     oom: int = 0
@@ -429,8 +427,7 @@ class _AttemptResult:
     short: int = 0
     """1 if this rank needs more passes than the ranks agreed on, otherwise 0."""
     raised_by: int = 0
-    """One more than the number of the rank that raised an error other than an out-of-memory error, or 0 if no rank
-    raised an error."""
+    """1 plus the number of the rank that raised an error other than an out-of-memory error, or 0."""
     passes: int = 1
     """The number of passes that this rank proposes for the next attempt."""
 
@@ -444,7 +441,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _layer_groups(model: nn.Module) -> list[Any]:
-    """Return the process groups that layers of the model use for their own communication."""
     return [
         module.process_group
         for module in model.modules()
@@ -455,7 +451,7 @@ def _layer_groups(model: nn.Module) -> list[Any]:
 def _host_group(members: list[int], timeout: float, call: str) -> Any:
     """Return a gloo group between the hosts, whose exchanges do not wait for a GPU.
 
-    Without gloo, the default group is used, and each exchange synchronizes with the device.
+    Without gloo, the default group is used, whose exchanges synchronize with the device.
     """
     if not dist.is_gloo_available():
         return dist.group.WORLD
@@ -471,10 +467,10 @@ def _host_group(members: list[int], timeout: float, call: str) -> Any:
 
 
 def _store(prefix: str) -> Any:
-    """Return the key-value store of the default process group. All keys get a prefix.
+    """Return the key-value store of the default process group, with a prefix for all keys.
 
-    The torch function that returns the store is private. In a version of torch without this function, the ranks use a
-    new store, which needs a free port on the first rank's machine.
+    The store comes from a private torch function. If torch lacks this function, a new store is created, which needs a
+    free port on the machine of the first rank.
     """
     return group_store(prefix) or distributed_c10d.PrefixStore(prefix, _new_store())
 

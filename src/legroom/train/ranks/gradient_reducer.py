@@ -1,20 +1,17 @@
 """Averages gradients across ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, this reducer can
 be stopped during a pass.
 
-DDP's own reducer is implemented in C++. An exception during the backward pass leaves DDP's reducer in an undefined
-state, and other code cannot send the buckets for which other ranks wait. This reducer records which buckets it has sent
-and starts from scratch at each step. The reducer sends its buckets in a fixed order through
-`torch.distributed.all_reduce`, so that pending collectives can be completed. The arithmetic is the same as in DDP:
-gradients are multiplied by one over the number of ranks and summed.
+An exception during the backward pass leaves DDP's own C++ reducer in an undefined state. No other code can send the
+buckets for which the other ranks then wait. This reducer records which buckets it has sent, and sends them in a fixed
+order through `torch.distributed.all_reduce`. Therefore pending collectives can be completed. The arithmetic is the same
+as in DDP: gradients are multiplied by 1 / (number of ranks) and summed.
 
-A bucket exists only while it is being reduced, so no memory is used between steps. In addition to the gradients, each
-bucket contains one number per parameter, which shows whether any rank has a gradient for this parameter. A parameter
-that is unused on this rank gets the gradient of the other ranks. A parameter that is unused on all ranks gets no
-gradient, as in DDP.
+A bucket exists only while it is reduced, so it uses no memory between steps. In addition to the gradients, each bucket
+contains one number per parameter, which shows whether any rank has a gradient for this parameter. A parameter that this
+rank does not use gets the gradient of the other ranks. A parameter that no rank uses gets no gradient, as in DDP.
 
-Python is called once per bucket rather than once per parameter, by the hook of the parameter whose gradient is expected
-last in the bucket. If another gradient of the bucket is still missing at that time, the bucket is sent after the
-backward pass.
+A hook in Python runs once per bucket, for the parameter whose gradient is expected last. If another gradient of the
+bucket is missing at that time, the bucket is sent after the backward pass.
 """
 
 import weakref
@@ -63,9 +60,9 @@ class GradientReducer:
         """Send the remaining buckets after the backward pass, wait for all buckets, and write the averages into the
         gradients. Return False if a gradient changed after it was sent, because the averages are then wrong.
 
-        In that case, the step must be repeated, and buckets are no longer sent early. A gradient changes late if parts
-        of the backward pass run more than once (`checkpoint(use_reentrant=True)` around a shared parameter). The
-        gradient then changes late on every rank.
+        In this case, the step must be repeated, and buckets are no longer sent early. A gradient changes late if parts
+        of the backward pass run more than once, as with `checkpoint(use_reentrant=True)` around a shared parameter.
+        This happens on every rank or on none.
         """
         self._is_active = False
         self._send(all_remaining=True)
@@ -74,20 +71,17 @@ class GradientReducer:
         return not any(changed)
 
     def stop(self) -> None:
-        """Discard the buckets of a failed step."""
         self._is_active = False
         for bucket in self._buckets:
             bucket.drop()
 
     def on_ready(self) -> None:
-        """Send a bucket when the gradient that is expected last is ready."""
         if self._is_active:
             self._send()
 
     @torch.no_grad()
     def _send(self, all_remaining: bool = False) -> None:
-        """Send buckets in their fixed order, regardless of the order of the gradients, because all ranks must send the
-        same buckets."""
+        """Send buckets in a fixed order, because all ranks must send the same buckets in the same order."""
         while self._sent < len(self._buckets):
             bucket = self._buckets[self._sent]
             if not (all_remaining or bucket.is_ready()):
@@ -111,7 +105,6 @@ class _Bucket:
         self._before = _versions(self.parameters)
 
     def is_ready(self) -> bool:
-        """Return True if every parameter has its gradient."""
         return all(
             now != before or not parameter.requires_grad
             for now, before, parameter in zip(
@@ -174,7 +167,7 @@ class _Bucket:
 
 
 def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
-    """Return the version counters of gradients. A counter changes whenever the backward pass adds to its gradient."""
+    """Return the version counters of gradients. A counter changes whenever the backward pass adds to the gradient."""
     return [-1 if (gradient := parameter.grad) is None else gradient._version for parameter in parameters]
 
 

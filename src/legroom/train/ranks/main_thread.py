@@ -1,4 +1,4 @@
-"""Determines where the main thread of this rank is, and how long it has made no progress."""
+"""Determines the line at which the main thread of this rank is, and the time since its last progress."""
 
 import os
 import sys
@@ -12,20 +12,21 @@ from legroom.observe.source.user_files import is_user_file
 from legroom.observe.virtual import active_virtual_gpu
 
 _BUSY_FRACTION = 0.05
-"""A process that uses more than this fraction of one core is treated as computing. A process that waits in gloo uses
-almost no CPU time."""
+"""The fraction of a core above which a process is treated as computing. A process that waits in gloo uses almost no CPU
+time.
+"""
 
 _TORCH = os.path.dirname(torch.__file__)
 _LOADS_OR_SAVES = (os.path.join(_TORCH, "serialization.py"), os.path.join(_TORCH, "utils", "data"))
 
 
 class MainThreadActivity:
-    """Measures how long the main thread has made no progress. The measurement also works while the main thread waits
-    inside DDP, FSDP2 or CUDA, where no Legroom code runs.
+    """Measures how long the main thread has made no progress. This also works while the main thread is inside DDP,
+    FSDP2 or CUDA, where no Legroom code runs.
 
-    The main thread has made progress if its line in the user's code has changed or if it has allocated GPU memory. On
-    the CPU, a process that computes also makes progress. On a GPU, CPU time is not considered, because a process that
-    waits may use a whole core.
+    The main thread makes progress if its line in the user's code changes or if it allocates GPU memory. On the CPU, a
+    process that uses CPU time also makes progress. On a GPU, CPU time does not count, because a waiting process may use
+    a whole core.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,6 @@ class MainThreadActivity:
         self.since = self._sampled
 
     def sample(self) -> float:
-        """Return the number of seconds since the last progress."""
         now, processor_seconds, seen = time.monotonic(), time.process_time(), self._markers()
         used = (processor_seconds - self._processor_seconds) / max(now - self._sampled, 1e-3)
         if seen != self._seen or (used > _BUSY_FRACTION and not _uses_cuda()):
@@ -71,7 +71,6 @@ def _uses_cuda() -> bool:
 
 
 def _allocations() -> int:
-    """Return the number of allocations on all GPUs since the start of the process."""
     if not _uses_cuda():
         return 0
     return sum(

@@ -1,18 +1,18 @@
-"""Completes the collectives of a pass on a rank that failed, so that the other ranks do not hang.
+"""Completes the collectives of a pass on a failed rank, so that the other ranks do not hang.
 
 The collectives of a pass (the forward and backward pass of one micro-batch) are the same on every rank and do not
-depend on the batch size. If memory runs out on one rank in the middle of a pass, that rank issues the remaining
-collectives with zeros. The other ranks finish a pass whose result is invalid. The exchange at the end of the step
-informs all ranks of the failure, and all ranks roll back.
+depend on the batch size. If memory runs out on one rank during a pass, this rank issues the remaining collectives with
+zeros. The other ranks then finish the pass, but its result is invalid. In the exchange at the end of the step, all
+ranks learn of the failure and roll back.
 
     pending.begin("first pass", pass_key)
     with intercept_collectives(pending): forward(); backward()
     pending.finish()                      # or, after a failure, once its memory is free:
     pending.complete_with_zeros()
 
-The remaining collectives are known from an earlier pass of the same kind. In a pass of a new kind, or of a kind whose
-collectives vary, each rank announces its collectives (see `announcements`), and the failed rank issues the announced
-collectives.
+The remaining collectives are known from an earlier pass of the same kind. If the kind of pass is new or its collectives
+vary, each rank announces its collectives (see `announcements`). A failed rank then issues the collectives that the
+others announced.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,8 +26,6 @@ from legroom.train.ranks.collectives import CollectiveCall, describe, repeat_wit
 
 
 class PendingCollectives:
-    """The collectives of each kind of pass, and the position in the current pass."""
-
     def __init__(self, groups: Sequence[Any], device: torch.device, announcements: Announcements) -> None:
         self._groups = groups
         self._device = device
@@ -40,8 +38,9 @@ class PendingCollectives:
         self._announces = False
         self._announced: list[tuple[str, int]] = []
         self.lost = False
-        """True if a collective itself failed because another rank has failed, so pending collectives cannot be
-        completed."""
+        """True if a collective itself failed because another rank failed. Pending collectives can then not be
+        completed.
+        """
 
     def begin(self, kind: Hashable, pass_key: str) -> None:
         """Begin a pass of this kind. `pass_key` is unique for each pass and equal on all ranks."""
@@ -51,7 +50,6 @@ class PendingCollectives:
     def issue(
         self, name: str, collective: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """Issue a collective for the program, and record it."""
         call = describe(name, arguments, options, self._groups)
         if call is None:
             return collective(*arguments, **options)
@@ -66,7 +64,7 @@ class PendingCollectives:
         return result
 
     def finish(self) -> int:
-        """End the pass and store its collectives. Return the number of collectives in the pass."""
+        """End the pass, store its collectives, and return their number."""
         if self._announces:
             self._announcements.finished(self._pass_key)
             self._announced.append((self._pass_key, len(self._issued)))
@@ -89,8 +87,9 @@ class PendingCollectives:
         return len(self._issued)
 
     def clear(self, *, delete: bool) -> None:
-        """Clear the list of announced passes after all ranks have finished these passes. With `delete`, also delete
-        the announcements from the store. Only one rank sets `delete`."""
+        """Forget the announced passes after all ranks have finished them. One rank sets `delete`, to delete the
+        announcements from the store.
+        """
         for pass_key, count in self._announced:
             if delete:
                 self._announcements.delete(pass_key, count)
@@ -102,7 +101,8 @@ class PendingCollectives:
 
     def _learn(self, calls: tuple[CollectiveCall, ...]) -> None:
         """Store the collectives of the current pass for later passes of the same kind. If two consecutive passes of a
-        kind issue different collectives, later passes announce their collectives until two passes match."""
+        kind issue different collectives, its collectives are announced until two passes match.
+        """
         if self._known.get(self._kind, calls) == calls:
             self._varying.discard(self._kind)
         else:

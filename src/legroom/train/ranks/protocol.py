@@ -11,8 +11,6 @@ T = TypeVar("T")
 
 
 class SplitPlan(NamedTuple):
-    """The split of a rank's batch into micro-batches."""
-
     micro_batch_size: int
     passes: int
     is_exact: bool = False
@@ -20,7 +18,7 @@ class SplitPlan(NamedTuple):
 
 
 class RankCoordinator(Protocol):
-    """The interface through which the ranks of one model make common decisions."""
+    """The methods of a rank coordinator that Guard uses."""
 
     keeps_finished_micro_batches: bool
 

@@ -9,8 +9,8 @@ from legroom.errors import LegroomError
 
 
 class PeerFailed(LegroomError):  # noqa: N818
-    """Raised if another rank raised an error that is not about memory."""
+    pass
 
 
 class RankMissing(LegroomError):  # noqa: N818
-    """Raised if another rank did not take part in an exchange."""
+    pass

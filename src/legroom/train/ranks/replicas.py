@@ -1,8 +1,8 @@
 """Handles DDP modules in a step that may have to be repeated.
 
-DDP's own communication is disabled during the step, so the forward and backward pass run as in `no_sync()`. Buffers are
-broadcast from rank 0 at the first micro-batch (as DDP does once per step), and `GradientReducer` averages the gradients
-during the backward pass of the last micro-batch. Outside Guard, the model works as usual.
+During the step, DDP's own communication is disabled, as in `no_sync()`. Before the first micro-batch, buffers are
+broadcast from rank 0, as in DDP. During the backward pass of the last micro-batch, `GradientReducer` averages the
+gradients. Outside Guard, the model works as usual.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,6 @@ from legroom.train.ranks.waiting import waiting
 
 
 class Replicas:
-    """One DDP module of the model."""
-
     def __init__(self, ddp: DistributedDataParallel) -> None:
         if getattr(ddp, "_comm_hooks", None):
             raise UsageError(
@@ -46,7 +44,6 @@ class Replicas:
 
     @contextmanager
     def micro_batch(self, first: bool, last: bool) -> Iterator[None]:
-        """Wrap the forward and backward pass of one micro-batch."""
         if first and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
             self._broadcast_buffers()
         if last:
@@ -59,19 +56,16 @@ class Replicas:
         return self._reducer.finish()
 
     def discard(self) -> None:
-        """Discard a failed step."""
         self._reducer.stop()
 
     def no_sync(self) -> AbstractContextManager[None]:
         return no_ddp_sync(self._ddp)
 
     def collectives(self) -> int:
-        """Return the number of collectives per step."""
         return self._reducer.buckets + (len(self._buffers()) if self._ddp.broadcast_buffers else 0)
 
     @torch.no_grad()
     def _broadcast_buffers(self) -> None:
-        """Broadcast the buffers of rank 0, in one collective per dtype."""
         source = dist.get_global_rank(self.group, 0)
         for buffers in self._buffers():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
@@ -92,8 +86,7 @@ class Replicas:
 
 @contextmanager
 def no_ddp_sync(ddp: DistributedDataParallel) -> Iterator[None]:
-    """Disable all DDP communication inside the block. The communication consists of gradients, buffers and the tracking
-    of unused parameters."""
+    """Inside the block, disable all communication of DDP: gradients, buffers and the tracking of unused parameters."""
     saved = (ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph)
     ddp.require_forward_param_sync = ddp.find_unused_parameters = ddp.static_graph = False
     try:

@@ -1,8 +1,8 @@
 """Handles FSDP2 modules in a step that may have to be repeated.
 
-Each micro-batch gathers parameters and reduces gradients separately. Accumulation without reduction would keep
-unsharded gradients, so a smaller micro-batch could need more memory. Before torch 2.13, FSDP2 has no public function
-that ends a pass early, so `discard` changes FSDP2's private state.
+Each micro-batch gathers parameters and reduces gradients separately. If gradients were accumulated without reduction,
+they would stay unsharded, and a smaller micro-batch could need more memory. Before torch 2.13, FSDP2 has no public
+function that ends a pass early, so `discard` changes its private state.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ except ImportError:  # a build of torch without FSDP2
 
 
 class Shards:
-    """The modules of the model that FSDP2 shards. `roots` contains the outermost FSDP2 modules."""
+    """`roots` contains the outermost FSDP2 modules of the model."""
 
     def __init__(self, roots: list[nn.Module]) -> None:
         self._roots = roots
@@ -30,7 +30,6 @@ class Shards:
         return meshes + [group for root in self._roots for group in _inner_groups(root)]
 
     def ranks(self) -> set[int]:
-        """Return all ranks that share the modules."""
         return {rank for mesh in self.meshes() for rank in mesh.mesh.flatten().tolist()}
 
     def meshes(self) -> list[Any]:
@@ -43,7 +42,7 @@ class Shards:
         return list(found.values())
 
     def reshard(self) -> None:
-        """Free parameters that a forward pass left gathered, so that every forward pass issues the same collectives."""
+        """Free the parameters that a forward pass left gathered. Then every forward pass issues the same collectives."""
         for root in self._roots:
             root.reshard()  # type: ignore[operator]
 
@@ -72,9 +71,8 @@ def _outermost(module: nn.Module) -> Iterator[nn.Module]:
 def _inner_groups(root: nn.Module) -> Iterator[Any]:
     """Yield the process groups of each wrapped module, from FSDP2's private state.
 
-    `fully_shard` without a mesh creates new groups at each call, but all parameters with equal meshes refer to the
-    first group. A failed rank must complete the collectives of all groups. If Legroom knew only the first group, the
-    other ranks would hang.
+    `fully_shard` without a mesh creates a new group at each call, but all parameters with equal meshes refer to the
+    first group. A failed rank must complete the collectives of every group. Otherwise, the other ranks hang.
     """
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -87,20 +85,16 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 
 
 def _was_called(root: Any) -> bool:
-    """Return True if the first forward pass ran, which initializes FSDP2. A reset before the first forward pass fails.
+    """Return True if a forward pass has initialized FSDP2. Before that, a reset would fail.
 
-    The result is also True if the attribute `_is_root` does not exist, because a newer version of torch has changed
-    FSDP2's private state.
+    If torch has removed the private attribute `_is_root`, the result is True.
     """
     return getattr(root._get_fsdp_state(), "_is_root", True) is not None
 
 
 def _reset(root: Any) -> None:
-    """Reset FSDP2 during a pass. In torch 2.13 and newer, torch's own function is used. Older versions require changes
-    to FSDP2's private state.
-
-    If a version of torch has neither the function nor this private state, recovery is not possible, and the error names
-    the missing attribute.
+    """Reset FSDP2 during a pass. Before torch 2.13, the reset changes FSDP2's private state. If torch has neither its
+    own reset function nor this private state, recovery is not possible, and the error names the missing attribute.
     """
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
@@ -138,8 +132,8 @@ def _idle_state() -> Any:
 
 
 def _drop_leftovers(root: Any) -> None:
-    """Free memory that is still allocated after the reset. This memory contains unreduced gradients, to which the next
-    pass would add, and parameters whose all-gather failed.
+    """Free memory that is still allocated after the reset. This memory contains parameters whose all-gather failed, and
+    unreduced gradients, to which the next pass would add.
     """
     for state in root._get_fsdp_state()._state_ctx.all_states:
         for group in _parameter_groups(state):
@@ -152,8 +146,7 @@ def _drop_leftovers(root: Any) -> None:
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    """Return FSDP2's parameter groups. Before torch 2.13, a module has at most one parameter group. In newer versions,
-    a module may have several groups."""
+    """Return FSDP2's parameter groups. Before torch 2.13, a module has at most one group."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)

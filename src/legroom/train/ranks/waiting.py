@@ -1,15 +1,15 @@
-"""Reports ranks that wait for each other for more than ten seconds, and ranks that wait for a rank that has exited.
+"""Reports ranks that wait for each other for more than ten seconds, or that wait for a rank that has exited.
 
     with waiting("checkpoints.save()"):
         dist.all_gather_object(...)
 
-Every communication between ranks that Legroom starts is inside such a block. A thread in each process observes the
-block. After ten seconds, the thread asks the other ranks for their current line, through the store of the process
-group. The waiting rank with the lowest number logs the lines of all ranks. Every rank reports its line, even if it is
-not inside a `waiting` block. A rank that exits or destroys its process group records this in the store.
+Whenever Legroom communicates with other ranks, it does so inside this block. A thread observes the block. After ten
+seconds, the thread asks the other ranks for their current line, through the store of the process group. The waiting
+rank with the lowest number logs the lines of all ranks. Every rank reports its line, even outside a `waiting` block. A
+rank that exits or destroys its process group records this in the store.
 
-In a rank of `legroom launch`, the thread also observes the main thread, because DDP and FSDP2 wait without running any
-Legroom code (see `observe_main_thread`).
+In a rank of `legroom launch`, the thread also observes the main thread (see `observe_main_thread`), because DDP and
+FSDP2 wait without running any Legroom code.
 """
 
 import collections
@@ -35,20 +35,22 @@ from legroom.train.ranks.main_thread import MainThreadActivity, user_line
 from legroom.train.ranks.rank_errors import RankMissing
 
 TIMEOUT = 1800.0
-"""The time in seconds to wait for another rank, as in gloo."""
+"""The number of seconds to wait for another rank, which is also gloo's default."""
 REPORT_SECONDS = 10.0
 _STALL_FACTOR = 3
-"""A main thread without progress may be computing or loading data, so it is reported only after this multiple of
-REPORT_SECONDS, unless a rank has exited."""
+"""A main thread without progress is reported after this multiple of REPORT_SECONDS, because it may be computing or
+loading data. If a rank has exited, it is reported earlier.
+"""
 _POLL_SECONDS = 2.0
-"""The interval in seconds at which a rank checks for requests from other ranks."""
+"""The number of seconds between two checks for requests from other ranks."""
 _ANSWER_SECONDS = 6.0
 _EXIT_SECONDS = 2.0
-"""After a connection is closed, the maximum time in seconds until the store shows that the other rank has exited."""
+"""The number of seconds to wait, after communication has failed, until the store shows that another rank has exited."""
 _ADVICE = "All ranks must make the same calls."
 State = Literal["waits", "stalls", "idles", "runs", "gone"]
-"""The state of a rank. A rank `waits` inside Legroom, `stalls` inside torch, `idles` in other code, `runs` (makes
-progress), or is `gone`."""
+"""The state of a rank. A rank `waits` inside Legroom, `stalls` inside torch, `idles` in other code, `runs` if it makes
+progress, or is `gone`.
+"""
 _observer: "_Observer | None" = None
 _lock = threading.Lock()
 
@@ -83,10 +85,11 @@ def waiting(call: str) -> Iterator[None]:
 def wait_for_ranks(
     call: str, name: str, ranks: Collection[int] | None = None, *, timeout: float = TIMEOUT
 ) -> None:
-    """Wait until all ranks have called this function with the same name. Raise RankMissing if a rank has exited.
+    """Wait until all ranks, or the given ranks, have called this function with the same name. Raise RankMissing if a
+    rank has exited.
 
-    Call this function before a torch call that waits for a missing rank until its timeout, such as `new_group`. By
-    default, the function waits for all ranks.
+    Call this function before a torch function such as `new_group`, which would wait for a missing rank until its
+    timeout.
     """
     observer = _current_observer()
     if observer is not None:
@@ -96,33 +99,38 @@ def wait_for_ranks(
 
 def gone_ranks() -> dict[int, str]:
     """Return the ranks that have exited or destroyed their process group, each with a phrase such as `no longer
-    responds`. The exit of a rank that has never waited for other ranks is not known."""
+    responds`. A rank that has never waited for other ranks does not record its exit.
+    """
     observer = _current_observer()
     return {} if observer is None else observer.gone()
 
 
 def log_on_all_ranks(message: str) -> None:
-    """Log an error on this rank, and within seconds also on every other rank that has waited for other ranks at least
-    once."""
+    """Log an error on this rank. Within seconds, the error is also logged on every other rank that has waited for ranks
+    before.
+    """
     observer = _current_observer()
     if observer is not None:
         observer.announce(message)
 
 
 def observe_main_thread() -> None:
-    """Also report a main thread that waits inside torch if a rank has exited, or if no rank makes progress. Without this
-    function, a wait inside DDP or FSDP2 is not reported."""
+    """From now on, also report a main thread that waits inside torch. Without this call, a wait inside DDP or FSDP2 is
+    not reported.
+
+    The wait is reported if a rank has exited or if no rank makes progress.
+    """
     observer = _current_observer()
     if observer is not None and observer.activity is None:
         observer.activity = MainThreadActivity()
 
 
 def group_store(prefix: str) -> Any | None:
-    """Return the store of the default process group, with a prefix for its keys. Return None if the private torch
-    function that returns the store does not exist.
+    """Return the store of the default process group, with a prefix for its keys. Return None if torch lacks the private
+    function that returns the store.
 
-    The result has a separate connection, so that a blocking operation in another thread does not delay it. A rank that
-    is traced alone has a store of its own.
+    The store has a separate connection, so that a blocking operation in another thread does not delay it. If a rank is
+    traced alone, it gets its own store.
     """
     if has_no_peers():
         return distributed_c10d.PrefixStore(prefix, HashStore())
@@ -137,13 +145,12 @@ def group_store(prefix: str) -> Any | None:
 
 @dataclass(slots=True)
 class _Wait:
-    """A thread that waits for other ranks. For a main thread that makes no progress outside Legroom, `call` is empty."""
+    """A thread that waits for other ranks. If a main thread makes no progress outside Legroom, `call` is empty."""
 
     call: str
     since: float
     thread: int | None
     report_after: float = 0.0
-    """The number of seconds after which the wait is reported, which is REPORT_SECONDS by default."""
 
     @property
     def seconds(self) -> float:
@@ -158,8 +165,6 @@ class _Wait:
 
 
 class _Observer:
-    """Observes the waits of this process, and sends the state of this process to the other ranks."""
-
     def __init__(self, store: Any) -> None:
         self.waits: dict[int, _Wait] = {}
         self.activity: MainThreadActivity | None = None
@@ -253,7 +258,7 @@ class _Observer:
         return self._stall
 
     def _answer(self) -> None:
-        """Write the location of this rank to the store if a rank asks for it, and log new messages from other ranks."""
+        """Write the location of this rank to the store if another rank asks for it. Log new messages from other ranks."""
         asked = self._store.add("asked", 0)
         if asked > self._answered:
             self._answered = asked
@@ -274,7 +279,6 @@ class _Observer:
         return "stalls" if self.activity.may_wait_for_ranks() else "idles"
 
     def _report(self, wait: _Wait) -> None:
-        """Log the location of every rank, unless another rank logs the locations."""
         is_gone = bool(self.gone())
         if not wait.call and (
             self._state() != "stalls" or not (is_gone or wait.seconds >= _STALL_FACTOR * REPORT_SECONDS)
@@ -333,7 +337,7 @@ class _Observer:
         self._store.set(f"rank/{self._rank}", json.dumps([number, state, text]))
 
     def _exit(self) -> None:
-        """Stop the thread. A thread that uses the store while the interpreter shuts down would abort the process."""
+        """Stop the thread. If a thread used the store while the interpreter shuts down, the process would abort."""
         self._stopped.set()
         self._thread.join(timeout=2)
         self._leave("has exited")
@@ -345,8 +349,9 @@ class _Observer:
 
 
 def _is_deadlock(wait: _Wait, others: list[tuple[State, str]], number: int) -> bool:
-    """Return True if no rank makes progress, and the ranks are at different lines. Ranks at the same line may all
-    compute or load data."""
+    """Return True if no rank makes progress and the ranks are at different lines. Ranks at the same line may all
+    compute or load data.
+    """
     return (
         len(others) == number
         and all(state != "runs" for state, _ in others)
@@ -355,7 +360,6 @@ def _is_deadlock(wait: _Wait, others: list[tuple[State, str]], number: int) -> b
 
 
 def _current_observer() -> _Observer | None:
-    """Return the observer of the current process group, or None for a single process and for a rank that is traced alone."""
     global _observer
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1) or has_no_peers():
         return None

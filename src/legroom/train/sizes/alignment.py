@@ -1,9 +1,9 @@
 """Aligns the allocation requests of the same step at two batch sizes.
 
 Usually the two logs have the same requests in the same order. However, libraries select kernels by size, so one log may
-have additional requests, such as a workspace. After a difference, the logs are aligned again at the next position at
-which several consecutive requests match. Allocations match if their bytes are equal or grew in proportion to the batch
-size. Frees match if they free matching allocations.
+contain additional requests, such as a workspace. After a difference, the alignment continues at the next position where
+several consecutive requests match. Allocations match if their bytes are equal or grew in proportion to the batch size.
+Frees match if they free matching allocations.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,28 @@ from legroom.predict.requests import MemoryRequest
 MATCHES_TO_ALIGN = 4
 """The number of consecutive requests that must match to align the logs again."""
 MAX_SKIPPED = 120
-"""The maximum number of requests without a match at one position, in both logs together."""
+"""The maximum number of requests that are skipped at one position, in both logs together."""
 MAX_EXCESS_BYTES = 1024
-"""The maximum number of bytes by which a request may exceed proportional growth, because of padding."""
+"""The maximum number of bytes by which a request may exceed proportional growth. Padding causes such an excess."""
 MIN_GROWTH = 0.7
-"""The minimum growth of a request, as a fraction of proportional growth. Part of a workspace may have a fixed size."""
+"""The minimum growth of a request, as a fraction of proportional growth. The growth is smaller if part of a workspace
+has a fixed size.
+"""
 
 
 def matching_sizes(
     small: Sequence[MemoryRequest], small_batch: int, large: Sequence[MemoryRequest], large_batch: int
 ) -> list[int | None]:
-    """Return the bytes of the matching request in `small` for each allocation in `large`, in order. The entry is None
-    if there is no match."""
+    """For each allocation in `large`, return the bytes of the matching request in `small`, or None if there is no
+    match.
+    """
     if _pattern(small) == _pattern(large):
         return [request.bytes for request in small if request.bytes >= 0]
     return _Alignment(small, small_batch, large, large_batch).run()
 
 
 def _pattern(requests: Sequence[MemoryRequest]) -> list[tuple[bool, int]]:
-    """Return allocations and frees, identified by order of allocation instead of by address."""
+    """Return the order of allocations and frees. Allocations are numbered, because their addresses differ between runs."""
     order: dict[int, int] = {}
     pattern: list[tuple[bool, int]] = []
     for request in requests:
@@ -53,7 +56,7 @@ class _Alignment:
         self._small, self._large = small, large
         self._small_batch, self._large_batch = small_batch, large_batch
         self._match: dict[int, int] = {}
-        """Maps allocations of the larger log to their match in the smaller log."""
+        """The allocation in the smaller log that matches an allocation in the larger log."""
         self._bytes: dict[int, int] = {}
 
     def run(self) -> list[int | None]:
@@ -74,12 +77,12 @@ class _Alignment:
         return [self._bytes.get(request.id) for request in large if request.bytes >= 0]
 
     def _same_kind(self, i: int, j: int) -> bool:
-        """Return True if both requests are allocations or both are frees. This comparison is the fallback if no
-        alignment is found nearby."""
+        """Return True if both requests are allocations or both are frees. This comparison is used if no alignment is
+        found nearby.
+        """
         return (self._small[i].bytes < 0) == (self._large[j].bytes < 0)
 
     def _next_alignment(self, i: int, j: int) -> tuple[int, int] | None:
-        """Return the nearest positions from which several consecutive requests match."""
         for distance in range(1, MAX_SKIPPED):
             for skipped in range(distance + 1):
                 a, b = i + skipped, j + distance - skipped
@@ -88,7 +91,9 @@ class _Alignment:
         return None
 
     def _match_from(self, i: int, j: int) -> bool:
-        """Return True if several consecutive requests match, assuming that their new allocations match each other."""
+        """Return True if several consecutive requests match. Allocations among these requests are assumed to match each
+        other.
+        """
         assumed: dict[int, int] = {}
         pairs = zip(
             self._small[i : i + MATCHES_TO_ALIGN], self._large[j : j + MATCHES_TO_ALIGN], strict=False

@@ -1,4 +1,4 @@
-"""Determines the GPU memory available to PyTorch, which is the free memory, limited by the per-process memory fraction."""
+"""Determines the GPU memory that PyTorch can use: the free memory, limited by the per-process memory fraction."""
 
 import torch
 
@@ -15,15 +15,14 @@ def device_capacity(device: torch.device) -> int:
 def memory_fraction(device: torch.device) -> float:
     """Return the fraction set with `set_per_process_memory_fraction`.
 
-    Before torch 2.7, the fraction cannot be read. The limit is then known only after an allocation fails, so a search
-    may have one additional failure.
+    Before torch 2.7, the fraction cannot be read. The limit is then discovered only by an allocation that fails.
     """
     get_fraction = getattr(torch._C, "_cuda_getMemoryFraction", None)
     return 1.0 if get_fraction is None else float(get_fraction(device.index or 0))
 
 
 def gpu_in_use(*values: object) -> torch.device:
-    """Return the real or virtual GPU of the first GPU tensor among the values, or the current GPU if there is none."""
+    """Return the device of the first GPU tensor among the values, or the current GPU if there is none."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.device.type == "cuda":
             return torch.device("cuda", value.device.index or 0)

@@ -1,18 +1,20 @@
-"""Predicts the allocation requests of a training step at other batch sizes, and the largest size that fits.
+"""Predicts the allocation requests of a training step at other batch sizes, and the largest batch size that fits.
 
 The requests of two batch sizes are logged. If both logs have the same requests in the same order, each request is
-extrapolated linearly from its two sizes. Requests for weights stay constant, and requests for activations grow. The
-step at any size is then replayed in the allocator with the available capacity, so the result includes rounding,
-fragmentation and the freeing of the cache before a failure. If the line through two sizes has a negative intercept,
-memory grows faster than linearly (as in contrastive losses). In that case, a power function replaces the line.
+extrapolated linearly from its two sizes. Requests for weights stay constant, and requests for activations grow.
 
-If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`). A
-request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is treated as
-proportional to the batch size. The prediction is then less exact, and `matched` is False.
+The predicted requests are replayed in the allocator model with the available capacity. Therefore the result includes
+rounding, fragmentation, and the cache that the allocator frees before it fails. If the line through two sizes has a
+negative intercept, memory grows faster than linearly, as in contrastive losses. In this case, a power function replaces
+the line.
 
-`predict.extrapolate` needs no such assumptions, because it can trace another size at low cost. In this module, each
-additional size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in
-any log.
+If a library selected different kernels for the two sizes, some requests have no match in the other log (see
+`alignment`). A request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is
+treated as proportional to the batch size. The prediction is then less exact, and `matched` is False.
+
+`predict.extrapolate` needs no such assumptions, because it can trace another size at low cost. Here, another size costs
+a real run, which may fail. In addition, the allocator already has segments when the step starts, and some allocations
+are in no log.
 """
 
 import math
@@ -27,25 +29,25 @@ from legroom.train.sizes.alignment import matching_sizes
 from legroom.train.sizes.request_log import SegmentLayout
 
 SIZES_BEYOND = 3
-"""After the first size that does not fit, this many larger sizes are also checked."""
+"""The number of larger sizes that are checked after the first size that does not fit."""
 MAX_ASSUMED = 0.02
-"""Two logs do not match if more than this fraction of the peak comes from requests without a match."""
+"""The largest fraction of the peak that may come from requests without a match. Above it, the logs are treated as
+different.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedTrial:
-    """The memory requests of a trial that did not run out of memory."""
-
     size: int
     segments: list[SegmentLayout]
     requests: list[MemoryRequest]
     peak_allocated: int
     peak_reserved: int
-    """The peak of reserved bytes, as measured in the real allocator."""
+    """The peak of reserved bytes, measured in the real allocator."""
 
 
 def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, Block]:
-    """Recreate the existing segments with their blocks. The position of free memory affects later allocations."""
+    """Recreate the existing segments with their blocks. The positions of the free blocks affect later allocations."""
     blocks: dict[int, Block] = {}
     free: list[Block] = []
     for segment in sorted(segments, key=lambda segment: -segment.bytes):
@@ -63,11 +65,10 @@ def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, B
 
 
 Growth = Callable[[int], int]
-"""A function that returns the bytes of a request for a batch size."""
 
 
 class Extrapolation:
-    """Extrapolates from two trials. The trial `small` has a smaller batch size than the trial `large`."""
+    """The trial `small` must have a smaller batch size than the trial `large`."""
 
     def __init__(self, small: LoggedTrial, large: LoggedTrial, settings: AllocatorSettings) -> None:
         self._large = large
@@ -77,8 +78,9 @@ class Extrapolation:
         replayed = self._replay(large.size, None)
         assert replayed is not None
         self._unexplained = max(0, large.peak_allocated - replayed[0])
-        """The number of allocated bytes that the logged requests do not explain. Memory that is reserved but not
-        allocated is not included, because the allocator can free it."""
+        """The number of allocated bytes that the logged requests do not explain. Reserved memory that is not allocated
+        is not included, because the allocator can free it.
+        """
 
     def is_exact(self, capacity: int) -> bool:
         """Return True if the replayed peak of the larger trial equals the measured peak exactly."""
@@ -111,8 +113,7 @@ class Extrapolation:
         return None if peaks is None else peaks[1]
 
     def _replay(self, size: int, capacity: int | None) -> tuple[int, int] | None:
-        """Replay the step in the allocator. Return the allocated and reserved peak, or None if the step does not
-        fit."""
+        """Return the allocated and reserved peak, or None if the step does not fit."""
         allocator = Allocator(settings=self._settings)
         blocks = _lay_out(allocator, self._large.segments)
         if capacity is not None:
@@ -134,8 +135,9 @@ class Extrapolation:
 
 
 def _growths(small: LoggedTrial, large: LoggedTrial) -> tuple[list[Growth], int]:
-    """Return a growth function for each request in the larger trial, and the peak of the bytes in requests without a
-    match."""
+    """Return a growth function for each request in the larger trial, and the peak size in bytes of the requests without
+    a match.
+    """
     sizes_in_small = iter(matching_sizes(small.requests, small.size, large.requests, large.size))
     fixed = {request.bytes for request in small.requests}
     cached: dict[tuple[int, int], Growth] = {}

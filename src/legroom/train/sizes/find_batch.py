@@ -1,14 +1,13 @@
-"""Implements `legroom.find_batch`, which finds the largest batch size of a training step on the current GPU by
-running the step.
+"""`legroom.find_batch` finds the largest batch size of a training step on the current GPU by running the step.
 
-A small size is run after a warm-up at half that size, while the allocation requests are logged. The requests of
-two batch sizes are extrapolated to any other batch size and replayed in the allocator with the available capacity
-(`extrapolation`). A size somewhat below the prediction is run. The log of this run improves the prediction, and then
-the predicted size is run. If memory grows regularly with the batch size, the search causes no failure and runs three sizes. If a size fails, or if
-the last log shows that a larger size fits, the search continues from the sizes that fit.
+After a warm-up at half the size, a small size is run and its allocation requests are logged. The requests of two sizes
+are extrapolated to any other size and replayed in the allocator model with the available capacity (`extrapolation`).
+Then a size slightly below the prediction is run. Its log improves the prediction, and the predicted size is run. If
+memory grows regularly with the batch size, the search runs three sizes and none of them fails. If a size fails, or if
+the last log shows that a larger size fits, the search continues.
 
 After the search, the state is restored bit for bit: weights, gradients, optimizer state, schedulers, scalers and random
-generators (`state_snapshot`). Every trial starts from the same initial state, so every trial includes the creation of
+generators (`state_snapshot`). Every trial starts from the initial state and therefore includes the creation of
 optimizer state.
 """
 
@@ -37,26 +36,28 @@ from legroom.units import MiB, format_size, parse_size
 
 MAX_BATCH_SIZE = 1 << 20
 SECOND_FRACTION, FAR_FRACTION, FAR = 0.93, 0.85, 128
-"""The second size to run, as a fraction of the largest size that is predicted from the first two logs. `FAR_FRACTION`
-is used instead if the predicted size is more than `FAR` times the first size. On an H200, these long extrapolations
-were between 13% too low and 4% too high for 13 models.
+"""The second size to run, as a fraction of the size that the first two logs predict. `FAR_FRACTION` is used if the
+predicted size is more than `FAR` times the first size. For 13 models on an H200, predictions that far away were between
+13% too low and 4% too high.
 """
 LAST_FRACTION = 0.97
-"""If the prediction is uncertain, the search runs this fraction of the predicted size first."""
+"""The fraction of the predicted size that is run first if the prediction is uncertain."""
 NEAR = 0.8
-"""If this fraction of the predicted size is known to fit, the prediction is treated as reliable, because the predicted
-size is only a little larger."""
+"""The fraction of the predicted size that must be known to fit. Above it, the prediction is treated as reliable,
+because the remaining distance is short.
+"""
 GOOD_ENOUGH = 0.975
-"""After the regular trials, the search ends if a size of at least this fraction of the largest possible size is known
-to fit."""
+"""The search ends after the regular trials if a size that fits is at least this fraction of the largest possible size."""
 REGULAR_TRIALS = 3
 MAX_TRIALS = 6
-"""The maximum number of trials. Additional trials are needed after failures, or if kernels changed between the sizes."""
+"""The maximum number of trials. Additional trials are needed after failures, or if libraries selected different kernels
+for the sizes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTrial:
-    """One batch size that was run."""
+    """A trial of one batch size."""
 
     batch_size: int
     fits: bool
@@ -73,10 +74,9 @@ class FoundBatchSize:
     """The largest batch size, with the trials of the search."""
 
     batch_size: int
-    """The largest batch size that fits. This size was run."""
+    """The largest batch size that fits. A trial has confirmed that this size fits."""
     trials: tuple[SizeTrial, ...]
     oom_count: int
-    """The number of trials that ran out of memory."""
     peak_reserved: int
     """The number of bytes that PyTorch reserved at this size."""
     capacity: int
@@ -140,8 +140,6 @@ def find_batch(
 
 
 class _Search:
-    """Decides which batch size to run next."""
-
     def __init__(self, trials: "_Trials", *, multiple_of: int, max_size: int) -> None:
         self.trials = trials
         self.multiple_of = multiple_of
@@ -166,7 +164,6 @@ class _Search:
         return self._result(time.perf_counter() - start_time)
 
     def _next(self) -> int | None:
-        """Return the size to run next, or None if the search is done."""
         failed = self.fails <= self.max_size
         if not self.fits:
             return self._rounded(self.fails // 4)
@@ -216,7 +213,9 @@ class _Search:
         return int(0.9 * trial.batch_size * (self.trials.capacity() - before) / used)
 
     def _predict_from_peaks(self, capacity: int) -> int:
-        """Return the size at which the line through two peaks reaches the capacity, minus a margin for fragmentation."""
+        """Return the size at which the line through the two largest peaks reaches the capacity, minus a margin for
+        fragmentation.
+        """
         small, large = sorted(self.trials.fitting, key=lambda trial: trial.batch_size)[-2:]
         slope = (large.peak_reserved - small.peak_reserved) / (large.batch_size - small.batch_size)
         if slope <= 0:
@@ -224,8 +223,9 @@ class _Search:
         return int(large.batch_size + (0.98 * capacity - large.peak_reserved) / slope)
 
     def _within(self, size: int) -> int | None:
-        """Return a size between the largest size that fit and the smallest size that failed, or None if there is no
-        such size."""
+        """Limit `size` to the range between the largest size that fit and the smallest size that failed. Return None if
+        the range is empty.
+        """
         size = self._rounded(min(size, self.fails - 1))
         if size <= self.fits:
             size = self.fits + self.multiple_of
@@ -306,8 +306,9 @@ class _Trials:
         return device_capacity(self._device) - self._leave_free
 
     def warm_up(self, size: int) -> None:
-        """Run a step, so that libraries are loaded and their workspaces are allocated. Then run the step again and log
-        its requests."""
+        """Run a step, so that libraries are loaded and workspaces are allocated. Then run the step again and log its
+        requests.
+        """
         with _limit_memory(self._device, self._leave_free):
             fits = self._fits(size, 1)
         if fits:
@@ -322,8 +323,7 @@ class _Trials:
         return trial.fits
 
     def _measure(self, size: int) -> tuple[SizeTrial, LoggedTrial | None]:
-        """Run the step with a batch of this size, starting from the initial state, and restore that state. The log is
-        None if the size does not fit."""
+        """Run the step with a batch of this size from the initial state. The log is None if the size does not fit."""
         self._snapshot.restore()
         _free_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -347,7 +347,7 @@ class _Trials:
         return trial, LoggedTrial(size, log.segments, log.requests, trial.peak_allocated, trial.peak_reserved)
 
     def _fits(self, size: int, steps: int) -> bool:
-        """Run the steps. Return False if memory ran out. In that case, the exception and its frames are already freed."""
+        """Run the steps and return False if memory ran out. The exception and its frames are then already freed."""
         try:
             for _ in range(steps):
                 self._step(self._make_batch(size))
@@ -402,7 +402,6 @@ def _as_batch_function(batch: Any) -> Callable[[int], Any]:
 
 @contextlib.contextmanager
 def _limit_memory(device: torch.device, leave_free: int) -> Iterator[None]:
-    """Limit this process's memory, so that `leave_free` bytes stay free."""
     if not leave_free:
         yield
         return

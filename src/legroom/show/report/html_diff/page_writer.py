@@ -1,4 +1,4 @@
-"""Assembles the page that compares two runs. The page contains no data for scripts: tables and the chart are HTML and SVG."""
+"""Assembles the page that compares two runs. The page has no scripts: its tables are HTML and its chart is SVG."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -17,7 +17,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 240, 70, 24
 
 
 def page(difference: Difference, runs: tuple[RunReport, RunReport], *, names: tuple[str, str]) -> str:
-    """Return the HTML of the page. `names` are the paths of the captures."""
+    """`names` are the paths of the captures."""
     before, after = (clean(PurePath(name).name) for name in names)
     return fill_template(
         __package__,
@@ -71,7 +71,6 @@ def _delta(size: int) -> str:
 
 
 def _chart(histories: Sequence[Sequence[Step]], names: Sequence[str]) -> str:
-    """Return the peak of each step of both runs as SVG, or "" without steps."""
     drawn = [history for history in histories if len(history) > 1]
     if not drawn:
         return ""
@@ -99,8 +98,9 @@ def _chart(histories: Sequence[Sequence[Step]], names: Sequence[str]) -> str:
 
 
 def _points(history: Sequence[Step], last: int, highest: int) -> str:
-    """Return at most a few thousand points. If a point covers several steps, it shows the highest peak of these
-    steps."""
+    """Return the points of a line in SVG. A run with many steps has about 1,000 points, each of which shows the
+    highest peak of several steps.
+    """
     size = max(1, len(history) // 1000)
     groups = [history[start : start + size] for start in range(0, len(history), size)]
     chosen = [max(group, key=lambda step: step.peak_allocated) for group in groups]

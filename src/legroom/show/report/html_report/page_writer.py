@@ -121,8 +121,6 @@ def _data(figures: RunFigures, sources: Sources) -> dict[str, Any]:
 
 
 class _Names:
-    """A list of strings without duplicates."""
-
     def __init__(self) -> None:
         self.all: list[str] = []
         self._positions: dict[str, int] = {}
@@ -161,7 +159,6 @@ def _phases(history: History) -> dict[str, str]:
 
 
 def _marks(figures: RunFigures) -> list[dict[str, Any]]:
-    """Return the out-of-memory errors and detected leaks."""
     ooms = [
         {
             "time": oom.time,

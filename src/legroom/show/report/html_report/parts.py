@@ -31,7 +31,6 @@ for _rule in ("link_open", "link_close"):  # the pages link to files of the docu
 
 
 def notes(report: RunReport) -> str:
-    """Return remarks about an incomplete capture."""
     remarks = []
     if report.damaged:
         remarks.append("The capture is damaged. The page shows only the data before the damaged part.")
@@ -50,7 +49,7 @@ def notes(report: RunReport) -> str:
 
 
 def first_fix(report: RunReport) -> str:
-    """Return the most useful change, which the page also explains below."""
+    """Return the first suggested change, with a link to the section that explains it."""
     if report.oom and report.oom.advice and report.failed_with_oom:
         first = report.oom.advice[0]
         code, fix, section = first.code, first.fix, "findings"
@@ -62,7 +61,6 @@ def first_fix(report: RunReport) -> str:
 
 
 def contents(*, has_charts: bool, has_map: bool, report: RunReport) -> str:
-    """Return links to the sections of the page."""
     findings = len(report.oom.advice) if report.oom else 0
     links = [
         ("timeline-section", "Memory over time", has_charts),

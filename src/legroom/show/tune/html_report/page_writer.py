@@ -1,9 +1,7 @@
-"""Assembles the report as a single file. This module generates text and tables, and the script of the page draws the
-charts.
+"""Assembles the report of a study as a single HTML file.
 
-The charts are plain SVG, drawn by a few hundred lines of JavaScript instead of a plotting library. The page is
-kilobytes in size instead of megabytes, needs no network, and supports light and dark themes. A selection in one chart
-is also shown in the other charts. The results and tables are plain HTML, readable without scripts.
+A script of the page draws the charts as SVG, without a plotting library. Therefore the page is only kilobytes in size
+and needs no network. The results and tables are plain HTML and can be read without scripts.
 """
 
 import math
@@ -29,7 +27,6 @@ _SCRIPTS = ("drawing.js", "choosing.js", "parallel.js", "curves.js", "memory.js"
 
 
 def write_page(study: StudyFigures, path: Path) -> Path:
-    """Write the page. Raises `UsageError` if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page(study), encoding="utf-8")
@@ -42,7 +39,6 @@ def write_page(study: StudyFigures, path: Path) -> Path:
 
 
 def page(study: StudyFigures) -> str:
-    """Return the HTML of the page."""
     return fill_template(
         __package__,
         style="page.css",
@@ -63,7 +59,6 @@ def page(study: StudyFigures) -> str:
 
 
 def _data(study: StudyFigures) -> dict[str, Any]:
-    """Return the data of the charts."""
     return {
         "metric": study.metric,
         "mode": study.mode,
@@ -91,8 +86,8 @@ def _trial(trial: TrialFigures) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can represent. Objects of the user's classes are shown by their class, never by their
-    `repr`.
+    """Return a value that JSON can represent. An object of a user's class is shown by the name of its class,
+    because its `repr` can be long.
     """
     if value is None or isinstance(value, str | bool | int):
         return value

@@ -10,11 +10,10 @@ from legroom.tuning.report.importance import MIN_TRIALS
 from legroom.units import format_size
 
 MIN_SHOWN_IMPORTANCE = 0.005
-"""The minimum importance that is shown. Smaller values would be shown as 0%."""
+"""The minimum importance that is shown. A smaller value would be rounded to 0%."""
 
 
 def lead(study: StudyFigures) -> str:
-    """Return the first sentence of the page, which contains the result."""
     best = study.best
     ran = format_count(_ran(study), "trial")
     if best is None:
@@ -23,7 +22,6 @@ def lead(study: StudyFigures) -> str:
 
 
 def _lost_text(study: StudyFigures) -> str:
-    """Return a sentence about the trials that ran out of memory, if there was a GPU."""
     lost = study.count("lost")
     if not study.capacities:
         return ""
@@ -121,7 +119,6 @@ def memory_text(study: StudyFigures) -> str:
 
 
 def memory_legend(study: StudyFigures) -> str:
-    """Return the legend for the elements that the chart shows."""
     drawn = _with_memory(study)
     marks = [
         ("○ predicted", any(trial.predicted is not None for trial in drawn)),
@@ -148,7 +145,6 @@ def _with_memory(study: StudyFigures) -> list[TrialFigures]:
 
 
 def failure_table(study: StudyFigures) -> str:
-    """Return a table of the trials without a full result, grouped by reason."""
     kinds = [
         ("lost", "Out of memory"),
         ("failed", "Failed with an error"),
@@ -217,8 +213,9 @@ def _cell(text: str, value: Any) -> str:
 
 
 def _by_reason(trials: list[TrialFigures]) -> list[tuple[list[int], str]]:
-    """Group trials by reason, the most frequent first. Reasons that differ only in their numbers are treated as equal.
-    For each group, the reason of its first trial is shown. The table of all trials shows every reason."""
+    """Group trials by reason, the most frequent first. Reasons that differ only in their numbers are treated as
+    equal.
+    """
     grouped: dict[str, list[TrialFigures]] = {}
     for trial in trials:
         grouped.setdefault(re.sub(r"[\d.,]+", "0", trial.reason), []).append(trial)

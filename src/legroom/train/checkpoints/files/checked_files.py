@@ -1,6 +1,7 @@
 """Writes files with checksums. Each function flushes its files to disk before it returns.
 
-Several threads write a file in blocks. Each block has its own CRC-32, so the checks also run in parallel.
+Several threads write the blocks of a file in parallel. Each block has its own CRC-32, so that several threads can
+also verify a file.
 """
 
 import mmap
@@ -41,7 +42,6 @@ class Checksum:
 
 
 def write_file(path: Path, head: bytes, views: Sequence[memoryview] = ()) -> Checksum:
-    """Write `head` and all `views`, and flush them to disk."""
     blocks = _split(views)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -86,7 +86,6 @@ def checksum_of(path: Path) -> Checksum:
 
 
 def _split(views: Sequence[memoryview]) -> list[list[memoryview]]:
-    """Split the views into blocks of `BLOCK_BYTES` bytes. The last block may be shorter."""
     blocks: list[list[memoryview]] = []
     remaining = 0
     for view in views:

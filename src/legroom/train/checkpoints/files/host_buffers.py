@@ -1,8 +1,8 @@
-"""Copies tensors to host memory. Each buffer is as large as one block of the file.
+"""Copies tensors to host memory, into buffers that are as large as one block of the file.
 
-The file is written from the copy, so training can continue. Copies from a GPU go into page-locked memory and are
-asynchronous. Later work on the GPU is queued after the copies, and the host waits for the copies in `wait()`.
-Page-locked buffers are reused for the next checkpoint, because allocating a buffer takes longer than filling it.
+The file is written from the copies, so training can change the tensors in the meantime. Copies from a GPU go into
+page-locked memory and are asynchronous; `wait()` waits for them. Page-locked buffers are reused for the next
+checkpoint, because allocating a buffer takes longer than filling it.
 """
 
 import ctypes
@@ -15,8 +15,6 @@ from legroom.train.checkpoints.files.checked_files import BLOCK_BYTES
 
 
 class HostBuffers:
-    """Host memory for one checkpoint at a time."""
-
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
         self._events: list[Any] = []
@@ -24,7 +22,6 @@ class HostBuffers:
 
     @torch.no_grad()
     def copy_from(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the bytes of the tensors, in order and without gaps."""
         self._used = sum(tensor.nbytes for tensor in tensors)
         self._allocate(pinned=any(tensor.is_cuda for tensor in tensors))
         offset = 0
@@ -38,7 +35,6 @@ class HostBuffers:
         self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def wait(self) -> list[memoryview]:
-        """Wait for all copies and return their bytes."""
         for event in self._events:
             event.synchronize()
         self._events = []

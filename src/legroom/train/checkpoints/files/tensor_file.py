@@ -1,10 +1,11 @@
 """Stores named tensors in one file in the safetensors format.
 
-The format consists of a length, a JSON header and the bytes of the tensors. The safetensors library would write the
-file in one thread from a second copy of the tensors, without fsync and checksums. Therefore `checked_files` writes
-the bytes. The tests compare this module with the library.
+The format consists of a length, a JSON header and the bytes of the tensors. This module does not use the safetensors
+library, because the library writes from one thread, needs a second copy of the tensors, does not call fsync and
+computes no checksums. The tests compare this module with the library.
 
-Wider dtypes come first, so every tensor is aligned and can be used directly in the memory-mapped file.
+Tensors with wider dtypes come first, so that every tensor is aligned and can be used directly in the memory-mapped
+file.
 """
 
 import json
@@ -36,8 +37,6 @@ def can_hold(tensor: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class TensorFile:
-    """Tensors to be written to a file."""
-
     head: bytes
     tensors: list[torch.Tensor]
     size: int
@@ -45,7 +44,6 @@ class TensorFile:
     """Host memory with copies of the tensors, or None if the tensors were not copied."""
 
     def copy(self, buffers: HostBuffers) -> None:
-        """Copy the tensors, because they may change afterwards."""
         buffers.copy_from(self.tensors)
         self.buffers, self.tensors = buffers, []
 
@@ -59,7 +57,6 @@ class TensorFile:
 
 
 def tensor_file(tensors: Mapping[str, torch.Tensor]) -> TensorFile:
-    """Return the layout of a file with these tensors."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -1,8 +1,8 @@
 """Creates folders atomically.
 
-A folder is filled under a hidden name and renamed after its contents are flushed to disk, so a folder is either
-complete or absent. A hidden folder that a killed process has left is recognized by its lock, which the kernel has
-released.
+A folder is filled under a hidden name and renamed after its contents are flushed to disk. Therefore a folder is either
+complete or absent. A running process locks the hidden folder that it fills. If a hidden folder is not locked, its
+process was killed, because the kernel releases the locks of a killed process.
 """
 
 import contextlib
@@ -61,8 +61,9 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove hidden folders left by killed processes. Folders that a running process is filling are locked, and are not
-    removed."""
+    """Remove hidden folders left by killed processes. A folder that a running process fills is locked and is not
+    removed.
+    """
     for path in parent.glob(f"{_HIDDEN}*"):
         with contextlib.suppress(OSError):
             lock = _lock(path)
@@ -73,7 +74,6 @@ def remove_leftovers(parent: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path, needed: int) -> Iterator[None]:
-    """Convert disk errors to a CheckpointError with advice."""
     try:
         yield
     except OSError as error:
@@ -109,7 +109,9 @@ def sync_folder(path: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a folder until the process ends. Return None if another process has the lock."""
+    """Return the file descriptor of the lock, which lasts until the process ends, or None if another process has the
+    lock.
+    """
     if fcntl is None:
         return None
     descriptor = os.open(path, os.O_RDONLY)

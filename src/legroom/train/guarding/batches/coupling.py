@@ -1,10 +1,10 @@
-"""Detects samples that depend on each other. If the batch is split, the gradients of these samples change, so the user
-gets a warning.
+"""Detects whether samples of a batch depend on each other. A split would then change the gradients, so the user gets a
+warning.
 
 There are two cases. First, batch normalization in training mode normalizes each sample with the statistics of its
-batch. Second, a loss may compare samples (in-batch negatives), or its reduction may be neither a mean nor a sum. In
-that case, the loss of two samples is neither the mean nor the sum of their individual losses. Guard tests the loss
-once, at the first split, with two samples and without gradients.
+batch. Second, a loss may compare samples (in-batch negatives), or its reduction may be neither a mean nor a sum. Guard
+tests the loss once, at the first split, with two samples and without gradients. If the loss of both samples is neither
+the mean nor the sum of their individual losses, the samples depend on each other.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from legroom.train.guarding.passes import checked_scalar
 from legroom.train.guarding.recovery import classify_failure
 
 SINGLE_PRECISION_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-4, 2e-2
-"""Losses with at most this relative difference are treated as equal."""
+"""The maximum relative difference between two losses that are treated as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def probe_reduction(
     weight: Weight | None,
     autocast: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> ReductionProbe:
-    """Determine the reduction of the loss from two samples. The caller restores random state and buffers."""
+    """Determine the reduction of the loss from two samples. The caller must restore random generators and buffers."""
     if batch.batch_size < 2:
         return ReductionProbe(None)
     losses = []
@@ -90,8 +90,7 @@ def _is_close(one: float, other: float, tolerance: float) -> bool:
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module, *, except_for: tuple[type[nn.Module], ...] = ()) -> Iterator[None]:
-    """Set the model to evaluation mode (no dropout) inside the block, except modules of the given types. The mode is
-    restored afterwards."""
+    """Inside the block, set all modules except the given types to evaluation mode (no dropout)."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in modes:

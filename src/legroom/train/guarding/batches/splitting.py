@@ -1,10 +1,9 @@
 """Splits a batch along its batch dimension, and concatenates the results of micro-batches.
 
-A batch consists of the arguments of a training function. The arguments are tensors, or nested tuples, lists, dicts,
-dataclasses and mappings of tensors (such as a `BatchEncoding`). The batch size is the most frequent size of the tensors
-in `batch_dim`. A tensor with the batch size in `batch_dim` is split. A list with one item per sample is split if no
-tensor in the list has the batch size in `batch_dim`. All other values, such as a mask for all samples or a temperature,
-are passed unsplit to every micro-batch.
+A batch consists of the arguments of a training function: tensors, or nested containers of tensors such as tuples,
+dicts, dataclasses or a `BatchEncoding`. The batch size is the size in `batch_dim` that most tensors have. A tensor with
+this size in `batch_dim` is split. A list with one item per sample is split if it contains no tensor that is split
+itself. All other values, such as a mask for all samples or a temperature, are passed unsplit to every micro-batch.
 """
 
 import copy
@@ -20,8 +19,6 @@ from legroom.errors import UsageError
 
 @dataclasses.dataclass(slots=True)
 class BatchArguments:
-    """The arguments of a training function, which can be split into micro-batches."""
-
     arguments: tuple[Any, ...]
     named: dict[str, Any]
     batch_dim: int = 0
@@ -163,7 +160,6 @@ def _mean(results: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    """Return `value` with its tensors on `device`."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     return _map_children(value, lambda item: to_device(item, device, non_blocking=non_blocking))
@@ -212,7 +208,9 @@ def _children(value: Any) -> Iterator[Any]:
 
 
 def _map_children(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a container of the same type with `change` applied to each child. Other values are returned unchanged."""
+    """Apply `change` to each item of a container, and return a container of the same type. Return a value that is not a
+    container unchanged.
+    """
     if isinstance(value, Mapping):
         items = {name: change(item) for name, item in value.items()}
         if type(value) is dict:

@@ -1,4 +1,5 @@
-"""Measures the time and memory of steps, which determine micro-batch sizes. Only steps with a split batch are measured.
+"""Measures the time and memory of steps. The micro-batch sizes are chosen from these measurements. Only steps with a
+split batch are measured.
 
 Time on a GPU is measured with events that are read one step later, which avoids synchronization. PyTorch's peak
 statistics are reset only in the first few steps with each micro-batch size.
@@ -17,8 +18,6 @@ MEASURED_STEPS = 3
 
 
 class StepStats:
-    """Measures the steps of one Guard."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
@@ -30,7 +29,6 @@ class StepStats:
         self._pending: tuple[Any, Any, int, int] | None = None
 
     def allocated(self) -> int | None:
-        """Return the number of bytes that tensors use on the device."""
         return torch.cuda.memory_allocated(self._device) if self._on_gpu else None
 
     def begin(self, sizer: MicroBatchSizer) -> None:

@@ -1,8 +1,8 @@
-"""Computes the loss weight of each micro-batch, so that losses and gradients add up to the loss and the gradients of
-the whole batch.
+"""Computes the loss weight of each micro-batch. With these weights, the losses and gradients of the micro-batches add
+up to those of the whole batch.
 
-For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For
-a mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. The weight is then the
+For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For a
+mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. The weight is then the
 count of the micro-batch divided by the count of the batch.
 """
 
@@ -26,8 +26,9 @@ def loss_weights(
     weight: Weight | None,
     total: float | None = None,
 ) -> list[float]:
-    """Return the loss weight of each micro-batch. `sizes` contains the number of samples in each micro-batch. `total`
-    is the number of samples or elements across all ranks, or None to count only this rank."""
+    """`sizes` contains the number of samples in each micro-batch. `total` is the number of samples or elements across
+    all ranks, or None to count only this rank.
+    """
     if weight is not None:
         counts = [count_weight(weight, batch, start, stop) for start, stop in spans(sizes)]
         total = sum(counts) if total is None else total
@@ -38,7 +39,6 @@ def loss_weights(
 
 
 def count_weight(weight: Weight, batch: BatchArguments, start: int, stop: int) -> float:
-    """Return the result of `weight` for samples `start` to `stop`."""
     arguments, named = batch.slice(start, stop)
     with torch.no_grad():
         result = weight(*arguments, **named)

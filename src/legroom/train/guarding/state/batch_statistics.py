@@ -1,7 +1,7 @@
 """Updates the running statistics of batch normalization as if the batch had not been split.
 
-Each micro-batch is still normalized with its own mean and variance. The running statistics, which are used in evaluation,
-are updated once with the mean and variance over all samples, and one batch is counted.
+Each micro-batch is still normalized with its own mean and variance. The running statistics, which are used in
+evaluation, are updated once per batch with the mean and variance of all samples.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums of the inputs of a normalization layer over the samples of all micro-batches, in double precision."""
+    """Sums over all inputs of a normalization layer in one batch, in double precision."""
 
     running_before: list[torch.Tensor]
     momentum: float | None
@@ -28,8 +28,9 @@ class _Sums:
 
 @contextlib.contextmanager
 def whole_batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Run the micro-batches of one batch inside the block. At the end of the block, the running statistics of the
-    normalization layers are updated for the whole batch."""
+    """At the end of the block, update the running statistics of batch normalization for the whole batch. The
+    micro-batches of one batch run inside the block.
+    """
     layers = [
         module
         for module in model.modules()

@@ -1,5 +1,4 @@
-"""Makes copies of tensors on their own device with a few multi-tensor kernels. The copies are cheap enough to be made
-at every step."""
+"""Copies tensors on their own device with a few multi-tensor kernels, which is cheap enough for every step."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,8 +9,8 @@ Group = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 class TensorCopies:
-    """A copy of each tensor in a list. `save()` makes the copies. `restore()` restores the tensors and can be called
-    any number of times.
+    """Copies of a list of tensors. `save()` makes the copies, and `restore()` can be called any number of times
+    afterwards.
 
     The memory of the copies is reused as long as the tensors are the same.
     """
@@ -39,7 +38,6 @@ class TensorCopies:
 
 
 def _grouped(tensors: Sequence[torch.Tensor]) -> list[Group]:
-    """Group tensors by device and dtype, as multi-tensor kernels require."""
     groups: dict[tuple[torch.device, torch.dtype], Group] = defaultdict(lambda: ([], []))
     for tensor in tensors:
         if tensor.numel():

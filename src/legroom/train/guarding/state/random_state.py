@@ -1,8 +1,9 @@
-"""The states of the global random generators of torch (on the CPU and on the device), Python and NumPy.
+"""Saves and restores the states of the global random generators of torch (on the CPU and on the device), Python and
+NumPy.
 
 Reading these states does not synchronize with the GPU, because the state of a CUDA generator is a seed and an offset on
-the host. Reading NumPy's state takes the most time (about a hundred microseconds), so NumPy's state is optional.
-Generators that a program creates itself (`torch.Generator()`) are not included.
+the host. Reading NumPy's state takes about a hundred microseconds, much longer than the other states, so it is
+optional. Generators that a program creates itself (`torch.Generator()`) are not included.
 """
 
 import random
@@ -13,8 +14,6 @@ import torch
 
 
 class RandomState:
-    """A snapshot of all generators."""
-
     __slots__ = ("_device", "_device_state", "_host", "_numpy", "_python")
 
     def __init__(self, device: torch.device, *, with_numpy: bool = True) -> None:

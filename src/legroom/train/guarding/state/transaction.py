@@ -1,4 +1,4 @@
-"""Restores the state that forward and backward passes change, if memory runs out before the end of the passes.
+"""Restores the state that forward and backward passes have changed if memory runs out during the passes.
 
     transaction = Transaction(model, parameters, device)
     transaction.begin()                   # sets existing gradients aside
@@ -7,9 +7,8 @@
     transaction.rollback()                # or: restores the state at begin()
     transaction.rollback_to_savepoint()   # or: restores the state at the last savepoint, with the gradients so far
 
-The state consists of the random generators, the buffers and the gradients. Gradients from earlier passes are set
-aside instead of copied. Otherwise, a failed pass would add to these gradients in place, and the original values would
-be lost.
+The state consists of the random generators, the buffers and the gradients. Gradients from earlier passes are set aside,
+because a failed pass would otherwise add to them in place. Setting them aside needs no copy.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,8 +26,7 @@ T = TypeVar("T")
 
 
 class Transaction:
-    """Saves the training state before the passes of a step, and restores the state after a failure. There is one
-    instance for the whole run, and the memory of its copies is reused."""
+    """One instance is used for the whole run, so that the memory of its copies is reused."""
 
     def __init__(
         self, model: nn.Module, parameters: Callable[[], Iterable[nn.Parameter]], device: torch.device
@@ -61,7 +59,6 @@ class Transaction:
         self._random_at_savepoint = None
 
     def commit(self) -> None:
-        """Finish the passes, and add the gradients from earlier passes."""
         self._add_earlier()
         self._trainable = []
         self._random = self._random_at_savepoint = None
@@ -78,7 +75,6 @@ class Transaction:
         self._random_at_savepoint = None
 
     def release(self) -> None:
-        """Release the memory of the failed attempt to the device, including tensors in reference cycles."""
         torch.clear_autocast_cache()
         now = _allocated(self._device)
         if now is None or self._allocated is None or now > self._allocated + self._gradient_bytes():
@@ -89,17 +85,18 @@ class Transaction:
     # --- between micro-batches
 
     def savepoint(self) -> None:
-        """Save the state after finished micro-batches. A failure in the next micro-batch does not discard the
-        finished micro-batches."""
+        """Save the state after the finished micro-batches, so that a failure in the next micro-batch does not discard
+        them.
+        """
         self._random_at_savepoint = RandomState(self._device, with_numpy=False)
         retry_after_release(self._buffers_at_savepoint.save)
         self._versions = self._gradient_versions()
 
     def can_rollback_to_savepoint(self) -> bool:
-        """Return True if there is a savepoint that can be restored. The gradients and NumPy's generator must not have
-        changed since the savepoint. Only some of the gradients are checked, to save time.
+        """Return True if there is a savepoint that can be restored.
 
-        Savepoints do not include NumPy's generator.
+        The gradients must not have changed since the savepoint. To save time, only some of them are checked. NumPy's
+        generator must not have changed either, because savepoints do not include it.
         """
         assert self._random is not None
         return (
@@ -118,7 +115,7 @@ class Transaction:
     # --- gradients from earlier passes
 
     def offload_earlier_gradients(self) -> bool:
-        """Move earlier gradients to host memory. Return True if any gradient was on the device."""
+        """Move earlier gradients to host memory. Return False if no gradient was on the device."""
         on_device = any(gradient.device.type != "cpu" for _, gradient in self._earlier)
         if not on_device or self._device.type == "cpu":
             return False
@@ -137,7 +134,6 @@ class Transaction:
         _add(pairs)
 
     def _gradient_bytes(self) -> int:
-        """Return the size in bytes of the gradients that finished micro-batches produced."""
         return sum(parameter.grad.nbytes for parameter in self._trainable if parameter.grad is not None)
 
     def _gradient_versions(self) -> list[int]:
@@ -165,7 +161,7 @@ class _BufferCopies:
         self._copies.save([tensor for _, _, tensor in self._saved if tensor is not None])
 
     def restore(self) -> None:
-        """Restore the values of buffers in place, and undo replaced and added buffers."""
+        """Restore the buffers. This also removes buffers that were added or replaced since the copy."""
         for buffers in self._modules:
             buffers.clear()
         for buffers, name, tensor in self._saved:
@@ -174,8 +170,9 @@ class _BufferCopies:
 
 
 def _allocated(device: torch.device) -> int | None:
-    """Return the number of bytes that tensors use on the device. This function is faster than `memory_allocated`,
-    which sorts all statistics first."""
+    """Return the bytes that tensors use on the device. This function is faster than `torch.cuda.memory_allocated`,
+    which sorts all statistics.
+    """
     if device.type != "cuda":
         return None
     stats: Any = torch.cuda.memory_stats_as_nested_dict(device)
@@ -183,8 +180,9 @@ def _allocated(device: torch.device) -> int | None:
 
 
 def retry_after_release(make: Callable[[], T]) -> T:
-    """Call `make()`. If memory runs out, release cached memory and call `make()` again. The function must therefore be
-    repeatable."""
+    """Call `make()`. If memory runs out, release cached memory and call `make()` again. `make` must be safe to call
+    twice.
+    """
     try:
         return make()
     except RuntimeError as error:
