@@ -136,7 +136,6 @@ class Session:
         return self
 
     def _watch_lines(self, recorder: Recorder) -> None:
-        """Detect the iterations of a loop without a model by the lines that allocate memory."""
         lines = RepeatedLines(self._line_repeated)
 
         def allocated(frame: Frame | None) -> None:
@@ -147,7 +146,6 @@ class Session:
         recorder.on_line = allocated
 
     def _watch_reads(self) -> None:
-        """Detect the iterations of a loop without a model by the lines that read results from a GPU."""
         lines = RepeatedLines(self._line_repeated, on_one_line=READS_ON_ONE_LINE)
 
         def read(frame: Frame | None) -> None:
@@ -162,9 +160,9 @@ class Session:
         self._exit.callback(reads.detach)
 
     def _line_repeated(self) -> bool:
-        """Record the end of an iteration in a loop without a model. Return False to stop this detection: a more
-        reliable sign of an iteration occurred, a leak was found, or the maximum number of scans was reached. The number
-        of scans is limited, because without a training loop it is unknown how long the program will run.
+        """Record the end of an iteration in a loop without a model. Return False if the lines no longer need to be
+        watched. The number of scans is limited, because without a training loop it is unknown how long the program will
+        run.
         """
         detector = self._leak_detector
         if detector.leaks or self._line_scans > _MAX_SCANS:
@@ -181,8 +179,7 @@ class Session:
             self._exit.close()
 
     def finish(self) -> None:
-        """Send the events that are still pending. A CUDA history is read only at the end. This method may be called
-        twice."""
+        """Send the events that are still pending. This method may be called twice. A CUDA history is read only here."""
         self._producer.finish()
         self._leak_detector.finish()
         if self._leak_detector.iteration and not self._watching_reported:
@@ -196,17 +193,14 @@ class Session:
                 self._sink(LoopWatched(self._seconds, self._leak_detector.iteration))
 
     def status(self) -> Status:
-        """Return the status of the device with the most allocated memory now."""
         return self._status_of(
             max(self.devices, key=lambda device: self._producer.memory_stats(device.index).allocated)
         )
 
     def memory_stats(self, device: int) -> MemoryStats:
-        """Return the current and peak memory of one device."""
         return self._producer.memory_stats(device)
 
     def device_statuses(self) -> tuple[DeviceStatus, ...]:
-        """Return the memory of each device, for `legroom monitor`."""
         return tuple(
             DeviceStatus(
                 index=device.index,
@@ -227,7 +221,6 @@ class Session:
 
     @property
     def leaks(self) -> list[DetectedLeak]:
-        """The leaks that were detected so far, in the order of their first report."""
         return list(self._leak_detector.leaks.values())
 
     def fullest(self) -> Status:
@@ -278,8 +271,6 @@ class _AllocatorFigures(Protocol):
 
 
 class _DispatchProducer:
-    """The base class for recording on a virtual GPU and in host memory."""
-
     def __init__(self, recorder: Recorder, on_step: Callable[[], None] | None) -> None:
         self.progress = 0, 0.0
         self.allocated_after_step = 0
@@ -314,8 +305,6 @@ class _DispatchProducer:
 
 
 class _VirtualProducer(_DispatchProducer):
-    """Records a run on virtual GPUs."""
-
     def __init__(self, sink: Sink, gpus: Sequence[GpuSpec], on_step: Callable[[], None] | None) -> None:
         self.gpu = VirtualGPU(*gpus, sink=sink)
         super().__init__(self.gpu.recorder, on_step)

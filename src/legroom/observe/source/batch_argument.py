@@ -33,15 +33,15 @@ _QUALIFIERS = frozenset(
     }
 )
 EVALUATION_RANK = 6
-"""The rank of names for batch sizes that are not used for training, such as `val_batch_size`."""
+"""The rank of a batch size that is not used for training, such as `val_batch_size`."""
 
 
 def batch_size_rank(name: str) -> int | None:
-    """Return a rank for `name`: 0 if it is most likely the training batch size, and higher ranks if it is less likely.
-    Return None if `name` does not look like a batch size.
+    """Return how likely `name` is the training batch size: 0 is most likely, and higher ranks are less likely. Return
+    None if `name` does not look like a batch size.
 
-    The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only the last part of the
-    name is compared with common names for batch sizes. The other parts may show that the batch size is not used for
+    The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only the part after the last
+    dot is compared with common names for batch sizes. The parts before it may show that the batch size is not used for
     training (`val.batch_size`).
     """
     words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]
@@ -55,10 +55,8 @@ def batch_size_rank(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchArgument:
-    """A batch size among the script's arguments."""
-
     position: int
-    """The index of the argument that contains the number."""
+    """The index of the argument that contains the value."""
     name: str
     value: int
     separator: str
@@ -79,14 +77,13 @@ class BatchArgument:
         return replace(self, value=size)
 
     def replace_in(self, arguments: Sequence[str]) -> list[str]:
-        """Return the script's arguments with this batch size instead of the old batch size."""
+        """Return a copy of `arguments` that contains the value of this argument."""
         changed = list(arguments)
         changed[self.position] = str(self.value) if self.separator == " " else self.text
         return changed
 
 
 def find_batch_argument(arguments: Sequence[str]) -> BatchArgument | None:
-    """Return the training batch size among the script's arguments."""
     found = [
         (rank, argument)
         for argument in integer_arguments(arguments)
@@ -97,7 +94,7 @@ def find_batch_argument(arguments: Sequence[str]) -> BatchArgument | None:
 
 
 def integer_arguments(arguments: Sequence[str]) -> list[BatchArgument]:
-    """Return all arguments with an integer value (`--name 64`, `--name=64`, `name=64` and `-n64`)."""
+    """Return each argument with an integer value (`--name 64`, `--name=64`, `name=64` and `-n64`)."""
     found = []
     for position, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")

@@ -1,8 +1,7 @@
 """Settings that change the batch size of a script: an argument, an environment variable, or a number in a file.
 
 The tracing process collects the candidates (see `script_settings`). The name of a setting does not prove that the
-setting determines the batch size. Therefore the script is started again with a different value, and the batch size of
-that run shows whether the candidate is correct.
+setting determines the batch size. Therefore a candidate is checked by starting the script again with a different value.
 """
 
 import os
@@ -18,14 +17,14 @@ SIZE = "\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSetting:
-    """A candidate for the setting that determines the batch size of a script. In its strings, `SIZE` marks the position
-    of the batch size.
+    """A setting that may determine the batch size of a script. In its strings, `SIZE` marks the position of the batch
+    size.
     """
 
     name: str
     value: int
     rank: int
-    """The rank of the candidate according to its name. The most likely candidates have rank 0."""
+    """A rank that depends on the name of the setting. The most likely candidates have rank 0."""
     text: str = ""
     """The setting as the user writes it, for example `--batch-size SIZE`, `BATCH_SIZE=SIZE` or `batch_size: SIZE`."""
     arguments: tuple[str, ...] | None = None
@@ -33,11 +32,9 @@ class BatchSetting:
     is_given: bool = True
     """Whether the argument is on the command line. Otherwise, the script uses the default value of the argument."""
     variable: str = ""
-    """The name of the environment variable, if the setting is an environment variable."""
     file: str = ""
     line: int = 0
     content: str = field(default="", repr=False)
-    """The content of `file`."""
 
     def text_with(self, size: int) -> str:
         return self.text.replace(SIZE, str(size))
@@ -48,9 +45,7 @@ class BatchSetting:
         return replace(script, arguments=tuple(each.replace(SIZE, str(size)) for each in self.arguments))
 
     def start_options(self, size: int) -> dict[str, Any]:
-        """Return the arguments of `start_tracing` that set this batch size: the environment variables and the changed
-        files.
-        """
+        """Return the keyword arguments with which `start_tracing` runs the script with this batch size."""
         return {
             "environment": {self.variable: str(size)} if self.variable else {},
             "edits": {self.file: self.content.replace(SIZE, str(size))} if self.file else {},

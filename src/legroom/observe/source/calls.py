@@ -1,10 +1,9 @@
 """Determines from the source code which of the user's functions are called, and which functions are called repeatedly.
 
 For example, a method that empties a buffer prevents a leak only if some code calls it. Functions with the same name are
-not distinguished. If it is uncertain whether a function is called, the function is treated as called. A function is
-treated as called if its name occurs anywhere in the code, or if it is a special method. Functions that override a
-library method (for example, a trainer hook) are also treated as called. Plain functions are also treated as called if
-code outside the loaded files, such as a test or an entry point, may call them.
+not distinguished. A function whose name occurs anywhere in the code is treated as called. Special methods and methods
+that override a library method, such as a trainer hook, are also treated as called. So are plain functions that code
+outside the loaded files may call, such as a test or an entry point.
 """
 
 import ast
@@ -24,7 +23,7 @@ _METHODS_OF_CONTAINERS = {name for kind in (list, dict, set, deque) for name in 
 
 
 class Calls(NamedTuple):
-    """The names of the functions that a program calls or passes as arguments."""
+    """The functions that a program calls or passes as arguments, by name."""
 
     called: frozenset[str]
     """Functions whose names are used in code that runs."""
@@ -36,13 +35,11 @@ class Calls(NamedTuple):
     """Maps each function ("" at module level) to the names that occur in it."""
 
     def reached_from(self, functions: Iterable[str]) -> set[str]:
-        """Return the given functions and all functions that they call, directly or indirectly."""
         return _closure(set(functions), self.mentions)
 
 
 @lru_cache(maxsize=16)
 def calls_in(files: tuple[str, ...]) -> Calls:
-    """Find the calls in the user's `files`."""
     modules = {
         file: module
         for module in list(sys.modules.values())
@@ -78,25 +75,23 @@ def calls_in(files: tuple[str, ...]) -> Calls:
 
 
 _Mention = tuple[str, str, bool, bool, tuple[bool, str] | None]
-"""One use of a name in a function. The items are the function ("" at module level), the name, whether the name is used
-without a call, and whether the use is in a loop. The last item is the object on which the name is called, if containers
-also have a method of this name, such as `clear`. If this object is a container, the call is not a call to one of the
-user's functions. A plain tuple is used because the garbage collector does not track it, so heap scans do not visit it.
+"""A use of a name in a function: the function ("" at module level), the name, whether the name is used without a call,
+and whether the use is in a loop. The last item is the object on which a container method such as `clear` is called. If
+this object is a container, none of the user's functions is called. A plain tuple is used because the garbage collector
+does not track it, so heap scans do not visit it.
 """
 
 
 @lru_cache(maxsize=4096)
 def names_in(file: str) -> "_FileCalls":
-    """Return the names that occur in a file. The result is cached, because parsing all files of a large program again
-    would stop the training for seconds.
+    """Return the names that occur in a file. The result is cached, because parsing all files of a large program takes
+    seconds.
     """
     tree = parse(file)
     return _FileCalls(tree if tree is not None else ast.Module([], []))
 
 
 class _FileCalls:
-    """The names that occur in one file."""
-
     def __init__(self, tree: ast.Module) -> None:
         self.mentions: set[_Mention] = set()
         self.decorated: set[str] = set()
@@ -104,7 +99,7 @@ class _FileCalls:
         self.methods: list[tuple[str, bool, str]] = []
         """For each method, the name of its class, whether the class has base classes, and the name of the method."""
         self.plain_functions: set[str] = set()
-        """Functions at module level, which may also be called by code that this module does not see, such as tests."""
+        """Functions at module level. Code that is not loaded, such as a test, may call them."""
         self.containers: set[tuple[bool, str]] = set()
         """The attributes (True, name) and variables (False, name) to which the file assigns a container."""
         self._called_nodes: set[int] = set()
@@ -165,9 +160,7 @@ def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
 
 
 def _is_called_externally(module: ModuleType | None, kind: str, has_bases: bool, method: str) -> bool:
-    """Return whether Python or a library calls a method: a special method, or a method that overrides a library's
-    method.
-    """
+    """Return whether Python or a library calls the method: it is a special method, or it overrides a library's method."""
     if method.startswith("__") and method.endswith("__"):
         return method not in CONSTRUCTORS
     found = getattr(module, "__dict__", {}).get(kind)

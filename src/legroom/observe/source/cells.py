@@ -1,5 +1,5 @@
-"""Gives notebook cells names such as `cell [3]`. A kernel compiles each cell under the name of a temporary file or a
-pseudo-file, for example `/tmp/ipykernel_123/456.py` or `<ipython-input-3-0a1b2c>`.
+"""Gives notebook cells names such as `cell [3]`. IPython compiles each cell under a generated file name, for example
+`/tmp/ipykernel_123/456.py` or `<ipython-input-3-0a1b2c>`.
 
 The number in the name is the one that the notebook shows next to the cell. If a cell ran several times, the number of
 its last run is used. This module never imports IPython. If the program has not imported IPython, no file is a cell.
@@ -21,18 +21,16 @@ UNKNOWN = "notebook cell"
 
 
 _SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""The first word of `Holder.path` for each IPython variable that references all of the user's variables, or the same
-objects as `Out`.
+"""IPython variables that keep all of the user's variables or the outputs in `Out` alive, as they appear at the start of
+`Holder.path`.
 """
 
 
 def is_shell_variable(path: str) -> bool:
-    """Return whether the variable in `Holder.path` belongs to IPython and not to the user."""
     return path.startswith(_SHELL_VARIABLES)
 
 
 def shell() -> Any:
-    """Return the running IPython shell, or None outside IPython."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
 
@@ -43,7 +41,7 @@ def is_notebook() -> bool:
 
 
 def is_cell_name(file: str) -> bool:
-    """Return whether `file` is a name that `cell_name` returned, possibly in another process."""
+    """Return whether `file` looks like a result of `cell_name`, possibly from another process."""
     return _NAMED.fullmatch(file) is not None
 
 
@@ -65,7 +63,6 @@ def cell_name(file: str) -> str | None:
 
 
 def named_frame(frame: Frame) -> Frame:
-    """Return the frame with its file replaced by the name of the cell, if the frame is in a cell."""
     name = cell_name(frame.file)
     return frame if name is None else frame._replace(file=name)
 

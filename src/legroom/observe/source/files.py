@@ -22,7 +22,7 @@ def tree_of(file: str) -> ast.Module | None:
 
 
 def parse(file: str) -> ast.Module | None:
-    """Parse a file like `tree_of`, but without caching. The caller caches the information that it needs from the tree."""
+    """Parse a file without caching the tree. The caller caches the information that it needs."""
     source = _source(file)
     try:
         return ast.parse(source) if source else None
@@ -46,12 +46,11 @@ def _source(file: str) -> bytes:
 
 
 def user_files() -> list[str]:
-    """Return the user's source files that are loaded now."""
     return [file for file, _ in user_modules() if file.endswith(".py")]
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, without the nodes of functions and classes inside it."""
+    """Yield the nodes of a function, except those inside nested functions and classes."""
     stack = list(ast.iter_child_nodes(function))
     while stack:
         node = stack.pop()
@@ -86,9 +85,7 @@ def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.
 
 @lru_cache(maxsize=16)
 def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the functions and methods of a file by name. If a name occurs several times, the first function is
-    used.
-    """
+    """Return the functions and methods of a file by name. Only the first function of each name is returned."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
@@ -115,8 +112,8 @@ def find_function_at(tree: ast.Module, line: int) -> ast.AST:
 
 
 def related_classes_at(file: str, line: int) -> frozenset[str]:
-    """Return the names of the class that contains a line, and of its base classes and subclasses in the file. The
-    result is empty outside any class.
+    """Return the name of the class that contains a line, and the names of its base classes and subclasses in the file.
+    The result is empty outside any class.
     """
     tree = tree_of(file)
     classes = [
@@ -136,8 +133,9 @@ def related_classes_at(file: str, line: int) -> frozenset[str]:
 
 
 def line_of_cache(file: str, name: str, first: int) -> int:
-    """Return the line of the decorator that caches a function, or of `def name` if there is none. `first` is the first line
-    of the function, including decorators."""
+    """Return the line of the decorator that caches a function, or the line of `def name` if no decorator does. `first`
+    is the first line of the function, including decorators.
+    """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
@@ -190,9 +188,9 @@ def clears_cache(function: str, files: Iterable[str]) -> bool:
 
 
 def built_at(file: str, line: int) -> str | None:
-    """Return the name to which a statement assigns the container that it builds (`losses = [step(x) for x in data]`,
-    `list(map(...))`). Until the statement ends, no name references the container. The result is "" if the statement
-    assigns no name, and None if the statement builds no container.
+    """Return the variable to which the statement on this line assigns a new container, as in `losses = [step(x) for x
+    in data]`. While the statement runs, the variable does not reference the container yet. The result is "" if the
+    statement assigns no variable, and None if it creates no container.
     """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():

@@ -8,12 +8,12 @@ from legroom.observe.source.files import FUNCTIONS, LOOPS, tree_of
 
 
 def is_used_later(frame: Frame, name: str) -> bool:
-    """Return whether a variable is still needed: the running statement of `frame` reads it, or later code reads it
-    before assigning another value.
+    """Return whether a variable is still needed. It is needed if the running statement of `frame` reads it, or if later
+    code reads it before assigning another value.
 
     Only the order of the lines is considered, not the conditions under which they run. In a loop, the next iteration is
-    considered as well. Attributes always count as needed. If the source code cannot be read, a variable counts as not
-    needed.
+    considered as well. Attributes are always treated as needed. If the source code cannot be read, no variable is
+    treated as needed.
     """
     tree = tree_of(frame.file)
     if tree is None or not name.isidentifier():
@@ -35,7 +35,6 @@ def is_used_later(frame: Frame, name: str) -> bool:
 
 
 def assigned_names(frame: Frame) -> set[str]:
-    """Return the names of the variables that the line of `frame` assigns."""
     tree = tree_of(frame.file)
     if tree is None:
         return set()
@@ -47,7 +46,7 @@ def assigned_names(frame: Frame) -> set[str]:
 
 
 def _uses(scope: ast.AST, name: str) -> Iterator[tuple[int, int, bool]]:
-    """For each use of a name, yield the line, the order within the line, and whether the value is read."""
+    """For each use of a name, yield its line, its order within the line, and whether the use reads the value."""
     for node in ast.walk(scope):
         if isinstance(node, ast.Name) and node.id == name:
             is_read = isinstance(node.ctx, ast.Load)

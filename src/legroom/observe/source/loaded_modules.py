@@ -1,5 +1,5 @@
-"""The modules that are loaded now. Thousands of modules may be loaded, so the list is read again only after a module
-was added or removed, or after the script was replaced.
+"""The modules that are loaded now. Thousands of modules may be loaded, so the list is built again only after
+`sys.modules` or the script changed.
 """
 
 import sys
@@ -10,7 +10,6 @@ from legroom.observe.source.user_files import is_user_file
 
 
 def user_modules() -> list[tuple[str, ModuleType]]:
-    """Return the user's modules, with their files."""
     modules = ((file, sys.modules.get(name)) for name, file in _user_modules(*_state()))
     return [(file, module) for file, module in modules if isinstance(module, ModuleType)]
 

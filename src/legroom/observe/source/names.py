@@ -1,4 +1,4 @@
-"""Recognizes expressions that use one name: the name itself, an item, the length, or a slice."""
+"""Recognizes expressions that use a given name: the name itself, an item, the length, or a slice."""
 
 import ast
 
@@ -18,11 +18,9 @@ _SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
 
 
 class SourceName:
-    """The name of a variable or attribute, with methods that recognize it in expressions."""
-
     def __init__(self, name: str, is_attribute: bool) -> None:
         self.in_unrelated_class = False
-        """Whether the code is in a class without this attribute. In this case, `self` refers to a different object."""
+        """Whether the code is in a class without this attribute. In such a class, `self` is a different object."""
         self._name = name
         self._is_attribute = is_attribute
 
@@ -41,11 +39,9 @@ class SourceName:
         return not (self.in_unrelated_class and is_self(node.value))
 
     def is_item(self, node: ast.AST) -> bool:
-        """Return whether an expression is `name[...]`, possibly nested."""
         return isinstance(node, ast.Subscript) and (self.is_it(node.value) or self.is_item(node.value))
 
     def is_default_item(self, node: ast.AST) -> bool:
-        """Return whether an expression is an item of the name, as in `name.setdefault(key, [])` and `name.get(key)`."""
         return (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -55,8 +51,7 @@ class SourceName:
 
     def is_truncated(self, value: ast.expr) -> bool:
         """Return whether the new value of the name has a limited size. The size is limited if the new value is a slice
-        of the old value, or of a value computed from the old value. The size is also limited if only the largest or
-        most recent items are kept.
+        of the old value. It is also limited if only the largest or most recent items are kept.
         """
         if isinstance(value, ast.Subscript) and _slices_other_dimension(value):
             return False
@@ -84,7 +79,6 @@ class SourceName:
         return self.is_it(node) or self.is_item(node)
 
     def is_view(self, node: ast.Call) -> bool:
-        """Return whether an expression is `name.values()` or `name.items()`."""
         return (
             isinstance(node.func, ast.Attribute)
             and node.func.attr in ("values", "items")
@@ -92,9 +86,9 @@ class SourceName:
         )
 
     def is_length(self, side: ast.expr) -> bool:
-        """Return whether an expression is the length, as in `len(name)`, `len(self)` in its class, `name.qsize()`,
-        `name.shape[0]` and `name.size(0)`. `len(name) % 100` is not a length, because it becomes zero again after every
-        hundred items.
+        """Return whether an expression depends on the length, as in `len(name)`, `len(self)` in its class,
+        `name.qsize()`, `name.shape[0]` and `name.size(0)`. `len(name) % 100` does not limit the length, so the result
+        is False.
         """
         if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
             return False
@@ -111,9 +105,8 @@ class SourceName:
         return False
 
     def when_long(self, comparison: ast.Compare, tested: ast.If | ast.While) -> list[ast.stmt]:
-        """Return the statements that run if the container is long, which are the body of `if len(name) > limit:`, or
-        the `else` branch of `if len(name) < limit:`. If the direction of the comparison is not clear, the body is
-        returned.
+        """Return the statements that run if the container is long: the body of `if len(name) > limit:`, or the `else`
+        branch of `if len(name) < limit:`. If the direction of the comparison is not clear, the body is returned.
         """
         parts = tested.test.values if isinstance(tested.test, ast.BoolOp) else [tested.test]
         operator = comparison.ops[0]
@@ -123,7 +116,7 @@ class SourceName:
         return tested.body if self.is_length(comparison.left) == is_greater else tested.orelse
 
     def tests_for_it(self, test: ast.expr) -> bool:
-        """Return whether a condition checks that there is no value yet, as in `bank is None`, `not hasattr(self,
+        """Return whether a condition checks that the name has no value yet, as in `bank is None`, `not hasattr(self,
         "bank")`, `"bank" not in store`, `not bank` and `bank.numel() == 0`.
         """
         for node in ast.walk(test):
@@ -143,8 +136,8 @@ class SourceName:
 
 
 def _slices_other_dimension(value: ast.Subscript) -> bool:
-    """Return whether tensors are concatenated along one dimension and the result is sliced along another dimension, as
-    in `torch.cat([queue, keys], 0)[:, :64]`.
+    """Return whether tensors are concatenated along one dimension and the result is sliced along another, as in
+    `torch.cat([queue, keys], 0)[:, :64]`.
     """
     call = value.value
     if not isinstance(call, ast.Call) or called_name(call) not in ("cat", "concat", "concatenate"):

@@ -1,8 +1,8 @@
-"""Collects the uses of one name in source code. The uses are statements that store items under the name, remove items,
-limit the length, reset the value or look up a key.
+"""Collects the uses of a name in source code: statements that store items, remove items, limit the length, reset the
+value or look up a key.
 
-The name is a variable or an attribute. Attributes with the same name in unrelated classes are different. Therefore uses
-of `self.values` are collected only in the classes that have the attribute.
+The name is a variable or an attribute. Uses of an attribute such as `self.values` are collected only in the classes
+that have the attribute, because unrelated classes may use the same name.
 """
 
 import ast
@@ -52,8 +52,6 @@ _SETTERS = {"register_buffer", "register_parameter", "setattr"}
 
 
 class NameReader:
-    """Walks a scope once and collects the uses of one name."""
-
     def __init__(
         self,
         file: str,
@@ -67,20 +65,15 @@ class NameReader:
     ) -> None:
         """`classes` contains the classes that have the attribute, and their base classes. The set is empty if the
         classes are unknown. With `feeding`, methods with names such as `push` are treated as methods that store items.
-        With `is_alias`, the name is another name for the object, so assignments to the name are ignored. Only
-        `removing_methods` remove items.
+        With `is_alias`, assignments to the name are ignored. If `removing_methods` is given, no other methods are
+        treated as removing items.
         """
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []
-        """Uses that check the length of the object or truncate the object."""
         self.removals: list[Occurrence] = []
-        """Uses that remove items from the object."""
         self.lookups: list[Occurrence] = []
-        """Uses that read an item with the method `get`."""
         self.resets: list[Occurrence] = []
-        """Uses that assign an empty value to the name."""
         self.checks_membership = False
-        """Whether the code checks if the object contains a key."""
         self.passed: list[PassedArgument] = []
         self.length_checks: list[LengthCheck] = []
         self._file = file
@@ -96,17 +89,16 @@ class NameReader:
         self._root: ast.AST = self._scope
         self._loops: list[ast.AST] = []
         self._limit_tests = 0
-        """The number of conditions around the current code that require a counter to be below a limit."""
+        """The number of enclosing conditions that require a counter to be below a limit."""
         self._missing_tests = 0
-        """The number of conditions around the current code that are true only if there is no value yet."""
+        """The number of enclosing conditions that are true only if the name has no value yet."""
         self._start_tests = 0
-        """The number of conditions around the current code that are true only in the first iteration."""
+        """The number of enclosing conditions that are true only in the first iteration."""
         self._tested: ast.If | ast.While | None = None
-        """The `if` or `while` statement whose condition is being read."""
         self._is_irrelevant = False
         """Whether the comparison that is being read is in an `assert` or a conditional expression."""
         self._exits: list[tuple[str, int]] = []
-        """The functions and line numbers at which a check of the length ends an iteration or a call early."""
+        """The function and line of each check of the length that ends an iteration or a call early."""
 
     def read(self, scope: ast.AST) -> None:
         self._function = getattr(scope, "name", "") if isinstance(scope, FUNCTIONS) else ""
@@ -278,8 +270,8 @@ class NameReader:
                 self._follow_alias(target)
 
     def _computed_before(self, value: ast.expr) -> list[ast.expr]:
-        """Return the sums and concatenations with the old value that were assigned to the local variables in `value`.
-        For example, `smooth = 0.9 * self.average + 0.1 * loss` may precede `self.average = smooth`.
+        """Return the expressions that were assigned to the local variables in `value`, if they add to the old value or
+        concatenate it. For example, `smooth = 0.9 * self.average + 0.1 * loss` may precede `self.average = smooth`.
         """
         names = {each.id for each in flattened(value) if isinstance(each, ast.Name)}
         assigned = [
@@ -306,8 +298,8 @@ class NameReader:
         ]
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
-        """Collect the uses of the variable `alias`, which refers to the same object or to one of its items. If `only`
-        is given, no other methods are treated as methods that remove items.
+        """Collect the uses of the variable `alias`, which refers to the same object or to one of its items. With
+        `only`, no other methods are treated as removing items.
         """
         if not isinstance(alias, ast.Name) or self._is_alias:
             return
@@ -359,8 +351,8 @@ class NameReader:
             self._set_by_name(node)
 
     def _set_by_name(self, node: ast.Call) -> None:
-        """Record an assignment to `self.queue` by name, as in `self.register_buffer("queue", ...)` and `setattr(self,
-        "queue", ...)`.
+        """Record an assignment in which the attribute name is a string, as in `self.register_buffer("queue", ...)` and
+        `setattr(self, "queue", ...)`.
         """
         owner = node.args[0] if called_name(node) == "setattr" else getattr(node.func, "value", None)
         name, value = node.args[-2], node.args[-1]
@@ -386,8 +378,8 @@ class NameReader:
 
     def _check(self, node: ast.If | ast.While, when_long: Sequence[ast.stmt] | None) -> None:
         """Record that the program checks the length of the container. The check limits the length only if code stores
-        items, removes items, or ends a loop or a call depending on the result. If the statements end a loop or a call,
-        the check counts only if they are in `when_long`, the statements that run if the container is long.
+        items, removes items, or ends a loop or a call depending on the result. A statement that ends a loop or a call
+        counts only if it is in `when_long`, the statements that run if the container is long.
         """
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes
@@ -428,7 +420,6 @@ class NameReader:
         )
 
     def _is_of_inner_loop(self, key: ast.expr | None) -> bool:
-        """Return whether a key is the loop variable of an inner loop."""
         return isinstance(key, ast.Name) and any(
             isinstance(target, ast.Name) and target.id == key.id
             for loop in self._loops[1:]
@@ -479,9 +470,7 @@ class NameReader:
         )
 
     def _with_key(self, item: ast.expr | None) -> Occurrence:
-        """Return an `Occurrence` with the key of the item that the code uses. The key is recorded because the use does
-        not affect items with other keys.
-        """
+        """Return an `Occurrence` with the key of the item, because the use does not affect items with other keys."""
         key = index_of(item) if item is not None else None
         parameters = (
             {each.arg for each in (*self._scope.args.posonlyargs, *self._scope.args.args)}

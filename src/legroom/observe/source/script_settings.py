@@ -1,10 +1,10 @@
 """Collects the candidates for the batch size setting of a running script.
 
-The candidates come from the command line and from the script's parser (argparse, click, absl). Variables of the running
-functions are also candidates, because some parsers turn variables into options. Other candidates come from
-configuration files that the script opened, from environment variables, and from constants in the source code. The names
-of the candidates determine only their order. The caller starts the script again with a different value to check a
-candidate (see `batch_setting`).
+The candidates come from the command line and from the script's parser (argparse, click, absl). Local variables are also
+candidates, because some parsers turn variables into options. Other candidates come from configuration files that the
+script opened, from environment variables, and from constants in the source code. The names of the candidates determine
+only their order. The caller checks a candidate by starting the script again with a different value (see
+`batch_setting`).
 """
 
 import argparse
@@ -40,8 +40,6 @@ _OVERRIDING = re.compile(r"globals\(\)|\bexec\(|\bsetattr\(|\bvars\(")
 
 
 class ScriptSettings:
-    """The settings of the script that runs in this process."""
-
     def __init__(self, arguments: tuple[str, ...]) -> None:
         self._arguments = arguments
         self._options: list[_Option] = []
@@ -56,7 +54,7 @@ class ScriptSettings:
     @contextmanager
     def followed_options(self) -> Iterator[None]:
         """Record the options that the script parses inside the `with` block. Files that the script opens are not
-        recorded, because this requires an audit hook, which cannot be removed after the block.
+        recorded, because that requires an audit hook, which cannot be removed.
         """
         plain = argparse.ArgumentParser.parse_known_args
         following = self._follow_argparse()
@@ -117,7 +115,6 @@ class ScriptSettings:
                 )
 
     def _defaults(self, options: "list[_Option]") -> Iterator[BatchSetting]:
-        """Yield the declared options of the script that are not on the command line."""
         for option in options:
             rank = _best_rank(option.all_names)
             if rank is None or not option.names or option.value <= 0 or self._is_given(option):
@@ -139,7 +136,6 @@ class ScriptSettings:
         )
 
     def _follow_argparse(self) -> Any:
-        """Replace the argparse method that parses options, and return the replacement."""
         plain = argparse.ArgumentParser.parse_known_args
 
         @functools.wraps(plain)
@@ -220,7 +216,6 @@ class ScriptSettings:
                 start += len(line)
 
     def _sources(self) -> Iterator[tuple[str, str]]:
-        """Yield the path and text of the script, its own modules, and the configuration files that it opened."""
         for path in dict.fromkeys([*user_files(), *filter(is_user_file, self._opened)]):
             try:
                 if os.path.getsize(path) <= MAX_CONFIG_BYTES:
@@ -250,7 +245,6 @@ class _Option:
 
 
 def _click_options() -> Iterator[_Option]:
-    """Yield the options of the running click or typer commands."""
     for name in ("click", "typer._click"):
         current = getattr(sys.modules.get(name), "get_current_context", None) or getattr(
             sys.modules.get(f"{name}.globals"), "get_current_context", None
@@ -276,7 +270,7 @@ def _absl_options() -> Iterator[_Option]:
 
 
 def _abbreviated(word: str, names: Mapping[str, _Option]) -> _Option | None:
-    """Return the option that argparse would select for `word`. Argparse accepts abbreviations of option names."""
+    """Return the option that argparse would select for `word`, which may be an abbreviation of the option name."""
     if not word.startswith("--") or len(word) < 4:
         return None
     matches = {id(option): option for name, option in names.items() if name.startswith(word)}
@@ -298,8 +292,8 @@ def _user_frames() -> list[FrameType]:
 
 
 def _named_integers(frames: list[FrameType]) -> Iterator[tuple[str, int]]:
-    """Yield the dotted name and the value of each integer in the local variables of the frames, and in configuration
-    objects that these variables refer to.
+    """Yield the dotted name and the value of each integer in the frames' local variables and the configuration objects
+    that they contain.
     """
     seen: set[int] = set()
 

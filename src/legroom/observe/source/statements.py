@@ -31,20 +31,20 @@ class StoringStatement(NamedTuple):
     at_index: bool = False
     """Whether the statement replaces an item (`slots[i] = state`), so a list does not grow."""
     truncates: bool = False
-    """Whether the stored value is a slice of the old value and the new value together, as in `torch.cat([queue,
-    keys])[-64:]`."""
+    """Whether the stored value is a slice of the old and new values together, as in `torch.cat([queue, keys])[-64:]`.
+    """
     only_if_missing: bool = False
-    """Whether the statement only runs if there is no value yet, as in `if bank is None: bank = samples`."""
+    """Whether the statement only runs if the name has no value yet, as in `if bank is None: bank = samples`."""
     only_at_start: bool = False
-    """Whether the statement only runs in the first iteration of the outermost loop around it, as in `if step == 0:`."""
+    """Whether the statement only runs in the first iteration of the outermost loop, as in `if step == 0:`."""
     repeats_keys: bool = False
-    """Whether the key is the variable of an inner loop, so the same keys are used again. An example is `memory[index] =
-    state` in a loop over the samples of each epoch.
+    """Whether the key is the variable of an inner loop, so each pass over that loop uses the same keys. An example is
+    `memory[index] = state` in a loop over the samples of each epoch.
     """
 
 
 class Occurrence(NamedTuple):
-    """A use of the name. The fields are the function that contains the use, and whether the use is in a loop."""
+    """A use of the name, with the function that contains it."""
 
     function: str
     in_loop: bool
@@ -57,7 +57,7 @@ class Occurrence(NamedTuple):
 
 
 class PassedArgument(NamedTuple):
-    """A call that passes the named object to a function, as a positional or keyword argument."""
+    """A call that passes the named object to a function."""
 
     function: str
     argument: int | str
@@ -65,7 +65,7 @@ class PassedArgument(NamedTuple):
 
 
 class LengthCheck(NamedTuple):
-    """A check of the named object's length. The result of the check determines whether these functions are called."""
+    """A check of the named object's length, with the functions that are called depending on the result."""
 
     functions: frozenset[str]
     occurrence: Occurrence
