@@ -8,7 +8,7 @@ from typing import Any
 
 
 class TorchImport:
-    """An import hook that finds torch as usual, and calls `loaded` once torch is loaded."""
+    """An import hook that calls `loaded` after torch is loaded."""
 
     def __init__(self, loaded: Callable[[], None]) -> None:
         self._loaded = loaded

@@ -4,7 +4,7 @@ A step ends with an optimizer step. With several optimizers (a GAN), only the st
 are counted. If another optimizer steps twice before the first optimizer steps again (as in layer-wise training), the
 steps of the other optimizer are counted instead. In a program with backward passes but no optimizer (manual updates), a
 step ends when the model is called again, or at the end of the program. In a program that never trains (inference), each
-batch that is followed by a call to a model counts as a step. Batches alone are not counted, because some batches are
+batch that is followed by a call to a model counts as a step. Batches alone are not counted, because some are
 prefetched. For example, accelerate prefetches one batch, and the Transformers Trainer prefetches all batches of an
 accumulated step.
 """
@@ -35,8 +35,6 @@ MAX_MODELS = 1000
 
 
 class TrainingClock:
-    """Counts steps, tracks whether an optimizer is running, and calls the callbacks below."""
-
     def __init__(
         self,
         *,
@@ -50,25 +48,23 @@ class TrainingClock:
         self.step = 0
         self._this_thread = _OptimizerState()
         self.trains = False
-        """Whether a backward pass or an optimizer step has run. If this is True, batches do not count as steps."""
+        """Whether a backward pass or an optimizer step has run. If so, batches do not count as steps."""
         self.without_optimizer: bool | None = None
         """Whether the program trains without an optimizer. The value is None before the end of the first backward pass."""
         self.has_optimizer: Callable[[], bool] = has_optimizer
         """Returns whether an optimizer exists. This function is called only once, because it scans all objects."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        """Every optimizer that has stepped."""
         self.is_settled = True
-        """Whether every optimizer that stepped in the last counted step had already stepped before. The first step of
-        an optimizer is not typical, because it allocates the optimizer state.
+        """Whether every optimizer in the last counted step had stepped before. The first step of an optimizer is not
+        typical, because it allocates the optimizer state.
         """
         self.batch_size: int | None = None
         """The batch size of the loader that returned the last batch, or None if the program has no loader."""
         self.samples: int | None = None
-        """The number of samples in the last batch."""
         self.is_training: bool | None = None
         """Whether the model that was called last is in training mode, or None before the first call."""
         self.input_shapes: tuple[torch.Size, torch.Size] | None = None
-        """The shape of the first tensor argument of the model that was called last, in its first and last call."""
+        """The shapes of the first tensor argument in the first and the last call of the model that was called last."""
         self._first_shapes: dict[int, torch.Size] = {}
         self._optimizer_is_new = False
         self.on_step_end = on_step_end
@@ -79,14 +75,13 @@ class TrainingClock:
         self._went_backward = False
         self._counting_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._others: set[int] = set()
-        """The `id`s of the optimizers, other than the counted optimizer, that have stepped since the last counted step."""
+        """The `id`s of the other optimizers that have stepped since the last counted step."""
         self._step_started = time.perf_counter()
         self._handles: list[Any] = []
         self._original_next: Callable[[Any], Any] | None = None
 
     def attach(self, *, batches_only: bool = False) -> None:
-        """Install the hooks. With `batches_only`, only the hooks for batches are installed, so optimizer steps are not
-        counted."""
+        """Install the hooks. With `batches_only`, optimizer steps are not counted."""
         self._step_started = time.perf_counter()
         if not batches_only:
             self._handles = [
@@ -105,15 +100,12 @@ class TrainingClock:
 
     @property
     def in_optimizer(self) -> bool:
-        """True if an optimizer step is running on this thread."""
         return self._this_thread.in_optimizer
 
     def went_backward(self) -> None:
-        """Record that a backward pass starts."""
         self.trains = self._went_backward = True
 
     def model_called(self, model: nn.Module, args: Iterable[Any] = ()) -> None:
-        """Record that a model is called with these arguments."""
         self._model_was_called, self.is_training = True, model.training
         shape = next((each.shape for each in args if isinstance(each, torch.Tensor)), None)
         if shape is None:
@@ -125,7 +117,7 @@ class TrainingClock:
         self.end_step_without_optimizer()
 
     def end_step_without_optimizer(self) -> None:
-        """In a program that trains without an optimizer, end the step if a backward pass has run. Call this method when
+        """End the step if a backward pass has run in a program that trains without an optimizer. Call this method when
         the next step begins, and at the end of the program.
         """
         if self._went_backward and self._counting_optimizer is None and current_node() is None:
@@ -136,8 +128,8 @@ class TrainingClock:
                 self._end_step()
 
     def interrupted(self) -> None:
-        """Reset the state after an exception. The exception may have ended a backward pass, or `optimizer.step()`
-        before its post hook ran.
+        """Reset the state after an exception. The exception may have interrupted a backward pass or `optimizer.step()`,
+        so the post hook did not run.
         """
         self._this_thread.in_optimizer = self._went_backward = False
 
@@ -153,8 +145,8 @@ class TrainingClock:
 
     def _with_closure_outside(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Wrap the closure of `optimizer.step(closure)`, so that its operations do not count as part of the optimizer
-        step. Return the new arguments, or None if there is no closure. A closure runs the forward and backward pass,
-        for example in Lightning.
+        step. Return the new arguments, or None if the step has no closure. A closure runs the forward and backward
+        pass, for example in Lightning.
         """
         closure = kwargs.get("closure") if "closure" in kwargs else args[1] if len(args) > 1 else None
         if not callable(closure):
@@ -184,8 +176,9 @@ class TrainingClock:
         self._end_step()
 
     def _wrap_loaders(self) -> None:
-        """Wrap `__next__` of DataLoader iterators. Without torch's private iterator class, inputs are recognized only
-        when a model receives them, and a run without an optimizer has no steps."""
+        """Wrap `__next__` of DataLoader iterators. If this version of torch lacks the private iterator class, inputs
+        are recognized only when a model receives them, and a run without an optimizer has no steps.
+        """
         iterator = _loader_iterator()
         if iterator is None:
             return
@@ -210,7 +203,6 @@ class TrainingClock:
         self._has_batch = True
 
     def _end_batch(self) -> None:
-        """End the previous batch. The batch counts as a step if a model was called and the program does not train."""
         if self._has_batch and self._model_was_called and not self.trains:
             self._end_step()
         self._model_was_called = False
@@ -225,28 +217,25 @@ class TrainingClock:
 
 
 def has_optimizer() -> bool:
-    """Return whether an optimizer exists in this process."""
     return bool(live_optimizers())
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
-    """Return all optimizers in this process. The result is a list, because an unfinished generator would keep the
-    objects that it iterates over alive until the next garbage collection.
+    """Return all optimizers in this process. The result is a list, because an unfinished generator would keep objects
+    alive until the next garbage collection.
     """
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 
 def _batch_size(loader_iterator: Any) -> int | None:
-    """Return the batch size of a loader, or None if the loader does not batch the samples. The last batch of an epoch
-    may be smaller.
+    """Return the batch size of a loader, or None if the loader does not batch the samples. The last batch may contain
+    fewer samples.
     """
     size = getattr(getattr(loader_iterator, "_index_sampler", None), "batch_size", None)
     return size if type(size) is int else None
 
 
 def _count_samples(batch: Any) -> int | None:
-    """Return the size of the first dimension of the first tensor in a batch, or None if the batch does not begin with a
-    tensor."""
     while isinstance(batch, list | tuple | dict) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return batch.shape[0] if isinstance(batch, torch.Tensor) and batch.ndim else None

@@ -1,9 +1,9 @@
 """Tracks the threads that train in this process, and runs scans only while no other thread trains.
 
-A backward pass runs without the GIL. The pass replaces `.grad`, frees saved tensors and releases graph nodes. If
-another thread reads these objects at the same time, the process can crash. Therefore a thread registers before its
-first backward pass or optimizer step, and registration waits for a running scan. While two registered threads are
-alive, no scan starts.
+A backward pass runs without the GIL. It replaces `.grad`, frees saved tensors and releases graph nodes. If another
+thread reads these objects at the same time, the process can crash. Therefore a thread registers before its first
+backward pass or optimizer step, and registration waits for a running scan. While two registered threads are alive, no
+scan starts.
 """
 
 import contextlib
@@ -39,30 +39,27 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 _registered: list[weakref.ref[threading.Thread]] = []
 inference_threads: set[int] = set()
-"""The identifiers of the threads that are running a model with gradients disabled. A model that runs with gradients
-disabled modifies no graph, so the objects of the process can be read at the same time.
+"""The identifiers of the threads that run a model with gradients disabled. Such a model does not modify the autograd
+graph, so another thread may scan objects at the same time.
 """
 _scan_lock = threading.RLock()
 """The lock that a thread holds during a scan. The lock is reentrant because a user's callback for a leak may train."""
 
 
 def thread_serial() -> int:
-    """Return a number that identifies the calling thread. Unlike the result of `threading.get_ident()`, this number is
-    never reused.
-    """
+    """Return a number that identifies the calling thread. Unlike `threading.get_ident()`, the number is never reused."""
     return _this_thread.serial
 
 
 def register_training_thread() -> None:
     """Register the calling thread as a training thread. Call this function before a backward pass and after an
-    optimizer step. Only the first call on each thread may wait. Later calls are fast.
+    optimizer step. Only the first call on each thread may wait for a scan.
     """
     if not _this_thread.is_registered:
         _register()
 
 
 def other_threads_train() -> bool:
-    """Return whether another live thread has run a backward pass or an optimizer step."""
     if not _registered or (len(_registered) == 1 and _this_thread.is_registered):
         return False
     current, alive = threading.current_thread(), []
@@ -78,8 +75,8 @@ def other_threads_train() -> bool:
 
 @contextlib.contextmanager
 def exclusive_scan() -> Iterator[bool]:
-    """Yield whether objects of the whole process can be scanned now. A scan requires that no other thread trains, runs
-    a model with gradients or scans.
+    """Yield whether this thread may scan all objects of the process. It may not while another thread trains, runs a
+    model with gradients enabled, or scans.
     """
     if not _scan_lock.acquire(blocking=False):
         yield False
@@ -103,8 +100,7 @@ def _register() -> None:
 
 
 def _is_in_torch_elsewhere() -> bool:
-    """Return whether a thread that has not trained yet is running a module, an optimizer or autograd with gradients
-    enabled."""
+    """Return whether another thread runs a module, an optimizer or autograd with gradients enabled."""
     if threading.active_count() == 1:
         return False
     frames = sys._current_frames()
@@ -122,8 +118,8 @@ def _is_training_code(frame: FrameType | None) -> bool:
 
 
 def _forget_other_threads() -> None:
-    """Reset the state in a forked child. Only the calling thread exists in the child, but another thread may have held
-    the lock when the process forked.
+    """Reset the state in a forked child. Another thread may have held the lock when the process forked, and that thread
+    does not exist in the child.
     """
     global _scan_lock
     _scan_lock = threading.RLock()

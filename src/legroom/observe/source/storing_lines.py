@@ -1,10 +1,9 @@
 """Finds the lines that store tensors in a growing variable or attribute, by reading the source code.
 
 The live objects show which variable retains the memory, but not which line stored the tensors. The source code shows
-the line, because only a few statements, usually one, store values under this name. The source code also shows whether a
-container is emptied or bounded, in which case it is not a leak. Finally, the source code shows whether a cache checks
-for a key before it stores a value. A cache of this kind may stop growing. Code in a function that is never called is
-ignored.
+the line, because usually only one statement stores values under this name. The source code also shows whether code
+empties a container or limits its length, so that the container is not a leak. A cache that checks for a key before it
+stores a value may stop growing. Code in a function that is never called is ignored.
 """
 
 import ast
@@ -33,30 +32,28 @@ from legroom.observe.source.syntax import called_name, is_storing_call, literal_
 
 
 class NameUsage(NamedTuple):
-    """The uses of a name in the source code."""
-
     statements: tuple[StoringStatement, ...]
     limited: bool
-    """Whether the length is limited, or whether a function that adds items also removes items."""
+    """Whether code limits the length, or whether a function that adds items also removes items."""
     emptied: bool
-    """Whether code removes items, perhaps only from time to time."""
+    """Whether code removes items."""
     resets: bool
     """Whether an empty value is assigned repeatedly, for example once per epoch."""
     checks_membership: bool
-    """Whether the code checks if the object contains a key, so the object is a cache."""
+    """Whether code checks that the object contains a key. Such an object is a cache."""
     looks_up: bool = False
-    """Whether code reads items with `get` while other code adds items. The `get` method of a queue removes the item
-    that it returns.
+    """Whether code calls `get` while other code adds items. The `get` method of a queue removes the item that it
+    returns.
     """
     drains: bool = False
-    """Whether items are removed only one by one, and the length is not checked. The container may grow nevertheless, if
-    more items are added than removed.
+    """Whether items are removed only one by one and the length is not checked. Such a container still grows if more
+    items are added than removed.
     """
     may_reset: bool = False
     """Whether an empty value is assigned in a function that is not a constructor."""
     has_limit: bool = False
-    """Whether a check of the length, or a slice, limits the length. In this case, the container may grow for a long
-    time before it stops.
+    """Whether a check of the length or a slice limits the length. The container may grow for a long time before it
+    reaches the limit.
     """
 
     @property
@@ -65,20 +62,18 @@ class NameUsage(NamedTuple):
 
     @property
     def is_reassigned_in_loop(self) -> bool:
-        """True if every statement replaces the value in a loop."""
         return bool(self.statements) and all(each.replaces and each.in_loop for each in self.statements)
 
     @property
     def is_recreated_in_loop(self) -> bool:
-        """True if a loop assigns a new instance of a class to the name."""
         return any(each.constructs and each.in_loop for each in self.statements)
 
     def candidates(self, keys: tuple[str, ...] = ()) -> list[StoringStatement]:
-        """Return the statements that may have stored a tensor, most likely first. Only the statements that are as
-        likely as the first statement are returned.
+        """Return the statements that most likely stored the tensors. Several statements are returned only if they are
+        equally likely.
 
-        The most likely statements add items instead of replacing them, and store tensors instead of numbers. The most
-        likely statements also use one of `keys` (if known), and are in a loop or a function.
+        The most likely statements add items instead of replacing them, and store tensors instead of numbers. They use
+        one of `keys`, and they are in a loop or a function.
         """
 
         def rank(each: StoringStatement) -> tuple[bool, ...]:
@@ -146,9 +141,8 @@ def find_usage_in(
 def find_feeding_calls(
     name: str, file: str, function: str, line: int, *, is_attribute: bool = False
 ) -> NameUsage:
-    """Find calls to methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. These
-    calls are reported if no statement refers to the growing container itself, because the container is inside the
-    library's object.
+    """Find calls that pass a value to a library's object, as in `optimizer.add_param_group(...)`. The growing container
+    may be inside that object, so no statement of the user refers to the container itself.
     """
     tree = tree_of(file) if name.isidentifier() else None
     if tree is None:
@@ -159,9 +153,9 @@ def find_feeding_calls(
 
 
 def find_creating_calls(classes: frozenset[str], argument: str, file: str | None) -> NameUsage:
-    """Find the calls that create an object of a class and pass it another object as `argument`, as in `state =
-    State(step, previous=state)`. These calls are needed for dataclasses, because their attributes are assigned by a
-    generated `__init__`, not by a statement in the user's code.
+    """Find the calls that create an object and pass another object as `argument`, as in `state = State(step,
+    previous=state)`. The generated `__init__` of a dataclass assigns the attribute, so the user's code contains no
+    assignment to it.
     """
     tree = tree_of(file) if file is not None else None
     calls = [
@@ -195,9 +189,7 @@ def class_limits_itself(file: str, class_name: str) -> bool:
 
 
 def usage_at_line(file: str, line: int) -> NameUsage:
-    """Return the uses of the container in which a line stores items. The container is identified by the name that it
-    has on this line.
-    """
+    """Return the uses of the container in which the code on this line stores items."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if getattr(node, "lineno", 0) != line:
@@ -222,9 +214,9 @@ def usage_at_line(file: str, line: int) -> NameUsage:
 
 
 def is_passed_in_loop(name: str, file: str, line: int) -> bool:
-    """Return whether a line is in exactly one loop, and this loop passes the variable or attribute to a user's object:
-    `out, cache = model(token, cache)`. Library functions do not count. The result is False in nested loops, because the
-    value stays alive after the inner loop ends.
+    """Return whether a line is in exactly one loop, and this loop passes the variable or attribute to a user's object,
+    as in `out, cache = model(token, cache)`. Library functions are ignored. The result is False in nested loops,
+    because the value stays alive after the inner loop ends.
     """
     tree = tree_of(file)
     if tree is None:
@@ -341,14 +333,12 @@ def _read_scope(
 
 
 class _ArgumentUse(NamedTuple):
-    """Describes how a function uses one of its arguments."""
-
     removals: list[Occurrence]
     limits: list[Occurrence]
 
 
 def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
-    """Return how the called function uses the argument, or None if the function does not belong to the user."""
+    """Return how the called function uses the argument, or None if the function is not the user's."""
     for file in (each for each in files if contains(each, f"def {passed.function}")):
         function = functions_in(file).get(passed.function)
         if function is None:
@@ -370,8 +360,9 @@ def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None
 
 
 def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[str]) -> bool:
-    """Return whether a removal affects only items under other literal keys: `cache["val"].clear()` does not free
-    `cache["train"]`."""
+    """Return whether a removal affects only items with other keys. For example, `cache["val"].clear()` does not free
+    `cache["train"]`.
+    """
     if not keys:
         return False
     if each.keys:
@@ -381,9 +372,7 @@ def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[st
 
 
 def _literal_arguments(function: str, parameter: str, files: Iterable[str]) -> set[str] | None:
-    """Return the strings that the calls to a function pass for a parameter, or None if one of the calls passes anything
-    else.
-    """
+    """Return the strings that calls of a function pass for a parameter, or None if a call passes anything else."""
     found: set[str] = set()
     for file in (each for each in files if contains(each, f"def {function}")):
         definition = functions_in(file).get(function)
@@ -415,8 +404,8 @@ def _combine(
     outlives_calls: bool,
     keys: tuple[str, ...] = (),
 ) -> NameUsage:
-    """Combine the uses that all readers found into one `NameUsage`. `outlives_calls` means that the name is not a local
-    variable. A local variable starts with a new value in each call.
+    """Combine the uses that all readers found. `outlives_calls` is True unless the name is a local variable, which
+    starts with a new value in each call.
     """
     statements = tuple(
         each._replace(
@@ -433,8 +422,8 @@ def _combine(
         return [each for each in occurrences if not each.function or each.function in calls.called]
 
     def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-        """Return the occurrences that may run while the loop stores items. Occurrences that run only once after the
-        loop are omitted.
+        """Return the occurrences that may run while the loop stores items. An occurrence that runs once after the loop
+        is omitted.
         """
         loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
         return [

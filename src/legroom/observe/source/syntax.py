@@ -26,8 +26,8 @@ _EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter
 
 
 def is_same(attribute: str, name: str) -> bool:
-    """Return whether two attribute names are equal, even if Python mangles one of them (`self.__values` is stored as
-    `_Tracker__values`).
+    """Return whether two attribute names are equal. `name` may be mangled: Python stores `self.__values` as
+    `_Tracker__values`.
     """
     return attribute == name or (
         attribute.startswith("__") and not attribute.endswith("__") and name.endswith(attribute)
@@ -39,8 +39,8 @@ def is_self(node: ast.AST) -> bool:
 
 
 def is_selective(test: ast.expr, item: ast.expr) -> bool:
-    """Return whether a filter drops items over time, as in `age < 10`, `step - started <= 10` and `not item.done()`.
-    `item is not None` does not drop items over time.
+    """Return whether a filter eventually drops every item, as in `age < 10`, `step - started <= 10` and `not
+    item.done()`. A filter such as `item is not None` does not.
     """
     names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
     return any(
@@ -55,7 +55,7 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 def is_below(node: ast.If) -> bool:
     """Return whether a condition requires that a counter is below a limit, as in `if step < 10:`. The comparison may be
-    part of a longer condition. `if loss < best:` does not limit a counter.
+    part of a longer condition. In `if loss < best:`, `loss` is not a counter.
     """
     return any(
         isinstance(part, ast.Compare)
@@ -66,15 +66,15 @@ def is_below(node: ast.If) -> bool:
 
 
 def _is_counter(node: ast.AST) -> bool:
-    """Return whether an expression is a counter: a name that suggests a counter (`global_step`, `self.seen`, `i`), or a
-    length.
-    """
+    """Return whether the name of an expression suggests a counter, such as `global_step`, `self.seen` and `i`."""
     name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
     return 0 < len(name) <= 2 or any(word in name.lower() for word in _COUNTERS)
 
 
 def is_zero_or_one(value: ast.expr) -> bool:
-    """Return whether an expression is 0 or 1. A comparison with 0 or 1 tests for emptiness, not for a size."""
+    """Return whether an expression is 0 or 1. A comparison of the length with 0 or 1 checks whether the container is
+    empty, and does not limit its length.
+    """
     return isinstance(value, ast.Constant) and value.value in (0, 1)
 
 
@@ -96,13 +96,12 @@ _CONCATENATING = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "
 
 
 def is_concatenation(value: ast.expr) -> bool:
-    """Return whether an expression contains a call that concatenates tensors or lists."""
     return any(called_name(each) in _CONCATENATING for each in ast.walk(value))
 
 
 def replaces_contents(target: ast.expr) -> bool:
     """Return whether an assignment replaces the contents, as in `name[:] = ...` and `name[:n] = ...`. In contrast,
-    `name[len(name):] = ...` adds items. For a tensor, `name[a:b] = ...` only writes values.
+    `name[len(name):] = ...` adds items.
     """
     if not isinstance(target, ast.Subscript):
         return False
@@ -112,7 +111,6 @@ def replaces_contents(target: ast.expr) -> bool:
 
 
 def index_of(target: ast.expr) -> ast.expr | None:
-    """Return `i` for `name[i]`."""
     return target.slice if isinstance(target, ast.Subscript) else None
 
 
@@ -164,14 +162,18 @@ def _is_named(target: ast.expr, name: str) -> bool:
 
 
 def _is_remainder(value: ast.expr) -> bool:
-    """Return whether a value is `a % b`, or a sum or product with `a % b`. A call such as `f(a % b)` does not count."""
+    """Return whether a value is `a % b`, or a sum or product that contains `a % b`. A call such as `f(a % b)` does not
+    count.
+    """
     if not isinstance(value, ast.BinOp):
         return False
     return isinstance(value.op, ast.Mod) or _is_remainder(value.left) or _is_remainder(value.right)
 
 
 def is_consumed(part: ast.Subscript, scope: ast.AST) -> bool:
-    """Return whether the sliced variable is itself shortened, as in `pool = pool[8:]`, so the slices become empty."""
+    """Return whether the sliced variable itself is shortened, as in `pool = pool[8:]`. In this case, the slices
+    eventually become empty.
+    """
     if not isinstance(part.value, ast.Name) or not is_sliced(part):
         return False
     name = part.value.id
@@ -266,7 +268,6 @@ def is_in_place(call: ast.Call) -> bool:
 
 
 def parts_of(call: ast.Call) -> list[ast.expr]:
-    """Return all expressions in the positional arguments of a call."""
     return [part for each in call.args for part in ast.walk(each) if isinstance(part, ast.expr)]
 
 
@@ -274,11 +275,9 @@ STORING_METHODS = {
     "append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait",
     "push", "write", "store", "register", "record", "log", "heappush", "insort", "insort_left", "insort_right",
 }  # fmt: skip
-"""Methods and functions that store a value in a container."""
 
 
 def is_storing_call(node: ast.AST) -> bool:
-    """Return whether a node is a call to a method that stores a value."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

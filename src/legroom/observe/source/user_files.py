@@ -12,14 +12,12 @@ _THIRD_PARTY = ("/site-packages/", "/dist-packages/")
 _INTERACTIVE = ("<stdin>", "<ipython-input-", "<python-input-")
 
 kinds: dict[str, int] = {}
-"""Maps the path of each file to its kind, for all files that were checked so far. Callers that check a file for every
-operation read this dict directly."""
+"""The kind of each file that was checked so far, by path. Code that runs in every operation reads this dict directly.
+"""
 
 
 def kind_of(file: str) -> int:
-    """Return the kind of a file: whether it belongs to the user, to a third-party library, or to torch, Python or
-    Legroom.
-    """
+    """Return whether a file belongs to the user, to a third-party library, or to torch, Python or Legroom."""
     kind = kinds.get(file)
     if kind is None:
         kind = kinds[file] = _kind_of(file)
@@ -27,7 +25,6 @@ def kind_of(file: str) -> int:
 
 
 def is_user_file(file: str) -> bool:
-    """Return whether a source file belongs to the user, not to torch, a library, Python or Legroom."""
     return kind_of(file) == USER
 
 
@@ -43,15 +40,15 @@ def _kind_of(file: str) -> int:
 
 
 def slashes(path: str, system: ModuleType = os.path) -> str:
-    """Return a path in a normalized form, so that equal paths are equal strings. On Windows, both kinds of slash
-    separate folders, and paths are not case-sensitive.
+    """Return a path with forward slashes. On Windows, the path is also in lower case, so that equal paths are equal
+    strings.
     """
     return path if system.sep == "/" else system.normcase(path).replace(system.sep, "/")
 
 
 def _folders(*paths: str | Path | None) -> tuple[str, ...]:
-    """Return each folder twice: as given, and with symbolic links resolved. A code object contains the path that was
-    used for the import, which may have either form.
+    """Return each folder as given and with symbolic links resolved. A code object contains the path that was used for
+    the import, which may have either form.
     """
     given = [Path(path) for path in paths if path]
     return tuple({f"{slashes(str(each))}/" for path in given for each in (path.absolute(), path.resolve())})

@@ -55,8 +55,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _enable_torch_function: Any = getattr(torch._C, "_EnableTorchFunction", None)
-"""A private torch function that enables function modes inside an operation. Without this function, kernels that the
-program registers receive CPU tensors.
+"""A private torch class that enables function modes inside an operation. If this version of torch lacks it, kernels
+that the program registers receive CPU tensors.
 """
 
 
@@ -122,7 +122,6 @@ class VirtualGPU:
         self._exit = contextlib.ExitStack()
 
     def _room(self) -> int:
-        """Return the number of unallocated bytes on the fullest device."""
         return min(
             (device.allocator.limit or device.spec.usable) - device.allocator.allocated
             for device in self.devices
@@ -146,7 +145,9 @@ class VirtualGPU:
         return self
 
     def _activate(self, entering: contextlib.ExitStack, *, again: bool = False) -> None:
-        """Replace torch's functions and start recording. With `again`, the recording continues after `suspended`."""
+        """Replace torch's functions and start recording. With `again`, continue the recording that `suspended`
+        interrupted.
+        """
         if VirtualGPU._active is not None:
             raise UsageError(
                 "A virtual GPU is already active. Exit its `with` block first, or end it with `legroom.use(None)`. "
@@ -182,8 +183,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside the `with` block, deactivate this virtual GPU, so that another one can be active. The tensors of this
-        virtual GPU keep their memory on it, but inside the `with` block, they are ordinary CPU tensors.
+        """Deactivate this virtual GPU inside the `with` block, so that another one can be active. The tensors of this
+        virtual GPU keep their memory on it. Inside the block, they are ordinary CPU tensors.
         """
         if self.recorder.allocations.followers:
             raise UsageError(
@@ -224,8 +225,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def _user_code(self) -> Iterator[None]:
-        """Run a function of the program that torch calls inside an operation. PyTorch disables the modes inside an
-        operation, so this method enables them again while the function runs.
+        """Enable the modes while torch calls a function of the program inside an operation. PyTorch disables the modes
+        inside an operation.
         """
         if VirtualGPU._active is not self:
             yield
@@ -323,7 +324,7 @@ class VirtualGPU:
 
 
 class _Selected(threading.local):
-    """The selected device. Each thread selects its own device, as in CUDA."""
+    """The selected device. As in CUDA, each thread selects its own device."""
 
     index = 0
 
@@ -334,9 +335,9 @@ def _deactivate() -> None:
 
 @contextlib.contextmanager
 def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
-    """While the virtual GPU is active, make every new thread enter its dispatch and function modes. Modes that are
-    entered in one thread do not apply to other threads. The method that calls `Thread.run` is wrapped instead of `run`
-    itself, because subclasses such as `threading.Timer` override `run`.
+    """Enter the dispatch and function modes of the active virtual GPU in every new thread, because modes apply to one
+    thread only. The method that calls `Thread.run` is wrapped instead of `run` itself, because subclasses such as
+    `threading.Timer` override `run`.
     """
     original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
@@ -355,7 +356,7 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
 
 
 class _EnterWhenUnpickled:
-    """When unpickled, this object enters virtual GPUs until the process exits."""
+    """An object that enters virtual GPUs when it is unpickled. They stay active until the process exits."""
 
     def __init__(self, gpus: Sequence[GpuSpec]) -> None:
         self._gpus = gpus
@@ -372,5 +373,5 @@ def enter_in_spawned_process(*gpus: GpuSpec) -> None:
 
 
 def enter_inherited() -> None:
-    """Activate the same virtual GPUs in this process as in the process that started it (see `processes`)."""
+    """Activate the virtual GPUs of the parent process in this process (see `processes`)."""
     enter_in_spawned_process(*inherited_gpus())

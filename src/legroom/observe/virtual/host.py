@@ -1,6 +1,6 @@
-"""Virtual devices, and the interface that the replaced `torch.cuda` functions use to access them.
+"""Virtual devices, and the interface through which the replaced `torch.cuda` functions access them.
 
-`VirtualGPU` implements the interface `VirtualHost`. Tests use a small object in place of `VirtualGPU`.
+`VirtualGPU` implements the interface `VirtualHost`. Tests use a small object instead.
 """
 
 import contextlib
@@ -16,8 +16,6 @@ from legroom.memory.allocator.allocator import Allocator
 
 @dataclass(slots=True)
 class VirtualDevice:
-    """One virtual GPU."""
-
     index: int
     spec: GpuSpec
     allocator: Allocator
@@ -35,19 +33,16 @@ class VirtualDevice:
 
     @property
     def context_bytes(self) -> int:
-        """The number of bytes that the CUDA context uses."""
         return self.spec.context
 
 
 class VirtualHost(Protocol):
-    """A process with virtual devices."""
-
     @property
     def devices(self) -> Sequence[VirtualDevice]: ...
 
     @property
     def current(self) -> int:
-        """The selected device. Each thread selects its own device, as in CUDA. A new thread starts with device 0."""
+        """The selected device. As in CUDA, each thread selects its own device, and a new thread starts with device 0."""
 
     @current.setter
     def current(self, index: int) -> None: ...
@@ -59,8 +54,9 @@ class VirtualHost(Protocol):
         """Record a storage that was allocated on the CPU as memory of a device. This method may raise
         torch.OutOfMemoryError.
 
-        With `counted=False`, the storage is on the device, but its memory is already counted for another
-        storage or process."""
+        With `counted=False`, no memory is allocated on the device, because another storage or process already counts
+        it.
+        """
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Update the size of a storage that may have been resized. Raises torch.OutOfMemoryError if the device is full."""

@@ -1,9 +1,8 @@
 """Out-of-memory errors on a virtual GPU. The errors have torch's type and message. All errors are recorded, and tests
 can inject errors.
 
-A training step makes a known number of allocations. A test can make each of these allocations fail in turn, to check
-that an error handler works for every allocation. A test that fills the GPU can check only the allocation that no longer
-fits.
+A training step makes a known number of allocations. A test can make each allocation fail in turn, to check that an
+error handler works for every allocation. A test that only fills the GPU checks a single allocation.
 """
 
 import sys
@@ -28,7 +27,7 @@ from legroom.units import GiB, KiB, MiB
 def report_out_of_memory(
     recorder: Recorder, failure: AllocationFailed, device: VirtualDevice, location: OpLocation, op: str
 ) -> torch.OutOfMemoryError:
-    """Record a failed allocation and all objects that retain memory at this moment. Returns the error to raise."""
+    """Record a failed allocation and the objects that retain memory at this moment. Return the error to raise."""
     message = oom_message(failure, device)
     free = device.capacity - device.context_bytes - device.allocator.reserved
     call_oom_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
@@ -94,16 +93,13 @@ def _size(size: int) -> str:
 
 
 class InjectedFailure(AllocationFailed):
-    """A failure that a test requested. The allocator raises the error without retrying the allocation, regardless of
-    how much memory is free.
-    """
+    """A failure that a test requested. The allocator does not retry the allocation, even if enough memory is free."""
 
 
 class Faults:
-    """Makes allocations fail: allocation `number`, counted from now, and the `times - 1` allocations after it."""
+    """Makes allocation `number`, counted from now, and the `times - 1` allocations after it fail."""
 
     injected = 0
-    """The number of injected failures in this process."""
 
     def __init__(self, allocators: Iterable[Allocator], number: int, times: int) -> None:
         if number < 1 or times < 1:
@@ -122,7 +118,6 @@ class Faults:
         return self._count >= self._first
 
     def disarm(self) -> None:
-        """Stop failing allocations."""
         for allocator in self._allocators:
             vars(allocator).pop("malloc", None)
         self._allocators = []

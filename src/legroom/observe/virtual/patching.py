@@ -1,11 +1,11 @@
 """Temporarily replaces attributes of modules and classes, and restores them exactly.
 
-All replacements of a virtual GPU are defined in tables with the columns owner, name and value. If this version of torch
-does not have a name, the replacement is skipped, unless the table says that the name is to be added. A CPU build of
-torch lacks the C functions that torch's own Python code calls. These functions are added so that torch's Python code
-runs unchanged, with its own argument handling and errors.
+All replacements of a virtual GPU are defined in tables with the columns owner, name and value. A name that this version
+of torch lacks is skipped, unless the replacement has `add=True`. A CPU build of torch lacks the C functions that
+torch's own Python code calls. These functions are added so that torch's Python code runs unchanged, with its own
+argument handling and errors.
 
-Libraries that are imported while a script runs may import a replacement and keep it. A replacement therefore calls the
+A library that is imported while a script runs may keep a reference to a replacement. Therefore a replacement calls the
 original function after the virtual GPU has ended.
 """
 
@@ -22,8 +22,6 @@ _ABSENT = object()
 
 
 class Replacement(NamedTuple):
-    """One attribute and its temporary value."""
-
     owner: Any
     """A module or a class."""
     name: str
@@ -66,7 +64,7 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
 
 
 def optional_module(name: str) -> Any:
-    """Return a module that some versions of torch lack, or None. If torch wraps the module in an object with
+    """Return a module, or None if this version of torch lacks it. If torch wraps the module in an object with
     properties, return the wrapped module.
     """
     try:
@@ -89,8 +87,6 @@ def answer(value: Any = None) -> Callable[..., Any]:
 
 
 def once_warner() -> Callable[[str], None]:
-    """Return a function that issues each warning once."""
-
     @functools.cache
     def warn(message: str) -> None:
         warnings.warn(message, stacklevel=_frames_to_user())
@@ -99,7 +95,7 @@ def once_warner() -> Callable[[str], None]:
 
 
 def _frames_to_user() -> int:
-    """Return the stack level of the first caller outside this package, whose line the warning shows."""
+    """Return the `stacklevel` of the first caller outside this package, so that the warning shows the user's line."""
     depth, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("legroom.observe.virtual"):
         depth, frame = depth + 1, frame.f_back
@@ -107,8 +103,8 @@ def _frames_to_user() -> int:
 
 
 def _while_active(value: Callable[..., Any], original: Callable[..., Any], is_active: list[bool]) -> Any:
-    """Return a function with the name and docstring of `original` that calls `value` as long as the replacement is
-    active.
+    """Return a function that calls `value` while the replacement is active, and `original` afterwards. It has the name
+    and docstring of `original`.
     """
 
     @functools.wraps(original)

@@ -1,8 +1,8 @@
-"""Gives a Python process the virtual GPUs of the process that started it.
+"""Activates the virtual GPUs of the parent process in a Python process.
 
-Python imports this module at startup, because `processes.inherited_by_programs` adds this module's folder to
-PYTHONPATH. The module does nothing until the program imports torch. If Legroom is not installed in the Python
-environment of the process, the process has no virtual GPUs.
+Python imports this module at startup, because `processes.inherited_by_programs` adds its folder to PYTHONPATH. The
+module does nothing until the program imports torch. If Legroom is not installed in the Python environment of the
+process, the process has no virtual GPUs.
 """
 
 import importlib
@@ -11,7 +11,6 @@ import sys
 
 
 def _enter_after_torch() -> None:
-    """Enter the virtual GPUs once torch is loaded."""
     try:
         from legroom.observe.torch_import import TorchImport
     except ImportError:
