@@ -1,7 +1,7 @@
 """The function mode that places tensors on virtual devices.
 
 With this mode, tensors report their virtual device, and calls with a device argument are rewritten. All operations run
-on the CPU, so a program computes bit-for-bit the same results as without the mode.
+on the CPU, so the results are bit-for-bit the same as without the mode.
 
 PyTorch disables the mode while it runs a torch function that is written in Python, so the code of this function
 operates on CPU tensors. Tensors that this code creates without tensor inputs are placed on the device of the function's
@@ -90,7 +90,6 @@ class PlacementMode(TorchFunctionMode):
             raise
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Call a torch function that has no handler."""
         try:
             if kwargs:
                 if kwargs.get("device") is not None or kwargs.get("pin_memory"):
@@ -144,7 +143,7 @@ class PlacementMode(TorchFunctionMode):
         return self._to(tensor, "cuda", element)
 
     def _share_memory(self, tensor: Any) -> Any:
-        """For a device tensor, do nothing, because device memory can be sent to other processes without a copy."""
+        """Do nothing for a device tensor, because device memory can be sent to other processes without a copy."""
         return tensor.share_memory_() if self.device_index(tensor) is None else tensor
 
     def _set_grad(self, tensor: Any, gradient: Any) -> None:
@@ -233,8 +232,8 @@ class PlacementMode(TorchFunctionMode):
         return copied
 
     def _deepcopy_without_data(self, tensor: Any, target: int | None, memo: dict[int, Any]) -> Any:
-        """Copy a fake tensor. PyTorch's own deep copy would also copy the fake mode, and copies of views would no
-        longer be views.
+        """Copy a fake tensor. PyTorch's own deep copy would also copy the fake mode, and the copy of a view would not
+        be a view.
         """
         fake_tensors = self.recorder.fake_tensors
         if fake_tensors is None:
@@ -283,7 +282,6 @@ class PlacementMode(TorchFunctionMode):
         return made
 
     def _new(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Create a tensor from sizes or from values, like `Tensor.new`."""
         made = self._run(Tensor.new, (tensor, *args), kwargs)
         index = self.device_index(tensor)
         if index is not None:
@@ -312,8 +310,8 @@ class PlacementMode(TorchFunctionMode):
         return made if named is None else self._to(made, named)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Run a torch function. If the function creates tensors without tensor inputs, they are placed on the device of
-        its arguments.
+        """Run a torch function. Tensors that the function creates without tensor inputs are placed on the device of its
+        arguments.
         """
         context = self.recorder.context
         outer = context.factory_target, context.call
@@ -363,7 +361,9 @@ class PlacementMode(TorchFunctionMode):
             context.target, context.category = outer
 
     def _register(self, made: Any, target: int, category: Category | None = None) -> None:
-        """Register the memory of results that no operation reported (`torch.tensor`, storage copies)."""
+        """Register the memory of a result that no operation reported, such as the result of `torch.tensor` or a storage
+        copy.
+        """
         if isinstance(made, Tensor):
             storage = storage_of(made) if made.layout is torch.strided else None
             if storage is not None:
@@ -438,7 +438,6 @@ def fake_tensors_report_device(host: VirtualHost) -> Iterator[None]:
 
 
 def _parse_to_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Parse the arguments of `Module.to`, in which a device may be an integer."""
     if args and type(args[0]) is int:
         args = (torch.device("cuda", args[0]), *args[1:])
     if type(options.get("device")) is int:
@@ -447,7 +446,6 @@ def _parse_to_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -
 
 
 def _kind_of(named: Any) -> str:
-    """Return the type of the device that a call specifies as a string or a `torch.device`."""
     kind: str = named.type if isinstance(named, torch.device) else str(named).partition(":")[0]
     return kind
 
@@ -464,7 +462,7 @@ _FACTORIES = {
         "empty_strided",
     )
 }  # fmt: skip
-"""Maps each factory function (a function without tensor arguments) to an overload of the operation that it runs."""
+"""Maps each factory function, which has no tensor arguments, to an overload of the operation that it runs."""
 _SPARSE = (
     torch.sparse_coo_tensor,
     torch.sparse_csr_tensor,
@@ -476,7 +474,7 @@ _SPARSE = (
 
 
 class _Move(torch.autograd.Function):
-    """An autograd function that copies a tensor to another device and copies the gradient back. Both tensors are CPU
+    """Copies a tensor to another device in the forward pass, and copies the gradient back. Both tensors are CPU
     tensors, so torch itself would not copy the gradient.
     """
 
@@ -497,11 +495,10 @@ class _Move(torch.autograd.Function):
 def cuda_default_device() -> Iterator[None]:
     """Make `cuda` work as the default device.
 
-    A default device is a torch mode that adds `device=` to every call. `with torch.device("cuda")` enters the
-    default-device mode above `PlacementMode`, so `PlacementMode` handles the call with the added argument.
-    `torch.set_default_device("cuda")` enters the default-device mode below `PlacementMode`, so the default-device mode
-    would create tensors on a real device. In this case, the default-device mode leaves the call unchanged, and
-    `PlacementMode` reads the default device itself.
+    A default device is a torch mode that adds `device=` to every call. `with torch.device("cuda")` enters this mode
+    above `PlacementMode`, so `PlacementMode` handles the added argument. `torch.set_default_device("cuda")` enters it
+    below `PlacementMode`, so it would create tensors on a real device. In this case, the default-device mode leaves the
+    call unchanged, and `PlacementMode` reads the default device itself.
     """
     original = _device_module.DeviceContext.__torch_function__
 
@@ -521,15 +518,14 @@ def cuda_default_device() -> Iterator[None]:
 
 @functools.cache
 def _without_results() -> list[Any]:
-    """Return functions that are called often and never create a tensor. These functions read a property of a tensor or
-    change the grad mode, and need no `CallContext`.
+    """Return functions that are called often and never create a tensor, so they need no `CallContext`. They read a
+    property of a tensor or change the grad mode.
     """
     getters = [each.__get__ for each in vars(torch._C.TensorBase).values() if isgetsetdescriptor(each)]
     return [*getters, *filter(None, [getattr(torch._C, "_set_grad_enabled", None)])]
 
 
 def _constructors() -> Any:
-    """Return the functions to which torch's default device applies."""
     return _device_module._device_constructors()
 
 

@@ -1,9 +1,9 @@
-"""Gives other processes of the program the same virtual GPUs. Tensors that are sent between processes stay on their
+"""Activates the virtual GPUs in other processes of the program. Tensors that are sent between processes stay on their
 device.
 
 Each process can use the full size of its devices: memory that other processes use is not subtracted. The events of
 other processes are recorded separately (see `children.captures`). As on CUDA, a tensor that is sent to another process
-is shared. The memory of a shared tensor counts for the process that allocated it.
+is shared, and its memory counts for the process that allocated it.
 """
 
 import contextlib
@@ -27,14 +27,12 @@ VARIABLE = "LEGROOM_VIRTUAL_GPUS"
 """The environment variable that passes virtual GPUs to other Python programs, as JSON."""
 _FOLDER = str(Path(__file__).with_name("inherited"))
 _host: VirtualHost | None = None
-"""The object that provides the virtual GPUs of this process."""
 
 
 @contextlib.contextmanager
 def other_processes(
     host: VirtualHost, enter_when_unpickled: Callable[[Sequence[GpuSpec]], object]
 ) -> Iterator[None]:
-    """Inside the `with` block, processes that the program starts inherit the devices of `host`."""
     global _host
     specs = [device.spec for device in host.devices]
     with (
@@ -57,8 +55,8 @@ def _inherited_by_programs(specs: Sequence[GpuSpec]) -> Iterator[None]:
     """Inside the `with` block, Python programs that are started with this environment (`subprocess`, `os.system`,
     torchrun) have the same GPUs.
 
-    At startup, Python imports `inherited/sitecustomize.py` from PYTHONPATH. With `python -I` or `python -E`, Python
-    ignores PYTHONPATH, so these programs have no virtual GPUs.
+    At startup, Python imports `inherited/sitecustomize.py` from PYTHONPATH. `python -I` and `python -E` ignore
+    PYTHONPATH, so programs that are started with these options have no virtual GPUs.
     """
     before = os.environ.get(VARIABLE)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -84,9 +82,7 @@ def _other_folders() -> list[str]:
 
 
 def inherited_gpus() -> list[GpuSpec]:
-    """Return the GPUs that this process inherits from its parent process, except the GPUs that CUDA_VISIBLE_DEVICES
-    hides.
-    """
+    """Return the GPUs that this process inherits from its parent process and that CUDA_VISIBLE_DEVICES does not hide."""
     text = os.environ.get(VARIABLE)
     if not text:
         return []
@@ -111,8 +107,8 @@ def inherited_gpus() -> list[GpuSpec]:
 
 @contextlib.contextmanager
 def _sent_tensors(host: VirtualHost) -> Iterator[None]:
-    """Inside the `with` block, `torch.multiprocessing` sends device tensors through shared host memory, and the
-    receiving process restores their device.
+    """Inside the `with` block, `torch.multiprocessing` sends device tensors through shared host memory. The receiving
+    process places them on the same device.
     """
     reductions = optional_module("torch.multiprocessing.reductions")
     reducers: Any = getattr(multiprocessing.reduction.ForkingPickler, "_extra_reducers", None)
@@ -142,8 +138,7 @@ def _sent_tensors(host: VirtualHost) -> Iterator[None]:
 
 
 def rebuild_on_device(index: int, rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return a tensor that another process sent. If this process has no virtual GPU, the returned tensor is a CPU
-    tensor."""
+    """Return a tensor that another process sent. If this process has no virtual GPU, it is a CPU tensor."""
     with torch._C.DisableTorchFunction():
         tensor = rebuild(*arguments)
         storage = storage_of(tensor)

@@ -1,8 +1,8 @@
 """Handles reads of device tensor values in Python: conversions to NumPy and lists, printing, formatting and pickling.
 
 The function mode calls these handlers instead of torch's methods. Like a real CUDA tensor, a tensor on a virtual GPU
-reports its device and cannot be converted to a NumPy array. A tensor without data (`FakeTensors`) returns placeholder
-values, so a statement that reads values does not end the trace.
+reports its device and cannot be converted to a NumPy array. A read of a tensor without data (`FakeTensors`) returns
+placeholder values, so the trace continues.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,12 @@ Tensor = torch.Tensor
 
 
 class TensorReads:
-    """Handlers for the torch functions that read values."""
-
     def __init__(
         self,
         device_index: Callable[[Any], int | None],
         to_host: Callable[[Any], Any],
         fake_tensors: FakeTensors | None,
     ) -> None:
-        """`device_index(tensor)` returns the device of a tensor, or None for the host. `to_host(tensor)` copies a
-        tensor to the host.
-        """
         self._device_index, self._to_host, self._fake_tensors = device_index, to_host, fake_tensors
 
     def handlers(self) -> dict[Any, Callable[..., Any]]:
@@ -85,7 +80,9 @@ class TensorReads:
         return (kind, number) if index is None else (type(kind)(dlpack.CUDA), index)
 
     def _dlpack(self, tensor: Any, *stream: Any, **options: Any) -> Any:
-        """Implement `__dlpack__`. `stream` is a positional argument in torch 2.6 and a keyword in later releases."""
+        """Implement `__dlpack__`. `stream` is a positional argument in torch 2.6 and a keyword argument in later
+        releases.
+        """
         if stream:
             options["stream"] = stream[0]
         index = self._device_index(tensor)
@@ -115,7 +112,7 @@ class TensorReads:
         return self._host_copy(tensor).tolist()
 
     def _reduce(self, tensor: Any, protocol: Any) -> Any:
-        """Pickle a placeholder tensor that uses the memory of a single element, regardless of its shape."""
+        """Pickle a fake tensor as a placeholder that uses the memory of a single element, regardless of its shape."""
         if not isinstance(tensor, FakeTensor):
             return tensor.__reduce_ex__(protocol)
         index = self._device_index(tensor)
@@ -125,8 +122,8 @@ class TensorReads:
         return _unpickled, (value, device, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
 
     def with_numbers(self, data: Any) -> Any:
-        """In nested lists, replace single-element tensors that have no data with numbers. `torch.tensor` reads these
-        lists in C++, where no mode applies.
+        """Replace single-element tensors without data in nested lists by numbers. `torch.tensor` reads these lists in
+        C++, where no mode applies.
         """
         if self._fake_tensors is None or type(data) not in (list, tuple):
             return data
@@ -141,7 +138,7 @@ class TensorReads:
 
 
 MAX_PICKLED = 64 << 10
-"""The maximum size in bytes of a tensor without data that is pickled with its known values. Larger tensors are pickled
+"""The maximum size in bytes of a fake tensor that is pickled with its known values. Larger fake tensors are pickled
 with placeholders.
 """
 
@@ -152,8 +149,8 @@ def _unpickled(value: Tensor, device: str, requires_grad: bool, is_parameter: bo
 
 
 def _device_in_text(index: int) -> list[Replacement]:
-    """Replace the private torch function that appends the device to the text of a printed tensor. If torch lacks this
-    function, the device is not printed.
+    """Replace the private torch function that appends the device to the text of a printed tensor. If this version of
+    torch lacks the function, the device is not printed.
     """
     printing: Any = torch._tensor_str
     original = getattr(printing, "_add_suffixes", None)

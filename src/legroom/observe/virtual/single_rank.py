@@ -1,14 +1,14 @@
-"""Traces one rank alone, with a process group of the full world size and no other ranks.
+"""Traces one rank alone, in a process group that has the full world size but no other ranks.
 
-The memory of a rank depends on the world size, because the world size determines the rank's shards, samples and
-pipeline stage. The memory rarely depends on the data that the rank receives. An estimate therefore needs no other
-ranks. PyTorch's fake process group completes every collective immediately and moves no data. However, a rank may need
-an object that another rank creates and broadcasts, such as a plan or a path.
+The memory of a rank depends on the world size, which determines the rank's shards, samples and pipeline stage. It
+rarely depends on the data that the rank receives, so an estimate needs no other ranks. PyTorch's fake process group
+completes every collective immediately and moves no data. However, a rank may need an object that another rank creates
+and broadcasts, such as a plan or a path.
 
 The sending rank stores this object in a folder, and the ranks that are traced later read it there. The environment
 variable LEGROOM_SINGLE_RANK contains the path of the folder. The fake process group is one of torch's testing tools. If
-this version of torch lacks the fake process group, rank 0 of 1 is traced instead, so the estimate does not include the
-savings from sharding.
+this version of torch lacks it, rank 0 of 1 is traced instead, so the estimate does not include the savings from
+sharding.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ import torch
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, replaced, table
 
 VARIABLE = "LEGROOM_SINGLE_RANK"
-"""The environment variable that contains the folder for broadcast objects."""
 
 
 def is_enabled() -> bool:
@@ -33,14 +32,13 @@ def is_enabled() -> bool:
 
 
 def has_no_peers() -> bool:
-    """Return True if this process has a process group whose other ranks do not exist."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "fake"
 
 
 def modules_of_groups() -> tuple[Any, ...]:
-    """Return the modules that contain the process group functions. The module that defines the functions comes first,
-    then the modules that import them. The result contains None for a module that this build of torch lacks.
+    """Return the module that defines the process group functions, followed by the modules that import them. The result
+    contains None for a module that this build of torch lacks.
     """
     names = "distributed.distributed_c10d", "distributed", "distributed.device_mesh"
     return tuple(optional_module(f"torch.{name}") for name in names)
@@ -55,22 +53,22 @@ def replacements() -> Iterable[Replacement]:
 
 
 _early_names: dict[str, Any] = {}
-"""The replacement functions of `first_of_spawned_ranks`, for scripts that imported the original functions before they
-were replaced.
+"""The replacement functions of `first_of_spawned_ranks`. A script that imported the original functions earlier calls
+them through `early_name`.
 """
 
 
 def early_name(name: str) -> Any:
-    """Return the function that scripts use in place of `name` if they imported it before it was replaced. Return None
-    if `name` is not replaced.
+    """Return the replacement for the function `name`, for a script that imported `name` before it was replaced. Return
+    None if `name` is not replaced.
     """
     return _early_names.get(name)
 
 
 @contextlib.contextmanager
 def first_of_spawned_ranks(size: int, folder: Path) -> Iterator[None]:
-    """Inside the `with` block, this process is rank 0 of `size` ranks. If the script passes a world size, that number
-    replaces `size`.
+    """Inside the `with` block, this process is rank 0 of `size` ranks. A world size that the script passes takes
+    precedence over `size`.
     """
     with replaced(_replacements(0, size, folder)):
         c10d, *_ = modules_of_groups()
@@ -130,7 +128,7 @@ def _replacements(rank: int, size: int, folder: Path) -> Iterable[Replacement]:
 
 
 class _BroadcastFiles:
-    """Stores broadcast objects in order, in one file per sending rank."""
+    """Stores broadcast objects in one file per sending rank, in order."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         self._rank = rank
@@ -138,7 +136,7 @@ class _BroadcastFiles:
         self._read: dict[int, int] = {}
 
     def broadcast(self, object_list: list[Any], src: int | None = None, *rest: Any, **options: Any) -> None:
-        """If this rank is the sender, store the objects. Otherwise, read the objects that the sender stored. If the
+        """Store the objects if this rank sends them. Otherwise, read the objects that the sending rank stored. If the
         sending rank was not traced, the objects stay unchanged.
         """
         sender = src if src is not None else options.get("group_src") or 0
@@ -156,12 +154,12 @@ class _BroadcastFiles:
 
 
 def _gather_own_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Fill the list with this rank's object, as if all ranks had contributed the same object."""
+    """Act as if every rank had contributed the object of this rank."""
     object_list[:] = [obj] * len(object_list)
 
 
 def _no_function() -> None:
-    """Do nothing. This function is used in place of a torch function that this build of torch lacks."""
+    """Replaces a torch function that this build of torch lacks."""
 
 
 def _fake_store() -> Any:
@@ -171,8 +169,8 @@ def _fake_store() -> Any:
 
 
 def _with_local_reduction(parallel: Any) -> Any:
-    """Add a communication hook. The reducer needs a result for each bucket, but a fake process group returns no result.
-    Therefore the hook returns the bucket itself.
+    """Return an `__init__` that registers a communication hook. The reducer needs a result for each bucket, but a fake
+    process group returns none. Therefore the hook returns the bucket itself.
     """
     original_init, register = parallel.__init__, parallel.register_comm_hook
 

@@ -1,11 +1,10 @@
-"""Makes the storages of a virtual GPU keep their device when they are copied, moved, saved and loaded.
+"""Keeps the device of a virtual GPU's storages when they are copied, moved, saved and loaded.
 
 `torch.save` writes the device of each storage, and `torch.load` restores the storage to that device or to
-`map_location`. `torch.save` and `torch.load` use a registry of pairs of functions. One function of a pair returns the
-location tag of a storage, and the other moves a storage to the tagged location. This module registers one pair for
-virtual devices. The module also replaces methods of `UntypedStorage`. `storage.cuda()` uses these methods, for example
-in a function that is passed as `map_location`. `copy.deepcopy(model)` uses these methods because it copies storages
-without the dispatcher.
+`map_location`. Both use a registry of function pairs: one function returns the location tag of a storage, and the other
+moves a storage to the tagged location. This module registers a pair for virtual devices. It also replaces methods of
+`UntypedStorage`, for calls such as `storage.cuda()` in a `map_location` function. `copy.deepcopy(model)` also needs
+these methods, because it copies storages without the dispatcher.
 
 While the placement mode is active, `storage.device` is the virtual device. While torch's own functions run, storages
 and tensors report the CPU as their device.
@@ -23,13 +22,12 @@ from legroom.observe.virtual.placement import is_placement_active
 from legroom.observe.virtual.torch_api.devices import index_of
 
 BEFORE_TORCH = 0
-"""The priority of the pair that this module registers. PyTorch registers its own pair for the CPU, which would accept
-every storage, with priority 10.
+"""The priority of the functions that this module registers. PyTorch registers its functions for the CPU, which would
+accept every storage, with priority 10.
 """
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Return replacements for the methods that copy, move and resize a storage."""
     original_clone: Any = torch.UntypedStorage.clone
     original_to = torch.UntypedStorage.to
     original_resize: Any = torch.UntypedStorage.resize_
@@ -62,7 +60,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
         return original_to(storage, device=device, non_blocking=non_blocking)
 
     def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        """Resize the storage. FSDP resizes storages to free and allocate the memory of its parameters."""
+        # FSDP resizes storages to free and allocate the memory of its parameters.
         before = storage.nbytes()
         resized: torch.UntypedStorage = original_resize(storage, size)
         try:
@@ -88,7 +86,6 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def saved_and_loaded(host: VirtualHost) -> Iterator[None]:
-    """Inside the `with` block, `torch.save` writes virtual devices and `torch.load` restores storages to them."""
     registry = torch.serialization._package_registry
     validate: Any = torch.serialization._validate_device
     original_clone: Any = torch.UntypedStorage.clone

@@ -1,1 +1,1 @@
-"""Replacements for the parts of PyTorch that a virtual GPU changes. Each part has its own module."""
+"""Replacements for the parts of PyTorch that a virtual GPU changes."""

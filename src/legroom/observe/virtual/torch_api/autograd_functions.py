@@ -3,8 +3,8 @@
 
 If the loss does not depend on an output, autograd passes zeros to `backward` as the gradient of that output. The C++
 code that creates these zeros treats every output as a CPU tensor, so the zeros would be on the device of the loss. This
-module moves the zeros to the device of the output. If torch's private class for the backward node is missing, the zeros
-are not moved.
+module moves the zeros to the device of the output. If this version of torch lacks the private class for the backward
+node, the zeros are not moved.
 """
 
 import functools
@@ -38,7 +38,6 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _note_devices(host: VirtualHost, out: tuple[Any, ...]) -> None:
-    """Store the devices of the outputs in the backward node, if the devices differ."""
     devices = [host.device_of(value) if isinstance(value, torch.Tensor) else None for value in out]
     if len({*devices}) == 1:
         return

@@ -1,4 +1,4 @@
-"""CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
+"""Replaces the CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
 
 A machine without a GPU has none of these libraries. With the replacements in this module, scripts can set flags and
 push NVTX ranges. Where torch would select a kernel from a CUDA library, the replacement reports that the library does
@@ -20,7 +20,6 @@ CUDNN_VERSION = 91002
 
 
 def replacements() -> Iterable[Replacement]:
-    """Return replacements for the functions of each library, with the names under which torch looks them up."""
     yield from table(
         optional_module("torch.backends.cudnn"),
         {
@@ -90,7 +89,7 @@ class _Setting:
 
 
 class _Ranges(threading.local):
-    """Replaces NVTX. The replacement only counts how deeply the program has nested its NVTX ranges."""
+    """Replaces NVTX. It only counts how deeply the program has nested its NVTX ranges."""
 
     depth = 0
     handles = 0
@@ -108,13 +107,13 @@ class _Ranges(threading.local):
         return self.handles
 
     def rangeEnd(self, _handle: int) -> None:  # noqa: N802
-        """Do nothing, because there is no NVTX profiler."""
+        ...
 
     def markA(self, _message: str) -> None:  # noqa: N802
-        """Do nothing, because there is no NVTX profiler."""
+        ...
 
     def deviceRangeStart(self, _message: str, _stream: int = 0) -> int:  # noqa: N802
         return self.rangeStartA(_message)
 
     def deviceRangeEnd(self, _handle: int, _stream: int = 0) -> None:  # noqa: N802
-        """Do nothing, because there is no NVTX profiler."""
+        ...

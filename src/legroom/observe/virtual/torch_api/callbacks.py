@@ -1,7 +1,6 @@
-"""Keeps the placement mode active in user code that torch calls back.
+"""Keeps the placement mode active in user code that torch calls, for example in backward passes and hooks.
 
-PyTorch disables a function mode while one of PyTorch's own functions runs. Some of these functions call user code, for
-example in backward passes and hooks.
+PyTorch disables a function mode while one of its own functions runs.
 """
 
 import contextlib
@@ -19,7 +18,8 @@ from legroom.observe.virtual.placement import PlacementMode, is_placement_active
 def mode_in_callbacks(mode: PlacementMode) -> Iterator[None]:
     """Enter the mode again in backward passes (checkpointing, custom functions, hooks) and in hooks for saved tensors.
 
-    Without torch's private `_engine_run_backward`, user code inside a backward pass cannot use `cuda`.
+    If this version of torch lacks the private `_engine_run_backward`, user code inside a backward pass cannot use
+    `cuda`.
     """
 
     context = mode.recorder.context

@@ -4,10 +4,9 @@ Inside `with patches(host):`, `torch.cuda.is_available()` returns True, even on 
 `torch.cuda.memory_allocated()` returns the value of the replayed allocator. After the block, every attribute is
 restored, even after an error.
 
-Tensor methods (`.to("cuda")`, `device=`, `.is_cuda`) are handled by the modes of `VirtualGPU`, which is the
-`VirtualHost`. Each module in this package returns a table of names and replacements, and `patching` installs the
-replacements. If torch's Python code calls a C function, the C function is replaced, so the Python code keeps its
-argument handling, its errors and its warnings.
+The modes of `VirtualGPU` handle tensor methods (`.to("cuda")`, `device=`, `.is_cuda`). Each module in this package
+returns a table of names and replacements, and `patching` installs the replacements. If torch's Python code calls a C
+function, the C function is replaced, so the Python code keeps its argument handling, its errors and its warnings.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """The number, the properties and the selection of virtual devices, in `torch.cuda` and `torch.accelerator`.
 
-PyTorch's own Python functions are not replaced. These functions check their arguments, raise their own errors, and then
-call a C function (`torch._C._cuda_getDevice`). This module replaces the C functions, or adds them on a CPU build.
-Functions that a script imported earlier (`from torch.cuda import is_available`) therefore also work.
+PyTorch's own Python functions are not replaced. They check their arguments, raise their own errors, and then call a C
+function such as `torch._C._cuda_getDevice`. This module replaces the C functions, or adds them on a CPU build.
+Therefore functions that a script imported earlier (`from torch.cuda import is_available`) also work.
 
 Memory, compute capability, multiprocessors and shared memory come from the `GpuSpec` of the device. The cache size, the
 clock rates and similar values affect no result, so they are always the values of an A100.
@@ -27,7 +27,6 @@ CUDA_VERSION = "12.8"
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Return replacements for the functions that count devices, select a device and return device properties."""
     functions = _DeviceFunctions(host)
     cuda = optional_module("torch.cuda")
     accelerator = torch.device("cuda")
@@ -108,12 +107,11 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _call_now(function: Callable[[], object], **options: Any) -> None:
-    """Call the function now. PyTorch would delay the call until CUDA is initialized."""
+    # PyTorch would delay the call until CUDA is initialized.
     function()
 
 
 def invalid_ordinal() -> Exception:
-    """Return the error that CUDA raises for a device that does not exist."""
     kind = getattr(torch, "AcceleratorError", RuntimeError)
     error: Exception = kind(
         "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
@@ -132,15 +130,13 @@ def index_of(host: VirtualHost, device: Any) -> int:
 
 
 def free_bytes(device: VirtualDevice) -> int:
-    """Return the free memory as `cudaMemGetInfo` reports it. Free memory is neither used by the context nor reserved by
-    PyTorch's allocator.
+    """Return the free memory as `cudaMemGetInfo` reports it: the bytes that neither the context uses nor PyTorch's
+    allocator reserves.
     """
     return max(device.capacity - device.context_bytes - device.allocator.reserved, 0)
 
 
 class _DeviceFunctions:
-    """Python implementations of torch's C functions."""
-
     def __init__(self, host: VirtualHost) -> None:
         self._host = host
         self._is_initialized = False
@@ -158,8 +154,8 @@ class _DeviceFunctions:
         self._is_initialized = True
 
     def is_initialized(self) -> bool:
-        """Return whether the program has used a device. Libraries read this value, and select the device of a rank only
-        if the program has not used a device yet.
+        """Return whether the program has used a device. Libraries select the device of a rank only if this value is
+        False.
         """
         return self._is_initialized or any(device.allocator.peak_reserved for device in self._host.devices)
 
@@ -209,8 +205,8 @@ class _DeviceFunctions:
         }
 
     def idle(self, value: int) -> Any:
-        """Return a function that reports the value of a sensor on an idle device. The function raises an error if the
-        device does not exist.
+        """Return a function that reports the sensor value of an idle device. The function raises an error if the device
+        does not exist.
         """
 
         def read(device: Any = None) -> int:
@@ -281,7 +277,7 @@ class CudaError(enum.IntEnum):
 
 
 class _Runtime:
-    """The result of `torch.cuda.cudart()`: the CUDA runtime functions that torch and scripts call."""
+    """The result of `torch.cuda.cudart()`, with the CUDA runtime functions that torch and scripts call."""
 
     cudaError = CudaError  # noqa: N815  (CUDA's name)
 
@@ -323,8 +319,8 @@ class _DeviceMeta(type):
 
 @contextlib.contextmanager
 def integers_name_devices() -> Iterator[None]:
-    """Inside the `with` block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to an
-    accelerator device. A CPU build of torch raises an error for an integer.
+    """Inside the `with` block, `torch.device(1)` is `cuda:1`, as on a GPU build of torch. A CPU build of torch raises
+    an error for an integer.
 
     `torch.device` cannot be subclassed, so a different class replaces it. The replacement class creates real devices,
     and `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the

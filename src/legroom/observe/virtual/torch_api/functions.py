@@ -31,10 +31,9 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 def _autocast() -> Iterable[Replacement]:
     """Make `torch.autocast("cuda")` also enable autocast for the CPU, with the same dtype.
 
-    PyTorch keeps one autocast state per device type. The states for CUDA and the CPU are both set when an autocast
-    region is entered, and restored when the region ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and
-    checkpointing therefore behave as on a GPU. Host tensors in the region are also cast, because autocast cannot
-    distinguish them from device tensors.
+    PyTorch keeps one autocast state per device type. Entering an autocast region sets the states for CUDA and the CPU,
+    and leaving it restores both. Therefore `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing behave
+    as on a GPU. Host tensors in the region are also cast, because autocast cannot distinguish them from device tensors.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -67,9 +66,9 @@ def _transformer_fast_paths() -> Iterable[Replacement]:
     """Keep the fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation mode.
 
     On the CPU and on CUDA, these modules call one fused operation, unless an argument overrides torch functions. An
-    active function mode would also disable the fused operation, and change the results. `has_torch_function` is
-    therefore replaced in these modules. PyTorch's other functions use a separate copy of `has_torch_function`, which is
-    not replaced.
+    active function mode would also disable the fused operation, and change the results. Therefore `has_torch_function`
+    is replaced in these modules. Other torch functions use a separate copy of `has_torch_function`, which is not
+    replaced.
     """
 
     def has_torch_function(relevant: Iterable[Any]) -> bool:
@@ -105,10 +104,11 @@ def _created_on_host(original: Any) -> Any:
 
 
 def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
-    """Create tensors that contain other tensors (`AsyncCollectiveTensor`) on the CPU and register their device.
+    """Create wrapper tensors (`AsyncCollectiveTensor`), which contain other tensors, on the CPU and register their
+    device.
 
-    If these tensors were created on a device that this build of torch does not support, a backward pass through them
-    would end the process.
+    If they were created on a device that this build of torch does not support, a backward pass through them would end
+    the process.
     """
     original: Any = getattr(torch.Tensor, "_make_wrapper_subclass", None)
     if original is None:
@@ -136,10 +136,9 @@ _Groups = dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int
 def _grouped_tensors(host: VirtualHost) -> Iterable[Replacement]:
     """Make optimizers and gradient clipping group tensors by their virtual device.
 
-    PyTorch groups the tensors in C++. The C++ code treats all tensors of a virtual GPU as CPU tensors. If the
-    parameters are on several virtual GPUs, or on a virtual GPU and the host, one group would contain tensors on
-    different devices. If torch has no C function for grouping, it groups the tensors in Python, and no replacement is
-    needed.
+    PyTorch groups the tensors in C++, which treats all tensors of a virtual GPU as CPU tensors. If the parameters are
+    on several virtual GPUs, or on a virtual GPU and the host, one group would contain tensors on different devices. If
+    torch has no C function for grouping, it groups the tensors in Python, and no replacement is needed.
     """
     original = getattr(torch._C, "_group_tensors_by_device_and_dtype", None)
     if original is None:
@@ -166,7 +165,7 @@ ROUND_DIFFERENTLY = ("asgd", "nadam", "radam")
 
 
 def _optimizers() -> Iterable[Replacement]:
-    """Make optimizers use the for-loop implementation if their `foreach` implementation rounds differently.
+    """Make an optimizer use the for-loop implementation if its `foreach` implementation rounds differently.
 
     On CUDA, optimizers update all parameters at once (`foreach`). Optimizers also use `foreach` on a virtual GPU, so
     that the memory of `foreach` is counted. Three optimizers and weight averaging compute in a different order with
@@ -192,9 +191,9 @@ def lazy_parameters_without_data() -> Iterator[None]:
     """Inside the `with` block, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, like all other
     parameters.
 
-    Until the first forward pass determines its shape, a lazy parameter is an empty real tensor of a special class,
-    outside the fake mode. When the shape is known, torch allocates memory for the parameter and changes its class in
-    place. A real tensor cannot become a fake tensor in place, so the real and the fake tensor are swapped.
+    Before the first forward pass, a lazy parameter is an empty real tensor of a special class, outside the fake mode.
+    When the shape is known, torch allocates memory for the parameter and changes its class in place. A real tensor
+    cannot become a fake tensor in place, so the real and the fake tensor are swapped.
     """
 
     def materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:

@@ -1,8 +1,8 @@
-"""Memory statistics: implements `torch.cuda.memory_*` with the replayed allocator.
+"""Implements the memory statistics of `torch.cuda.memory_*` with the replayed allocator.
 
-Only the C functions are replaced, so torch's own Python code formats `memory_summary()`. The four functions
-that training loops call in every step are also replaced directly, because torch builds and sorts about ninety
-statistics for each call.
+Only the C functions are replaced, so torch's own Python code formats `memory_summary()`. Training loops call four of
+the Python functions in every step. These four are also replaced, because torch builds and sorts about ninety statistics
+for each call.
 """
 
 import os
@@ -24,7 +24,6 @@ _observers: list[OutOfMemoryObserver] = []
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Return replacements for statistics, limits, the cache and snapshots."""
     functions = _MemoryFunctions(host)
     yield from table(
         torch._C,
@@ -76,7 +75,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def call_oom_observers(index: int, requested: int, total: int, free: int) -> None:
-    """Call the observers that the program attached, as torch does before it raises an out-of-memory error."""
+    # PyTorch does the same before it raises an out-of-memory error.
     for observer in tuple(_observers):
         observer(index, requested, total, free)
 
@@ -123,9 +122,7 @@ class _MemoryFunctions:
         return free_bytes(device), device.capacity
 
     def statistic(self, name: str) -> Callable[..., int]:
-        """Return a function with the signature of `torch.cuda.memory_allocated` that returns one of the allocator's
-        statistics.
-        """
+        """Return a function like `torch.cuda.memory_allocated` that returns the statistic `name` of the allocator."""
 
         def read(device: Any = None) -> int:
             # Without a device, torch does not initialize CUDA here.
@@ -173,8 +170,7 @@ class _MemoryFunctions:
             allocator.change_settings(AllocatorSettings.parse(settings, before=allocator.settings))
 
     def raw_alloc(self, size: int, _stream: int = 0) -> int:
-        """Allocate memory that a different library requests. The storage stays allocated until it is removed from
-        `_raw`, because no tensor references it."""
+        """Allocate memory for a library other than torch. No tensor references the storage, so `_raw` keeps it alive."""
         make_storage: Any = torch.UntypedStorage
         storage: torch.UntypedStorage = make_storage(size)
         self._host.mark(storage, self._host.current)

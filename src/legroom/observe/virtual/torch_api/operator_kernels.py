@@ -3,7 +3,7 @@
 PyTorch selects a kernel by the real device of the tensors. For tensors on a virtual GPU, the real device is the CPU.
 Therefore this module registers one function for the CPU, which calls the program's kernel for CUDA or for the CPU,
 depending on the virtual device. A CUDA kernel written in Triton or C++ raises its own error, because it cannot run on
-the CPU. Kernels are user code. Kernels run with the virtual GPU's modes, so their tensors are on virtual devices, and
+the CPU. Kernels are user code. They run with the virtual GPU's modes, so their tensors are on virtual devices, and
 their memory is counted.
 
 An operator that was defined before the virtual GPU became active is supported only if it is a `custom_op`.
@@ -23,7 +23,7 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import optional_module, replaced, table
 
 UserCode = Callable[[], AbstractContextManager[None]]
-"""A function that returns a context manager, inside which user code runs with the modes of the virtual GPU."""
+"""Returns a context manager inside which user code runs with the modes of the virtual GPU."""
 _BACKENDS = ("CPU", "CUDA")
 _COMPOSITE = ("", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
@@ -86,7 +86,7 @@ def _autograd_as_user_code(register: Any, user_code: UserCode) -> Any:
 def _existing_operator(
     definition: Any, host: VirtualHost, impl: Callable[..., Any], user_code: UserCode
 ) -> Iterator[None]:
-    """Inside the `with` block, run the kernels of an existing operator as user code. The operator's CUDA kernel stays
+    """Run the kernels of an existing operator as user code inside the `with` block. The operator's CUDA kernel stays
     registered after the block.
     """
     kernels: dict[Any, Any] | None = getattr(definition, "_backend_fns", None)
@@ -108,7 +108,7 @@ def _existing_operator(
 
 
 _Kernel = tuple[Any, Callable[..., Any], bool]
-"""A kernel: a weak reference to the library that owns it, its function, and whether the function receives the dispatch
+"""The library that owns a kernel (as a weak reference), its function, and whether the function receives the dispatch
 key set.
 """
 
@@ -121,7 +121,6 @@ class _Kernels:
         self.host = host
         self.registered_by = weakref.ref(library)
         self.kernels: dict[str, _Kernel] = {}
-        """The kernels by backend."""
         self.previous = _kernel_before(name)
 
     def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,12 +139,12 @@ class _Kernels:
 
 
 _operators: dict[str, _Kernels] = {}
-"""Maps the qualified name of an operator to its kernels. The function that selects a kernel stays registered until its
+"""The kernels of each operator, by qualified name. The function that selects a kernel stays registered until its
 library is deleted, so this dict is kept after a virtual GPU ends.
 """
 _composites: dict[str, _Kernel] = {}
-"""Maps the qualified name of an operator to the kernel that the program registered for all devices. The kernels are
-stored because torch cannot return them in versions without `get_kernel`.
+"""The kernel that the program registered for all devices, by the qualified name of the operator. Versions of torch
+without `get_kernel` cannot return such a kernel.
 """
 
 
@@ -173,8 +172,8 @@ def _register(
     kernel: Callable[..., Any],
     with_keyset: bool,
 ) -> bool:
-    """Add a kernel to the function that selects the kernels of an operator. Returns False if the operator has an
-    existing kernel that this function cannot call.
+    """Add a kernel to those among which the operator's function selects. Return False if the operator has an existing
+    kernel that this function cannot call.
     """
     name = _qualified(library, op_name)
     known = _operators.get(name)
@@ -206,8 +205,8 @@ def _has_kernel(name: str) -> bool:
 
 
 def _kernel_before(name: str) -> Any:
-    """Return the existing CPU kernel of an operator, which the program's kernel replaces. Return None if there is none,
-    or if this version of torch lacks `get_kernel`.
+    """Return the CPU kernel that the program's kernel replaces. Return None if the operator has no CPU kernel, or if
+    this version of torch lacks `get_kernel`.
     """
     get: Any = getattr(torch.library, "get_kernel", None)
     if get is None or not _has_kernel(name):

@@ -1,7 +1,7 @@
 """`nn.DataParallel` over virtual GPUs: copies between devices, and replicas that run one after another.
 
-With real GPUs, each replica runs in its own thread. With virtual GPUs, the replicas share the CPU, and the
-placement mode belongs to the thread that entered it. All replicas therefore run in the calling thread.
+With real GPUs, each replica runs in its own thread. With virtual GPUs, all replicas run in the calling thread, because
+they share the CPU and the placement mode applies only to the thread that entered it.
 """
 
 import threading
@@ -15,7 +15,6 @@ from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 
 def replacements() -> Iterable[Replacement]:
-    """Return replacements for the C functions of `torch.nn.parallel.comm`, and for the threads of `parallel_apply`."""
     yield from table(
         torch._C,
         {
@@ -44,8 +43,7 @@ class _SynchronousThread:
     def start(self) -> None:
         self._target(*self._arguments, **self._options)
 
-    def join(self) -> None:
-        """Do nothing, because the target has already run."""
+    def join(self) -> None: ...
 
 
 def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
