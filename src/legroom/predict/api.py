@@ -1,4 +1,6 @@
-"""The public functions `estimate`, `max_batch` and `plan`. Each function accepts a model and a batch, or a step function."""
+"""The public functions `estimate`, `max_batch` and `plan`. Each function accepts a model and a batch, or a step
+function.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,8 +40,8 @@ def estimate(
     `estimate(model, batch, gpu="24GiB")` builds a standard training step. `optimizer` is a function that creates the
     optimizer from the parameters. The default optimizer is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces your
     own step. `gpu` is a name or a size, as for `--gpu`. The default is the active virtual GPU, or the first GPU in this
-    machine. Your objects do not change, because the trace uses copies without data. `search=False` skips the search for
-    the largest batch size.
+    machine. The trace uses copies without data, so your objects do not change. `search=False` skips the search for the
+    largest batch size.
     """
     traced = _Target(target, args, gpu, optimizer, steps)
     trace = traced.trace()
@@ -57,8 +59,8 @@ def max_batch(
     multiple_of: int = 1,
     safe: bool = False,
 ) -> int | None:
-    """Return the largest batch size that fits, or None if not even the smallest batch fits. The result was confirmed by
-    a trace at this batch size.
+    """Return the largest batch size that fits, or None if not even the smallest batch fits. A trace at this batch size
+    confirmed that it fits.
 
     With `safe`, the upper bound of the estimate (`Estimate.safe`) must also fit.
     """
@@ -103,8 +105,6 @@ def _default_gpu() -> GpuSpec:
 
 
 class _Target:
-    """A model or a step function that can be traced several times."""
-
     def __init__(
         self,
         target: Any,

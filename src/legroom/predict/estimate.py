@@ -1,5 +1,5 @@
-"""The estimate of a training step. The estimate contains the verdict (whether the step fits), the memory use, and the
-lines of code that use the memory at the peak.
+"""The estimate of a training step: whether it fits, how much memory it uses, and which lines of code use the memory at
+the peak.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Estimate:
 
     gpu: GpuSpec
     peak_requested: int
-    """The peak sum of the sizes that tensors and libraries request, before the allocator rounds them up."""
+    """The highest sum of the sizes that tensors and libraries request, before the allocator rounds them up."""
     peak_allocated: int
     """The value of `torch.cuda.max_memory_allocated()`: the sum of all requests, each rounded up by the allocator."""
     peak_reserved: int
     """The value of `torch.cuda.max_memory_reserved()`: the memory that the allocator reserves on the device."""
     peak_device: int
-    """The memory that `nvidia-smi` shows. If the GPU is given by name, the value is `peak_reserved` plus the memory of
-    the CUDA context and of NCCL's buffers.
+    """The memory that `nvidia-smi` shows. If the GPU is given by name, this is `peak_reserved` plus the CUDA context
+    and NCCL's buffers.
     """
     safe: int
     """An upper bound on `peak_device`."""
@@ -44,7 +44,6 @@ class Estimate:
     """The live tensors at the peak."""
     trace: Trace
     decided_by: Literal["training", "validation"] = "training"
-    """Whether the peak occurs in training or in validation."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -75,7 +74,7 @@ class Estimate:
 
     @property
     def timeline(self) -> list[Any]:
-        """A limited number of samples of the allocated bytes per category during the traced steps."""
+        """Samples of the allocated bytes per category during the traced steps. The number of samples is limited."""
         return Ledger(self.trace.events).timeline()
 
     def as_json(self, script: str = "") -> dict[str, Any]:
@@ -125,7 +124,6 @@ _VERDICTS = {"fits": "Fits", "uncertain": "May not fit", "does-not-fit": "Does n
 
 
 def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> Estimate:
-    """Replay a trace on its GPU and return the estimate."""
     peaks = replay(trace)
     ledger = Ledger(trace.events)
     peak = ledger.peak().index

@@ -2,14 +2,13 @@
 
 A training step makes the same requests in the same order at every batch size, and the size of nearly every request is
 linear in the batch size. Two traces therefore determine a third trace, request by request. The extrapolated trace can
-be replayed like a real trace. The replay shows the peak, the fragmentation and the growth of the allocator's cache. An
-extrapolated trace is never the final result, because the batch size that it suggests is then traced.
+be replayed like a real trace, so it includes fragmentation and the allocator's cache. It is never the final result,
+because the batch size that it suggests is then traced.
 
-This module extrapolates only if the traces match. If two traces do not make the same requests in the same order,
-nothing is extrapolated. In that case, an additional batch size is traced, which is cheap. `train.sizes.extrapolation`
-extrapolates the requests of a step on a real GPU, where each additional size requires a run. In contrast to this
-module, `train.sizes.extrapolation` also aligns requests that differ, estimates requests without a counterpart, and
-starts with the memory that is already in use on the GPU.
+Two traces that do not make the same requests in the same order are not extrapolated. Another batch size is traced
+instead, which is cheap. On a real GPU, each additional size requires a run. Therefore `train.sizes.extrapolation` also
+aligns requests that differ, estimates requests without a counterpart, and starts with the memory that is already in use
+on the GPU.
 """
 
 from collections.abc import Callable
@@ -21,8 +20,6 @@ from legroom.predict.tracing.trace import Trace
 
 @dataclass(slots=True, kw_only=True)
 class ExtrapolatedTrace(Trace):
-    """A trace that was computed from two other traces."""
-
     extrapolated: list[MemoryRequest]
 
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
@@ -37,7 +34,7 @@ class ExtrapolatedTrace(Trace):
 
 
 def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], ExtrapolatedTrace] | None:
-    """Return a function that predicts the trace at any batch size, given traces at sizes `a` and `b`.
+    """Return a function that predicts the trace at any batch size from the traces at sizes `a` and `b`.
 
     Return None if the two traces do not make the same requests in the same order. Optional workspaces may differ.
     """
@@ -80,13 +77,13 @@ def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int],
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """The paired requests of two traces. Each request of the trace at the large batch size is paired with the size of
-    the matching request at the small batch size.
+    """The requests of the trace at the large batch size. Each one is paired with the size of the matching request at
+    the small batch size.
     """
 
     requests: list[tuple[MemoryRequest, int]]
     counterparts: dict[int, int]
-    """Maps the ids of allocations in the large trace to the ids of the matching allocations in the small trace."""
+    """The id of the matching allocation in the small trace, for each allocation id in the large trace."""
 
 
 def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:

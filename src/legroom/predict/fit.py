@@ -1,7 +1,7 @@
 """Decides whether a trace fits on a GPU of a given size, and computes the peaks of the trace on that GPU.
 
-The peak reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore the
-trace must be replayed with this capacity. Without a limit, the peak of the replay may be higher.
+The peak of the reserved memory depends on the capacity, because the allocator frees its cache before it fails.
+Therefore the trace is replayed with this capacity.
 """
 
 from typing import Literal
@@ -19,8 +19,7 @@ FitVerdict = Literal["fits", "uncertain", "does-not-fit"]
 MARGIN = 0.04
 """The fraction of the peak that the safe bound adds, because the run may use kernels that were never measured. If
 library versions differ from the measured versions, the fraction is larger. Of 180 measured convolutional networks, 2
-exceeded this bound. With half this fraction, 5 networks would have exceeded the bound. A larger fraction would make the
-bound too high to be useful.
+exceeded this bound. With half this fraction, 5 networks would have exceeded it.
 """
 
 MIN_MARGIN = 4 * MiB
@@ -35,7 +34,7 @@ def replay(
     """Replay a trace on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
     allocated.
 
-    If `capacity` is None, return the likely peaks, which are slightly too high if it is uncertain which kernels run.
+    If `capacity` is None, return the likely peaks. They are slightly too high if it is uncertain which kernels run.
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)
@@ -44,8 +43,8 @@ def replay(
 
 
 def non_torch_bytes(trace: Trace) -> int:
-    """Return the number of bytes outside PyTorch's allocator. The result includes the CUDA context, library handles,
-    and NCCL's buffers if ranks communicate.
+    """Return the number of bytes outside PyTorch's allocator: the CUDA context, library handles, and NCCL's buffers if
+    ranks communicate.
 
     If the GPU is given as a size, the result is 0, because that size is the memory that PyTorch can use.
     """
@@ -56,20 +55,19 @@ def non_torch_bytes(trace: Trace) -> int:
 
 
 def available_bytes(trace: Trace) -> int:
-    """Return the number of bytes that PyTorch's allocator can use on the GPU of the trace."""
     return trace.gpu.total - non_torch_bytes(trace)
 
 
 def safety_margin(trace: Trace, peaks: ReplayPeaks) -> int:
-    """Return the number of bytes that the safe bound adds to the peak. The result is the uncertainty that the trace
-    reports, plus a fraction of the peak.
+    """Return the number of bytes that the safe bound adds to the peak: the uncertainty of the trace, plus a fraction of
+    the peak.
     """
     share = MARGIN + uncertainty.version_margin(trace.differing_versions)
     return trace.uncertain_bytes + max(MIN_MARGIN, round(share * peaks.reserved))
 
 
 def safe_reserved(trace: Trace, peaks: ReplayPeaks, margin: int | None = None) -> int:
-    """Return an upper bound on the reserved memory: the peak plus `margin` (by default `safety_margin`).
+    """Return an upper bound on the reserved memory. By default, `margin` is `safety_margin`.
 
     If `cudnn.benchmark` is enabled, the bound is all memory that PyTorch can use, because cuDNN may use all free
     memory.

@@ -1,9 +1,9 @@
 """Traces a few batch sizes to find the largest one that fits, and confirms it with a trace at this size.
 
 Two traces predict the trace at every other size (see `extrapolate`). The search finds the largest size whose predicted
-trace fits, and traces it. If this trace matches the prediction, the search is finished. If the trace differs from the
-prediction (because of attention, padding, or a kernel that changes with the size), the search continues with the new
-trace. Every result has been traced and replayed with the capacity of the GPU.
+trace fits, and traces it. If this trace matches the prediction, the search is finished. Otherwise, the search continues
+with the new trace. Attention, padding, or a kernel that changes with the size can cause a difference. Every result has
+been traced and replayed with the capacity of the GPU.
 """
 
 import time
@@ -19,25 +19,24 @@ from legroom.predict.tracing.script import OutOfTime
 from legroom.predict.tracing.trace import Trace
 
 MAX_BATCH = 1 << 20
-"""The maximum batch size that is tried."""
 TOLERANCE = 0.001
 """The search ends when the remaining range is below this fraction of the result."""
 
 LIKELY_MARGIN = 0.01
-"""To find an upper bound, the search tries a size that is larger than the linear prediction by this fraction."""
+"""A size that exceeds the linear prediction by this fraction is tried next, because it probably does not fit. It is
+then an upper bound.
+"""
 MAX_FACTOR = 64
 """The next size is at most this many times the largest size that fits."""
 
 
 @dataclass(slots=True)
 class BatchSearch:
-    """The batch sizes that were tried, and the result."""
-
     tried: dict[int, bool] = field(default_factory=dict)
-    """Maps each batch size that was tried to True if it fits, otherwise to False."""
+    """Whether each batch size that was tried fits."""
     traces: dict[int, Trace] = field(default_factory=dict)
     is_complete: bool = True
-    """False if the search was stopped by its deadline. In this case, larger sizes may also fit."""
+    """False if the deadline stopped the search, so larger sizes may also fit."""
 
     @property
     def largest(self) -> int | None:
@@ -59,13 +58,12 @@ def largest_batch(
     safe: bool = False,
     deadline: float | None = None,
 ) -> BatchSearch:
-    """Search from `start`. `known` is the trace of the batch size `start`, if there is one. With `safe`, a size must
-    also fit with the safety margin.
+    """Search from `start`. `known` is the trace at `start`, if it exists. With `safe`, a size must also fit with the
+    safety margin.
 
-    Some properties of a trace are uncertain, and a size fits only if it fits in every possible case (see
-    `uncertainty`). For example, the workspace sizes of some kernels and the addresses of segments are uncertain. The
-    search stops after `max_traces` traces, when `time.monotonic()` reaches `deadline`, or if `trace_at` raises
-    `OutOfTime`. The largest size that was found to fit is the result.
+    The workspaces of some kernels and the addresses of segments are uncertain. A size fits only if it fits in every
+    possible case (see `uncertainty`). The search stops after `max_traces` traces, when `time.monotonic()` reaches
+    `deadline`, or if `trace_at` raises `OutOfTime`. The result is then the largest size that was found to fit.
     """
     searcher = _Searcher(trace_at, capacity, multiple_of, safe)
     try:
@@ -85,8 +83,6 @@ def largest_batch(
 
 
 class _Searcher:
-    """A search for the largest batch size: the results so far and the next size to try."""
-
     def __init__(self, trace_at: Callable[[int], Trace], capacity: int, multiple_of: int, safe: bool) -> None:
         self.search = BatchSearch()
         self.low, self.high = 0, MAX_BATCH + multiple_of
@@ -94,7 +90,7 @@ class _Searcher:
         self._trace_at, self._capacity, self._multiple_of, self._safe = trace_at, capacity, multiple_of, safe
         self._peaks: dict[int, ReplayPeaks] = {}
         self._predicted: dict[int, ReplayPeaks] = {}
-        """Maps batch sizes to their predicted peaks. Each size was at some time the predicted largest size that fits.
+        """The predicted peaks, by batch size. Each of these sizes was once the largest size that was predicted to fit.
         """
 
     @property
@@ -147,7 +143,7 @@ class _Searcher:
         return low
 
     def _bisect(self, low: int, high: int, fits: Callable[[int], bool]) -> int:
-        """Return the largest size for which `fits` returns True. `low` fits, and `high` does not fit."""
+        """Return the largest size for which `fits` returns True. `fits(low)` is True, and `fits(high)` is False."""
         step = self._multiple_of
         while high - low > max(step, low * TOLERANCE):
             middle = max(low + step, (low + high) // 2 // step * step)
@@ -168,8 +164,8 @@ class _Searcher:
         return min(max(self.low + self._multiple_of, likely), self.low * MAX_FACTOR)
 
     def _is_confirmed(self) -> bool:
-        """Return True if the largest fitting size was predicted, and its trace confirms the prediction. The predicted
-        and the traced peak must be almost equal.
+        """Return whether the largest size that fits was predicted, and the predicted and the traced peak are almost
+        equal.
         """
         predicted = self._predicted.get(self.low)
         if predicted is None:
@@ -182,7 +178,7 @@ class _Searcher:
         )
 
     def _bytes_per_sample(self) -> float:
-        """Return the number of bytes that the peak grows per sample, over all traced sizes."""
+        """Return by how many bytes the peak grows per sample, over all traced sizes."""
         small, large = min(self._peaks), max(self._peaks)
         return (self._peaks[large].allocated - self._peaks[small].allocated) / max(1, large - small)
 

@@ -1,1 +1,1 @@
-"""Analyzes a model layer by layer. Determines the sizes of each layer, and finds shapes that do not match."""
+"""Analyzes a model layer by layer: determines the sizes of each layer, and finds shapes that do not match."""

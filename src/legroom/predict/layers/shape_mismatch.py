@@ -16,16 +16,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCall:
-    """A call to a layer or an operation."""
-
     name: str
     kind: str
     module: nn.Module | None
-    """The layer, or None for an operation."""
     shapes: tuple[Shape, ...]
-    """The shapes of the input tensors."""
     arguments: Any
-    """The arguments of the call. Legroom reads them only while the exception is handled."""
+    """The arguments of the call. They are read only while the exception is handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +33,19 @@ class ShapeMismatch:
     kind: str
     """The class of the layer or the name of the operation, for example `Linear` or `cat`."""
     got: str
-    """The shapes of the inputs."""
     expects: str
     """The expected input, or "" if unknown."""
     edit: str
     """The suggested edit, or "" if there is none."""
     error: str
-    """The first line of the exception."""
     file: str = ""
     line: int | None = None
 
 
 def find_mismatch(error: BaseException, calls: list[LayerCall]) -> ShapeMismatch:
     """Return the cause of `error`. `calls` contains the active calls, innermost first. The result keeps no reference to
-    the error."""
+    the error.
+    """
     file, line = _location(error)
     message = next(iter(str(error).splitlines()), "") or type(error).__name__
     for call in calls:

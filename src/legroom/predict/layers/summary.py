@@ -1,9 +1,8 @@
 """Summarizes the layers of a model: output shapes, parameters, and bytes saved for the backward pass.
 
-One training step is traced with fake tensors, as for `estimate`. The trace needs no GPU and computes no values.
-Operations that are called outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model
-fails, the summary contains the layers before the failure. `mismatch` describes the layer that failed, and suggests a
-code change that fixes the error.
+One training step is traced with fake tensors, as for `estimate`. Operations that are called outside layers (`F.relu`,
+`torch.cat`, `x.flatten(1)`) have their own rows. If the model fails, the summary contains the layers before the
+failure. `mismatch` describes the layer that failed and suggests a code change.
 """
 
 import contextlib
@@ -44,22 +43,20 @@ class LayerRow:
     has_children: bool
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
-    """The number of parameters, including the parameters of child layers. The number is 0 if an earlier call of the
-    same layer was already counted.
+    """The number of parameters, including those of child layers. The number is 0 if an earlier call of the same layer
+    already counted them.
     """
     own_parameters: int = 0
-    """The number of parameters, excluding the parameters of child layers that have their own rows."""
+    """The number of parameters, excluding those of child layers that have their own rows."""
     trainable: int = 0
     saved: int = 0
     """The number of output bytes that autograd saves for the backward pass, including the outputs of child layers."""
     share: float = 0.0
-    """`saved` as a fraction of the peak of a training step."""
+    """`saved` divided by the peak of a training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSummary:
-    """The layers of a model, with totals."""
-
     rows: tuple[LayerRow, ...]
     parameters: int
     trainable: int
@@ -73,7 +70,6 @@ class LayerSummary:
 
 
 def summarize(model: nn.Module, batch: Any) -> LayerSummary:
-    """Trace one training step of `model` on `batch`, and return the summary of its layers."""
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"Pass a model and a batch, `legroom.summary(model, batch)`, not a {type(model).__name__}."
@@ -146,8 +142,8 @@ def _summary(
 
 
 def _saved(events: list[Event], end: int) -> dict[int, int]:
-    """Return the sizes of the activations that are alive at the end of the forward pass. The keys are the positions of
-    their allocations in `events`.
+    """Map the position of each allocation in `events` to its size, for activations that are alive at the end of the
+    forward pass.
     """
     allocations = {event.id: (at, event) for at, event in enumerate(events[:end]) if type(event) is Alloc}
     freed = {event.id for event in events[:end] if type(event) is Free}
@@ -188,8 +184,8 @@ class _Entry:
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Return True if the call has its own row in the summary table. Layers, and operations that save a tensor or
-        change the shape, have their own rows.
+        """Return whether the call has its own row in the summary. Layers always have one. Operations have one if they
+        save a tensor or change the shape.
         """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
 
@@ -244,7 +240,6 @@ class _LayerCalls(TorchFunctionMode):
         self._exit.close()
 
     def active(self) -> list[LayerCall]:
-        """Return the calls that were active when an exception was raised, innermost first."""
         layers = [
             LayerCall(name=entry.name, kind=entry.kind, module=module, shapes=shapes_of(args), arguments=args)
             for entry, module, args in reversed(self._stack)
@@ -270,8 +265,8 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters of this layer that were not already counted for a child layer. Child layers that are
-        never called, such as the projections of an attention layer, have no count of their own.
+        """Count the parameters that were not already counted for a child layer. A child layer that is never called,
+        such as a projection of an attention layer, has no count of its own.
         """
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))

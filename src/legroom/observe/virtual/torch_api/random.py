@@ -1,9 +1,9 @@
 """Random numbers on a virtual GPU come from the CPU's generator.
 
 A run on a virtual GPU returns bit-for-bit the same results as the same script on the CPU. The default generator of a
-virtual device stores and returns its seed, but draws no numbers. The state of the default generator, which scripts
-save, restore and fork, is the state of the CPU's generator. Therefore `torch.cuda.manual_seed` alone does not make a
-run reproducible. Use `torch.manual_seed`.
+virtual device stores and returns its seed, but draws no numbers. The state that scripts save, restore and fork is the
+state of the CPU's generator. Therefore `torch.cuda.manual_seed` alone does not make a run reproducible. Use
+`torch.manual_seed`.
 
 `torch.Generator(device="cuda")` is an independent generator with its own seed, as usual.
 """
@@ -20,12 +20,10 @@ from legroom.observe.virtual.patching import Replacement, table
 from legroom.observe.virtual.torch_api.devices import index_of
 
 DEFAULT_SEED = 67280421310721
-"""PyTorch's default seed."""
 
 
 @contextlib.contextmanager
 def generators(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
-    """Yield replacements for the default generators and for `torch.Generator`."""
     defaults = tuple(_DefaultGenerator.for_device(device.index) for device in host.devices)
     is_active = [True]
     try:
@@ -47,17 +45,15 @@ class _OnDevice(torch.Generator):
         return torch.device("cuda", self._index)
 
     def get_offset(self) -> int:
-        """Return 0. Only CUDA's own generator counts the values that it has drawn."""
+        # Only CUDA's own generator counts the values that it has drawn.
         return 0
 
     def set_offset(self, offset: int) -> "_OnDevice":
-        """Do nothing, because this generator does not count the values that it has drawn."""
         return self
 
 
 class _DefaultGenerator(_OnDevice):
-    """The default generator of a device. This generator stores a seed, and its state is the state of the CPU's
-    generator."""
+    """The default generator of a device. It stores a seed, and its state is the state of the CPU's generator."""
 
     _seed: int = DEFAULT_SEED
 
@@ -87,7 +83,7 @@ class _DefaultGenerator(_OnDevice):
 
 
 def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
-    """Create the class that replaces `torch.Generator` as long as a virtual GPU is active.
+    """Create the class that replaces `torch.Generator` while a virtual GPU is active.
 
     Code that imported the replacement class still uses it after the virtual GPU ends. `isinstance` treats every
     generator as an instance of the replacement class, including generators that were created earlier. For a subclass
@@ -117,7 +113,8 @@ def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
         _index = -1
 
         def __init__(self, *_arguments: Any, **_options: Any) -> None:
-            """Do nothing, because `__new__` has already set up the object, as in torch's own class."""
+            # `__new__` has already set up the object, as in torch's own class.
+            ...
 
     Generator.__module__, Generator.__qualname__ = original.__module__, original.__qualname__
     return Generator

@@ -2,8 +2,8 @@
 
 TorchScript runs in C++, where the tensors of a virtual GPU are CPU tensors. For a scripted function, the original
 Python function is called instead. Methods of a scripted module, and traced functions, run in C++. If this C++ code
-creates a tensor with `device=x.device`, the tensor is placed on the device of the arguments. In this C++ code,
-`is_cuda` is False, and moving a tensor to `cuda` raises `Unsupported`.
+creates a tensor with `device=x.device`, the tensor is placed on the device of the arguments. In the C++ code, `is_cuda`
+is False, and moving a tensor to `cuda` raises `Unsupported`.
 """
 
 from collections.abc import Iterable
@@ -69,8 +69,8 @@ def _device_in_scripts() -> Iterable[Replacement]:
 def _load() -> Iterable[Replacement]:
     """Make `torch.jit.load(file, map_location="cuda")` load to the host in C++ and then move the module.
 
-    An archive does not record that its tensors were on a virtual GPU, so without `map_location` its tensors are loaded
-    to the host.
+    An archive does not record that its tensors were on a virtual GPU. Without `map_location`, its tensors are loaded to
+    the host.
     """
     original: Any = torch.jit.load
 

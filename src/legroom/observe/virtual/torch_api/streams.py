@@ -1,8 +1,7 @@
 """Streams and events of a virtual GPU.
 
 Operations run on the CPU and are finished when their call returns, so synchronization does nothing. A stream determines
-only the memory pool of an allocation, and an event stores only the host's time. The allocator needs `current_stream_id`
-at each allocation.
+only the memory pool of an allocation, and an event stores only the host's time.
 
 As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority. After 32
 streams of one priority, torch uses the first stream again.
@@ -24,9 +23,7 @@ from legroom.observe.virtual.patching import Replacement, optional_module, table
 from legroom.observe.virtual.torch_api.devices import index_of
 
 CUDA_DEVICE_TYPE = 1
-"""The CUDA device type in torch's C++ code."""
 POOL_SIZE = 32
-"""The number of streams per device and priority."""
 
 
 def current_stream_id(index: int) -> int:
@@ -36,7 +33,6 @@ def current_stream_id(index: int) -> int:
 
 @contextlib.contextmanager
 def streams(host: VirtualHost) -> Iterator["Streams"]:
-    """Inside the `with` block, `Stream` and `Event` use the devices of this host."""
     global _active
     _active = Streams(host)
     try:
@@ -46,7 +42,6 @@ def streams(host: VirtualHost) -> Iterator["Streams"]:
 
 
 def replacements(active: "Streams") -> Iterable[Replacement]:
-    """Return replacements for the streams and events of torch.cuda, torch.accelerator and torch itself."""
     yield from table(
         torch._C,
         {
@@ -72,8 +67,6 @@ def replacements(active: "Streams") -> Iterable[Replacement]:
 
 
 class Streams:
-    """The current streams of all threads, and the next stream of each pool of 32 streams."""
-
     def __init__(self, host: VirtualHost) -> None:
         self.host = host
         self._per_thread = threading.local()
@@ -81,7 +74,9 @@ class Streams:
 
     @property
     def current(self) -> dict[int, int]:
-        """Maps each device to this thread's current stream, if this stream is not the default stream."""
+        """Maps each device to this thread's current stream. Devices whose current stream is the default stream may be
+        absent.
+        """
         current: dict[int, int] | None = getattr(self._per_thread, "streams", None)
         if current is None:
             current = self._per_thread.streams = {}
@@ -108,7 +103,6 @@ class Streams:
         return GenericStream(stream_id=self.current_id(index), device_index=index)
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA_DEVICE_TYPE) -> None:
-        """Make a stream and its device current."""
         self._check(device_index)
         self.host.current = device_index
         self.current[device_index] = stream_id
@@ -118,9 +112,6 @@ class Streams:
 
     @property
     def record(self) -> Callable[[torch.Tensor, "GenericStream"], None]:
-        """Implement `Tensor.record_stream`. Call the host's `record_stream(tensor, stream_id)`, if the host has this
-        method.
-        """
         on_record = getattr(self.host, "record_stream", None)
 
         def record_stream(tensor: torch.Tensor, stream: "GenericStream") -> None:
@@ -138,9 +129,9 @@ class Streams:
 class _ReplacementMeta(type):
     """The metaclass of classes that replace one of torch's classes (`original`).
 
-    A library that was imported while the virtual GPU was active may still use the replacement afterwards. After the
-    virtual GPU ends, the replacement creates objects of torch's own class. `isinstance` always treats objects of
-    torch's own class as instances of the replacement.
+    A library that was imported while the virtual GPU was active may keep the replacement. After the virtual GPU ends,
+    the replacement creates objects of torch's own class. `isinstance` always treats objects of torch's own class as
+    instances of the replacement.
     """
 
     original: Any
@@ -192,14 +183,11 @@ class GenericStream(metaclass=_ReplacementMeta):
     def is_capturing(self) -> bool:
         return False
 
-    def synchronize(self) -> None:
-        """Return immediately, because all operations have finished."""
+    def synchronize(self) -> None: ...
 
-    def wait_event(self, event: "GenericEvent") -> None:
-        """Return immediately, because all operations have finished."""
+    def wait_event(self, event: "GenericEvent") -> None: ...
 
-    def wait_stream(self, stream: "GenericStream") -> None:
-        """Return immediately, because all operations have finished."""
+    def wait_stream(self, stream: "GenericStream") -> None: ...
 
     def record_event(self, event: "GenericEvent | None" = None) -> "GenericEvent":
         event = event or self._new_event()
@@ -250,7 +238,6 @@ class Stream(GenericStream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """Return the lowest and the highest priority."""
         return 0, -1
 
     def __repr__(self) -> str:
@@ -261,7 +248,7 @@ class Stream(GenericStream):
 
 
 class ExternalStream(Stream):
-    """A stream that another library created. A virtual GPU cannot use a stream from another library."""
+    """A stream that another library created. A virtual GPU cannot use it."""
 
     original: Any = torch.cuda.ExternalStream
 
@@ -270,8 +257,7 @@ class ExternalStream(Stream):
 
 
 class GenericEvent(metaclass=_ReplacementMeta):
-    """Replaces `torch.Event` on a virtual GPU. An event stores the time at which it was recorded, as measured by the
-    host's clock."""
+    """Replaces `torch.Event` on a virtual GPU. An event stores the time of the host's clock at which it was recorded."""
 
     original: Any = torch.Event
 
@@ -296,17 +282,15 @@ class GenericEvent(metaclass=_ReplacementMeta):
         self.event_id = id(self)
         self._recorded = time.perf_counter()
 
-    def wait(self, stream: GenericStream | None = None) -> None:
-        """Return immediately, because all operations have finished."""
+    def wait(self, stream: GenericStream | None = None) -> None: ...
 
     def query(self) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        """Return immediately, because all operations have finished."""
+    def synchronize(self) -> None: ...
 
     def elapsed_time(self, end_event: "GenericEvent") -> float:
-        """Return the milliseconds between the recordings of the two events, as measured by the host's clock."""
+        """Return the milliseconds of the host's clock between the recordings of the two events."""
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded is None or end_event._recorded is None:

@@ -21,7 +21,6 @@ EXPORT = "A virtual GPU cannot export a model. Move the model and its inputs to 
 
 
 def replacements() -> Iterable[Replacement]:
-    """Return replacements for graphs, pools and exporting."""
     graphs, memory = optional_module("torch.cuda.graphs"), optional_module("torch.cuda.memory")
     for owner in (graphs, torch.cuda):
         yield from table(

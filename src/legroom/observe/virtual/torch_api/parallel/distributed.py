@@ -1,9 +1,9 @@
 """Makes `torch.distributed` on virtual GPUs use gloo, which sends CPU tensors, instead of NCCL.
 
 Processes on one or more machines form process groups, as with NCCL. Each process has its own virtual GPUs. The gradient
-buckets of `DistributedDataParallel` are on the device of the model. Two differences remain. First, `get_backend()`
-returns gloo. Second, the memory of NCCL's buffers is not counted. On an H200, one rank allocates 556 MiB for these
-buffers outside torch's allocator at its first all-reduce.
+buckets of `DistributedDataParallel` are on the device of the model. `get_backend()` returns gloo. The memory of NCCL's
+buffers is not counted. On an H200, one rank allocates 556 MiB for these buffers outside torch's allocator at its first
+all-reduce.
 """
 
 import functools
@@ -19,19 +19,18 @@ from legroom.observe.virtual.patching import Replacement, answer, optional_modul
 
 GLOO_RELEASE_SECONDS = 0.1
 """The maximum time in seconds for which gloo's threads may reference a tensor after `wait()` returns. On a busy
-machine, gloo still referenced the tensor in 3 of 100 all-reduces of two ranks, for up to 7 ms. On a real GPU, this
+machine, gloo still referenced the tensor after 3 of 100 all-reduces of two ranks, for up to 7 ms. On a real GPU, this
 delay does not exist, because NCCL runs in the order of the GPU's streams.
 """
 
 
 def is_rank() -> bool:
-    """Return whether this process belongs to a process group."""
     distributed: Any = torch.distributed
     return bool(distributed.is_available() and distributed.is_initialized())
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Make process groups use gloo, or the fake backend if a single rank is traced. Process groups ignore `device_id`."""
+    """Make process groups use gloo, or the fake backend if a single rank is traced. `device_id` is ignored."""
     yield from single_rank.replacements() if single_rank.is_enabled() else _groups_with_gloo()
     c10d, *importers = single_rank.modules_of_groups()
     barrier = getattr(c10d, "barrier", None)
@@ -52,9 +51,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 class ProcessGroupNCCL:
-    """Replaces `torch.distributed.ProcessGroupNCCL` in torch builds without NCCL. No process group is an instance of
-    this class, and its options have no effect.
-    """
+    """Replaces `torch.distributed.ProcessGroupNCCL` in torch builds without NCCL. Its options have no effect."""
 
     class Options:
         def __init__(self, *_arguments: Any, **options: Any) -> None:
@@ -90,7 +87,6 @@ def _with_gloo(original: Any, position: int) -> Any:
 
 
 def _gloo(backend: Any) -> Any:
-    """Return gloo if `backend` is None or includes NCCL. Otherwise, return `backend`."""
     return "gloo" if backend is None or "nccl" in str(backend).lower() else backend
 
 

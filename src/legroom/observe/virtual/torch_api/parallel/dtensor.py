@@ -1,10 +1,10 @@
-"""Random numbers in sharded tensors (`DTensor`). FSDP2 and tensor parallelism use these numbers to initialize
-parameters, and dropout uses them too.
+"""Random numbers in sharded tensors (`DTensor`), which FSDP2 and tensor parallelism use for initial parameters and
+dropout.
 
 On CUDA, each rank advances the generator of its GPU to the offset that belongs to its shard. A virtual GPU uses the
-generator of the CPU, which has no offsets. Instead, each shard has its own seed. Replicas of the same shard therefore
-get equal numbers, and different shards get different numbers. The generators of all ranks stay in the same state. If
-there is only one shard, the numbers are the same as for a plain tensor.
+generator of the CPU, which has no offsets. Instead, each shard has its own seed. Therefore replicas of the same shard
+get equal numbers, and different shards get different numbers. The generators of all ranks stay in the same state. A
+tensor with a single shard gets the same numbers as a plain tensor.
 """
 
 import contextlib
@@ -21,8 +21,9 @@ from legroom.observe.virtual.patching import Replacement, optional_module, repla
 
 @contextlib.contextmanager
 def sharded_random_numbers() -> Iterator[None]:
-    """Replace torch's tracker of random offsets when the first device mesh is created, because the module of
-    the tracker takes a second to import."""
+    """Replace torch's tracker of random offsets when the first device mesh is created. The tracker is not replaced
+    earlier, because its module takes a second to import.
+    """
     mesh: Any = getattr(optional_module("torch.distributed.device_mesh"), "DeviceMesh", None)
     if mesh is None:
         yield
@@ -53,8 +54,9 @@ def _tracker() -> Iterable[Replacement]:
     takes_type = "device_type" in inspect.signature(base.__init__).parameters  # torch 2.6
 
     def init(self: Any, *_arguments: Any, **_options: Any) -> None:
-        """Initialize the tracker. PyTorch's own tracker would also compare the state of the generator with the
-        state on rank 0."""
+        """Initialize the tracker without comparing the state of the generator with the state on rank 0, as torch's own
+        tracker would.
+        """
         base.__init__(self, "cuda" if takes_type else torch.device("cuda", torch.cuda.current_device()))
 
     yield from table(tracker, {"__init__": init, "_distribute_region": _distribute_region})
@@ -63,8 +65,8 @@ def _tracker() -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def _distribute_region(tracker: Any, spec: Any, generator: Any = None) -> Iterator[None]:
-    """Inside the `with` block, random operations draw the numbers of this rank's shard. The numbers come from
-    `generator` if it is given.
+    """Inside the `with` block, random operations draw the numbers of this rank's shard, from `generator` if it is
+    given.
     """
     default = torch.default_generator
     outer = None if generator is None else default.get_state()
@@ -88,7 +90,7 @@ def _distribute_region(tracker: Any, spec: Any, generator: Any = None) -> Iterat
 
 
 def _shard(spec: Any) -> tuple[int, int]:
-    """Return the number of this rank's shard, and the number of shards."""
+    """Return the index of this rank's shard and the number of shards."""
     index, shards = 0, 1
     coordinate = spec.mesh.get_coordinate()
     for dimension, placement in enumerate(spec.placements):

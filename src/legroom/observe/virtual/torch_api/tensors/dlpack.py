@@ -31,7 +31,6 @@ class _DLDevice(ctypes.Structure):
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Return replacements for the C functions that create and read capsules."""
     original_to: Any = getattr(torch._C, "_to_dlpack", None)
     original_from: Any = getattr(torch._C, "_from_dlpack", None)
     if original_to is None or original_from is None:
@@ -57,7 +56,6 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def with_device(capsule: Any, index: int | None) -> Any:
-    """Set the device of a DLPack capsule to virtual device `index`, and return the capsule."""
     device = None if index is None else _device_of(capsule)
     if device is not None:
         device.device_type, device.device_id = CUDA, index
@@ -65,7 +63,6 @@ def with_device(capsule: Any, index: int | None) -> Any:
 
 
 def _device_of(capsule: Any) -> _DLDevice | None:
-    """Return the device inside a capsule, or None if the structure is unknown."""
     if type(capsule).__name__ != "PyCapsule":
         return None
     name = _name(capsule)

@@ -1,8 +1,8 @@
-"""Pinned host memory, represented by a copy in ordinary memory for which `is_pinned()` returns True. Real pinning needs
+"""Simulates pinned host memory with a copy in ordinary memory for which `is_pinned()` returns True. Real pinning needs
 a GPU.
 
-`Tensor.pin_memory` is replaced on the class, so the replacement also works in the DataLoader's thread. The
-module stores only weak references to pinned storages, so it does not keep them alive.
+`Tensor.pin_memory` is replaced on the class, so the replacement also works in the DataLoader's thread. Only weak
+references to pinned storages are stored, so the storages are not kept alive.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from legroom.observe.virtual.patching import Replacement, table
 
 
 def count_as_pinned(tensor: torch.Tensor) -> None:
-    """Mark a tensor that was created with `pin_memory=True` as pinned."""
     if _active is not None:
         _active.remember(tensor.untyped_storage())
 
 
 @contextlib.contextmanager
 def pinned_memory(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
-    """Yield replacements for the tensor methods that pin memory. The storage methods of the same names call these
-    tensor methods."""
+    """Yield replacements for the tensor methods that pin memory. The storage methods of the same names call the tensor
+    methods.
+    """
     global _active
     pinned = _active = _Pinned(host)
 
@@ -68,7 +68,7 @@ _active: _Pinned | None = None
 
 
 def _type_name(tensor: torch.Tensor) -> str:
-    """Return torch's name for the type of a tensor on a device, for example `torch.cuda.FloatTensor`."""
+    """Return the type of a tensor on a device as torch names it, for example `torch.cuda.FloatTensor`."""
     names = {
         torch.float16: "Half",
         torch.bfloat16: "BFloat16",

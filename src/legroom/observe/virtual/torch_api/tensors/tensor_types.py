@@ -25,12 +25,10 @@ TYPES = {
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Return the legacy tensor types and the function `torch.set_default_tensor_type`."""
     types = {name: _tensor_type(host, name, dtype) for name, dtype in TYPES.items()}
     original = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any, /) -> None:
-        """Set the default data type and the default device."""
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
         on_device = name.startswith("torch.cuda.")
         if on_device:
@@ -57,8 +55,8 @@ def _tensor_type(host: VirtualHost, name: str, data_type: torch.dtype) -> type:
             )
 
         def __call__(cls, *arguments: Any, **_options: Any) -> Any:
-            """Create a tensor. If the arguments are sizes, the tensor is uninitialized. If the argument is a sequence,
-            an array or a tensor, its values are copied.
+            """Create a tensor. Integers or a `torch.Size` are the size of an uninitialized tensor. The values of a
+            sequence, an array or a tensor are copied.
             """
             device = torch.device("cuda", host.current)
             if not arguments:
