@@ -1,4 +1,4 @@
-"""Determines how to store a value without its graph. Finds the subexpressions that have a graph."""
+"""Determines how to store a value without its graph."""
 
 import libcst as cst
 
@@ -14,7 +14,7 @@ _MAX_DEPTH = 6
 _PARTS = split_words(
     "as_strided chunk diagonal dsplit hsplit narrow select split split_with_sizes tensor_split unbind unfold vsplit"
 )
-"""Methods that return views of a part of a tensor."""
+"""Methods that return a view of one slice of a tensor."""
 _SAME_STORAGE = split_words(
     "adjoint bfloat16 contiguous cuda data detach double expand expand_as flatten float half mH mT movedim permute ravel "
     "reshape squeeze swapaxes swapdims H T t to transpose type_as unflatten unsqueeze view view_as"
@@ -77,15 +77,14 @@ def detach_edits(program: Program, store: StoreFact, target: str) -> tuple[list[
 def detaching_call(
     program: Program, part: cst.BaseExpression, store: StoreFact, function: Function | None = None
 ) -> str:
-    """Return the call to append to a stored expression in `function`. The call is `.detach()`, or `.detach().clone()`
-    for a view, because a detached view keeps the whole storage alive."""
+    """Return `.detach()`, or `.detach().clone()` for a view, because a detached view keeps the whole storage alive."""
     if _keeps_storage(program, part, store) and may_be_view(program, part, function or store.function):
         return COPY
     return DETACH
 
 
 def _keeps_storage(program: Program, part: cst.BaseExpression, store: StoreFact) -> bool:
-    """Return True if a subexpression itself is collected, not a result that is computed from it."""
+    """Return True if the expression itself is collected, and not a result computed from it."""
     if store.how == "item" and store.previous.is_tensor:
         return False
     collected = store.how in {"append", "item"}
@@ -154,7 +153,7 @@ def _returns_view(program: Program, call: cst.Call, function: Function, seen: fr
 
 
 def _is_one_of_several(part: cst.BaseExpression, store: StoreFact) -> bool:
-    """Return True if a name is the variable of a loop over a literal list, whose items may not all be tensors."""
+    """Return True for the variable of a loop over a literal list, whose items may not all be tensors."""
     return any(
         isinstance(loop.node, cst.For)
         and isinstance(loop.node.iter, (cst.Tuple, cst.List))

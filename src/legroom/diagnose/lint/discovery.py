@@ -32,7 +32,6 @@ EXCLUDED_DIRECTORIES = {
     "site-packages",
     "venv",
 }
-"""Directories that are skipped unless given explicitly."""
 
 
 def find_files(paths: Sequence[str], file_errors: list[FileError]) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""A script or notebook on disk, and its Python code. The code cells of a notebook are joined into one program.
+"""A script or notebook on disk, and its Python code.
 
 A fix preserves the rest of the file byte for byte, including byte order mark, line endings, encoding and notebook
 format.
@@ -22,18 +22,15 @@ MAX_BYTES = 8 * 1024 * 1024
 
 
 class Unreadable(UsageError):  # noqa: N818  (a reason, shown to the user)
-    """Raised if a file cannot be checked, with the reason as its message."""
+    pass
 
 
 class Document(Protocol):
     @property
-    def text(self) -> str:
-        """The Python code."""
-        ...
+    def text(self) -> str: ...
 
     def locate(self, line: int) -> tuple[int | None, int]:
-        """Return the cell that contains a line of the program, and the line within that cell. In a script, the cell is
-        None."""
+        """Return the notebook cell of a line and the line within that cell. In a script, the cell is None."""
         ...
 
     def edited(self, edits: Sequence[Edit]) -> "Document": ...
@@ -46,7 +43,6 @@ class PythonFile:
     text: str
     encoding: str = "utf-8"
     mark: bytes = b""
-    """The byte order mark, or `b""` if the file has none."""
 
     def locate(self, line: int) -> tuple[int | None, int]:
         return None, line
@@ -60,14 +56,14 @@ class PythonFile:
 
 @dataclass(frozen=True)
 class Notebook:
-    """All code cells as one text, so that names are known across cells."""
+    """A notebook, whose code cells form one program, so that a name of one cell is known in all cells."""
 
     raw: str
     cells: tuple[Cell, ...]
     mark: bytes = b""
     text: str = field(init=False)
     starts: tuple[int, ...] = field(init=False)
-    """The number of the line in `text` at which each cell starts."""
+    """The number of the first line of each cell in `text`."""
 
     def __post_init__(self) -> None:
         parts = [mask_magics(cell.source) for cell in self.cells]

@@ -1,4 +1,4 @@
-"""Edits of the source code of a file. Everything outside the edited spans stays unchanged."""
+"""Edits of the source code of a file."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,8 +24,7 @@ def replace(program: Program, node: cst.CSTNode, text: str) -> Edit:
 
 
 def append_to(program: Program, node: cst.BaseExpression, suffix: str) -> list[Edit]:
-    """Append a method call to an expression. For example, change `loss` to `loss.item()`. Parentheses are added if
-    needed."""
+    """Append a method call to an expression, with parentheses if needed: `a + b` becomes `(a + b).item()`."""
     start, end = program.span(node)
     needs_parentheses = (
         cst.BinaryOperation,
@@ -129,7 +128,7 @@ def has_multiline_string(program: Program, node: cst.CSTNode) -> bool:
 
 
 def apply_edits(text: str, edits: Iterable[Edit]) -> str:
-    """Apply the edits to the source code and return the result. The edits must not overlap."""
+    """Apply edits that do not overlap, and return the new source code."""
     starts = [0, *(found.end() for found in NEWLINE.finditer(text))]
     for edit in sorted(set(edits), reverse=True):
         begin = starts[edit.start[0] - 1] + edit.start[1]
@@ -139,7 +138,6 @@ def apply_edits(text: str, edits: Iterable[Edit]) -> str:
 
 
 def edits_overlap(first: Iterable[Edit], second: Iterable[Edit]) -> bool:
-    """Return True if two sets of edits overlap."""
     others = list(second)
     return any(
         (one.start < other.end and other.start < one.end) or (one.start, one.end) == (other.start, other.end)

@@ -40,7 +40,6 @@ _MAX_PASSES = 12
 _MIN_PARALLEL_BYTES = 400_000
 """Several processes are faster than one for more than this many bytes of code."""
 _CHUNK = 4
-"""The number of files that a process checks before it returns their reports."""
 
 
 def lint_paths(
@@ -53,10 +52,10 @@ def lint_paths(
     diff: bool = False,
     on_report: Callable[[LintReport, int, int], None] | None = None,
 ) -> LintReport:
-    """Check all files below the paths. With `fix`, apply fixes. With `diff`, only show the fixes.
+    """Check all files below the paths.
 
-    `on_report` receives the report of each file as soon as it is available, in the order of the files, with the number
-    of checked files and the number of all files.
+    With `fix`, the fixes are applied. With `diff`, they are only shown. `on_report` is called for each file in order,
+    with its report, the number of checked files and the number of all files.
     """
     Settings().with_options(select, ignore)  # rejects unknown codes before any work
     file_errors: list[FileError] = []
@@ -80,9 +79,7 @@ def lint_paths(
 def _known_report(
     file: Path, *, select: tuple[str, ...], ignore: tuple[str, ...], fix: bool, unsafe: bool
 ) -> LintReport | None:
-    """Return the report of an earlier run for the same content. Return None if fixes are requested and a finding in the
-    report has a fix, so that the file is checked again.
-    """
+    """Return the report of an earlier run for the same content, or None if its fixes are to be applied now."""
     report = load_report(file, settings_for(file).with_options(select, ignore).codes_for(file))
     if report is not None and fix and any(each.edits and (each.safe or unsafe) for each in report.findings):
         return None
@@ -90,13 +87,11 @@ def _known_report(
 
 
 def lint_text(text: str, *, file: str = "-", settings: Settings | None = None) -> list[LintFinding]:
-    """Check Python source code."""
     codes = (settings or Settings()).codes_for(Path(file))
     return [finding for finding, _ in _check(PythonFile(text), file, codes)]
 
 
 def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = None) -> str:
-    """Return Python source code with all fixes applied."""
     codes = (settings or Settings()).codes_for(Path("-"))
     return _lint_document(PythonFile(text), "-", codes, fix=True, unsafe=unsafe)[1].text
 
@@ -104,7 +99,6 @@ def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = Non
 def lint_standard_input(
     data: bytes, *, select: Sequence[str], ignore: Sequence[str], fix: bool, unsafe: bool, diff: bool
 ) -> tuple[LintReport, bytes]:
-    """Check code from standard input. Return the report and the fixed code."""
     settings = settings_for(Path("stdin.py")).with_options(select, ignore)
     try:
         document = parse_document(data, is_notebook=data.lstrip()[:1] == b"{" and b'"cells"' in data)
@@ -171,7 +165,6 @@ def _lint_document(
 
 
 def _still_parses(document: Document) -> bool:
-    """Return True if a fixed document is still valid Python."""
     try:
         cst.parse_module(document.text)
     except cst.ParserSyntaxError:
@@ -311,8 +304,10 @@ def _as_diff(report: LintReport, before: Document, after: Document, name: str) -
 def _map_files(
     work: Callable[[Path], LintReport], files: Sequence[Path], known: Mapping[Path, LintReport]
 ) -> Iterator[LintReport]:
-    """Yield the report of each file in order. Several processes check the files if there is enough work, because
-    starting processes takes longer than checking a few files."""
+    """Yield the report of each file in order.
+
+    Several processes are used only for many files, because starting them takes time.
+    """
     unknown = [file for file in files if file not in known]
     processes = min(processors(), 8)
     if processes < 2 or len(unknown) < 2 * processes or sum(map(_size, unknown)) < _MIN_PARALLEL_BYTES:

@@ -1,5 +1,3 @@
-"""The output of the linter: findings, each with its location and, if available, a fix."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +39,9 @@ class LintFinding(Finding):
     safe: bool = True
     """True if the edits leave the results of the program unchanged."""
     source: tuple[tuple[int, str], ...] = ()
-    """The line and its context, with line numbers."""
 
     @property
     def applicability(self) -> str | None:
-        """`safe`, `unsafe`, or None if no fix is available."""
         if not self.edits:
             return None
         return "safe" if self.safe else "unsafe"
@@ -77,12 +73,8 @@ class FileError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport:
-    """The result for all files."""
-
     findings: Sequence[LintFinding]
     file_errors: Sequence[FileError] = ()
     files: int = 0
     fixed: int = 0
-    """The number of problems that were fixed."""
     diff: str = ""
-    """The unified diff of all fixes, if `--diff` is given."""

@@ -1,6 +1,6 @@
-"""Finds statements that add to a container indirectly: calls to functions that store their arguments, and new
-containers that include the old one. The rules about collections treat each of these statements as an `append` to the
-container.
+"""Finds statements that add to a container indirectly.
+
+Examples are calls of functions that store their arguments, and new lists that include the old list.
 """
 
 import re
@@ -44,19 +44,19 @@ from legroom.diagnose.lint.rule import Problem
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """A call that passes a value with its graph to a function that stores it, such as `meter.update(loss)`."""
-
     call: CallFact
     store: StoreFact
     """The statement in the function that stores the value."""
     parts: list[cst.BaseExpression]
-    """The subexpressions of the argument that have a graph."""
     argument: cst.BaseExpression
 
 
 def passed_to_storing_functions(program: Program) -> Iterator[Problem]:
-    """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument. The finding
-    is at the statement that stores the value, or at the call if other calls pass other values."""
+    """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument.
+
+    The finding is at the statement that stores the value. It is at the call if other calls pass values without a
+    graph.
+    """
     found: dict[cst.CSTNode, list[_Passed]] = {}
     for call in program.calls:
         passed = _passed_with_graph(program, call)
@@ -102,8 +102,11 @@ def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
 
 
 def is_for_any_value(store: StoreFact) -> bool:
-    """Return True if a function is meant to store any value: it accepts any number of arguments, the fields of a
-    record, or the values of a meter. The function is then correct, and the mistake is in the call."""
+    """Return True if a function stores any value that it receives, such as `*args`, the fields of a record or the
+    values of a meter.
+
+    The function is then correct, and the mistake is in the call.
+    """
     function = store.function
     names = [name for name, each in function.stored_parameters.items() if each.node is store.node]
     stored = function.stored_parameters.keys() & set(function.parameters)
@@ -117,8 +120,9 @@ def is_for_any_value(store: StoreFact) -> bool:
 
 
 def _names_its_value(program: Program, passed: _Passed) -> bool:
-    """Return True for `log("loss", loss)`, `log({"loss": loss})`, `push((state, log_prob))` and `defer(lambda:
-    log(loss))`: the function also stores other values."""
+    """Return True for calls that also store other values: `log("loss", loss)`, `push((state, log_prob))` and
+    `defer(lambda: log(loss))`.
+    """
     return any(
         isinstance(each, cst.BaseString) or bool(contained_parts(each)) or is_closure(program, each)
         for each in (argument.value for argument in passed.call.node.args)
@@ -126,7 +130,6 @@ def _names_its_value(program: Program, passed: _Passed) -> bool:
 
 
 def _receives_other_values(store: StoreFact) -> bool:
-    """Return True if other calls pass values without a graph to the function that stores them."""
     return any(
         not site.values[name].has_graph
         for name, each in store.function.stored_parameters.items()
@@ -138,7 +141,6 @@ def _receives_other_values(store: StoreFact) -> bool:
 
 _FIELDS_OF_RECORD = 3
 _METER_VALUE = re.compile(r"^(?:v|x|n|val|value|number|metric|amount)$")
-"""Names of the parameters of an average meter, which should receive numbers."""
 
 
 def _reported_at_call(program: Program, passed: _Passed) -> Problem:
@@ -181,7 +183,7 @@ def _reported_at_store(program: Program, passed: list[_Passed]) -> Problem:
 
 
 def _detached_arguments(program: Program, passed: _Passed) -> tuple[tuple[Edit, ...], bool]:
-    """Return the edits that pass the value without its graph, and True if they are safe."""
+    """Return the edits that detach the arguments of the call, and True if they are safe."""
     call, store = passed.call, passed.store
     if call.result.has_graph or is_used_in_backward(program, store.target):
         return (), False
@@ -229,7 +231,6 @@ def passed_to_append(program: Program, call: CallFact) -> Iterator[Problem]:
 def _can_be_passed_detached(
     program: Program, parts: list[cst.BaseExpression], call: CallFact, store: StoreFact
 ) -> bool:
-    """Return True if a function can receive detached values without changing what the program does."""
     return not may_be_printed(program, store.target) and all(
         frees_graph(program, dotted(part) or "", call.function, call)
         and detaching_call(program, part, store, call.function) == DETACH
@@ -238,7 +239,6 @@ def _can_be_passed_detached(
 
 
 def _is_passed_on(program: Program, function: Function, store: StoreFact) -> bool:
-    """Return True if the function received the value with its graph from its caller. A model's `forward` is excluded."""
     return not is_forward(program, function) and any(
         each.node is store.node
         and any(site.values.get(name, UNKNOWN).has_graph for site in function.call_sites)
@@ -247,8 +247,7 @@ def _is_passed_on(program: Program, function: Function, store: StoreFact) -> boo
 
 
 def replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
-    """Return True if the call passes a constant key, as in `recorder.record("loss", loss)`, so the old value is
-    replaced."""
+    """Return True for `recorder.record("loss", loss)`, whose constant key replaces the old value."""
     if store.how != "item" or averages_itself(store) or call.local is None:
         return False
     if is_replayed(program, store.target):
@@ -264,9 +263,10 @@ def replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
 
 
 def is_reported_at_store(store: StoreFact) -> bool:
-    """Return True if the finding is reported at the statement that stores the value, and not at the call. The caller of
-    a callback does not know what the callback stores. If only the object itself calls the method
-    (`self.update_center(x)`), the method updates the state of the object, so the mistake is in the method.
+    """Return True if the finding is at the statement that stores the value, and not at the call.
+
+    The caller of a callback does not know what the callback stores. If only the object calls its own method
+    (`self.update_center(x)`), the mistake is in the method.
     """
     function = store.function
     is_called = function.name == "__call__"  # self.average(loss)
@@ -294,8 +294,9 @@ def describe(program: Program, parts: list[cst.BaseExpression]) -> str:
 
 
 def is_passed_directly(function: Function, name: str) -> bool:
-    """Return True if a caller passes a value with a graph as an argument. A comprehension as the argument does not
-    count, because its result is easier to detach in the statement that stores it.
+    """Return True if a caller passes a value with a graph.
+
+    A comprehension does not count, because its elements are easier to detach in the statement that stores them.
     """
     new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
     return any(
@@ -309,7 +310,6 @@ def is_passed_directly(function: Function, name: str) -> bool:
 def detaching_advice(
     program: Program, parts: list[cst.BaseExpression], store: StoreFact, function: Function | None = None
 ) -> str:
-    """Return advice such as "add `.detach()`" for stored subexpressions that have a graph."""
     calls = {detaching_call(program, part, store, function) for part in parts}
     return _added_call(COPY if COPY in calls else DETACH)
 
@@ -320,8 +320,10 @@ def _added_call(call: str) -> str:
 
 
 def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, StoreFact]]:
-    """Find calls to functions in this file that store an argument. Yield each call with two facts: one describes the
-    call as if the caller itself stored the value, and the other describes the statement in the function that stores it.
+    """Find calls of functions in this file that store an argument.
+
+    Each call comes with two facts: the first describes the call as if the caller stored the value, the second
+    describes the statement in the function.
     """
     for call in program.calls:
         local = call.local
@@ -348,8 +350,7 @@ def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, 
 
 
 def _seen_by_caller(call: CallFact, store: StoreFact) -> str:
-    """Return the path by which the caller refers to a container: `log.items` for `self.items`, if the call is
-    `log.add(x)`."""
+    """Return the caller's name for a container: `log.items` instead of `self.items` for the call `log.add(x)`."""
     first, dot, rest = store.target.partition(".")
     local = call.local
     if first in {"self", "cls"}:
@@ -364,8 +365,7 @@ def _seen_by_caller(call: CallFact, store: StoreFact) -> str:
 
 
 def additions_by_assignment(program: Program, store: StoreFact) -> Iterator[StoreFact]:
-    """Yield a store for each new element of `history = history + [x]`, `history = [*history, x]`, `history = {**history,
-    key: x}` and `head = (x, head)`."""
+    """Yield a store for each new element of `history = history + [x]`, `history = [*history, x]` and `head = (x, head)`."""
     if store.how != "assign" or not store.uses_old_value:
         return
     made = store.expression
@@ -382,8 +382,10 @@ def additions_by_assignment(program: Program, store: StoreFact) -> Iterator[Stor
 
 
 def is_visible(program: Program, store: StoreFact) -> bool:
-    """Return True if this file contains all code that may empty a container. A class in another file may clear the
-    attributes of its subclasses, and a caller may clear its own list."""
+    """Return True if this file contains all code that may empty a container.
+
+    A base class in another file may clear the attributes of `self`, and a caller may clear the list that it passes.
+    """
     first = root(store.target)
     function = store.function
     if first in {"self", "cls"}:

@@ -16,8 +16,9 @@ from legroom.diagnose.lint.rule import Problem
 
 
 def collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find assignments such as `losses = [step(batch) for batch in loader]` or `losses = list(steps(loader))`, where
-    each step trains and returns its loss."""
+    """Find `losses = [step(batch) for batch in loader]` and `losses = list(steps(loader))`, where each step trains
+    and returns its loss.
+    """
     expression = store.expression
     yield from _summed_at_once(program, store)
     if isinstance(expression, cst.ListComp):
@@ -47,7 +48,6 @@ def collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
 
 
 def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:
-    """Find results that are collected with `list(map(step, loader))`."""
     if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
         step = program.function_named(dotted(made.args[0].value) or "", store.function)
         if step is not None and step.returns.has_graph and _trains(program, step):
@@ -59,8 +59,7 @@ def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Ite
 
 
 def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find sums such as `total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients enabled and without a
-    backward pass."""
+    """Find `total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients enabled and without a backward pass."""
     call = store.expression
     if not isinstance(call, cst.Call) or dotted(call.func) != "sum" or not call.args or store.no_grad:
         return

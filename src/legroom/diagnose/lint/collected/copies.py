@@ -1,5 +1,7 @@
-"""Finds containers that collect gradients or copies of a model, for LG101. The copies have no graph, but each one is
-as large as the model."""
+"""Finds containers that collect gradients or copies of a model, for LG101.
+
+Each of these copies is as large as the model.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -30,7 +32,6 @@ from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 KeyCheck = Callable[[Program, StoreFact, LoopFact | Function], bool]
-"""Returns True if each step stores its value under a new key."""
 
 
 def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -> Iterator[Problem]:
@@ -72,8 +73,10 @@ _REPEATED_CALLBACK = re.compile(
 
 
 def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
-    """Return True if each epoch or evaluation adds to an attribute of a callback, as in `on_evaluate`. Methods that a
-    trainer calls once, such as `on_train_end`, may empty the container."""
+    """Return True if each epoch or evaluation adds to an attribute of a callback.
+
+    Methods that a trainer calls only once, such as `on_train_end`, may empty the container.
+    """
     function = store.function
     known = program.classes.get(function.class_name or "")
     if known is None or not any(base.endswith("Callback") for base in known.bases):
@@ -99,7 +102,6 @@ def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
 
 
 def _has_key_of_step(store: StoreFact) -> bool:
-    """Return True if the key is a callback argument that contains the number of the epoch or step."""
     numbers = {name for name in store.function.parameters if _STEP_NUMBER.search(name)}
     return any(
         isinstance(node, cst.Subscript)
@@ -114,9 +116,6 @@ _STEP_NUMBER = re.compile(r"epoch|step|iter|batch_idx", re.IGNORECASE)
 def _loops_of(
     store: StoreFact, scope: LoopFact | Function, copies: set[str]
 ) -> Iterator[tuple[cst.CSTNode, LoopFact, set[str]]]:
-    """Yield each loop that stores copies, with the statement in the loop that stores them and the names of the copied
-    models.
-    """
     if isinstance(scope, LoopFact):
         yield store.node, scope, copies
         return
@@ -127,8 +126,10 @@ def _loops_of(
 
 
 def _adds_copies(program: Program, loop: LoopFact, models: set[str]) -> bool:
-    """Return True if a loop trains one model, and each iteration copies that model. A loop over folds or tasks
-    trains a few models, and may keep a copy of each model."""
+    """Return True if each iteration of a loop trains and copies the same model.
+
+    A loop over folds or tasks trains a few models, and may keep a copy of each.
+    """
     if is_innermost_step_loop(program, loop):
         return True
     if not isinstance(loop.node, cst.For) or not loop.trains or not program.uses_gpu:
@@ -182,8 +183,6 @@ def _copied_models(
 
 
 def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact, depth: int) -> set[str]:
-    """Return the models that are copied in the last assignment to a name, or in the return value of a called
-    function."""
     path = dotted(part)
     if path is not None:
         made = [
@@ -266,8 +265,6 @@ def _cloned_model(program: Program, node: cst.ListComp | cst.GeneratorExp | cst.
 def _assigned_before(
     program: Program, name: cst.BaseExpression | None, node: cst.CSTNode
 ) -> list[cst.BaseExpression]:
-    """Return the last value that was assigned to a name before a node in the same function, as in `state =
-    model.state_dict()`."""
     function = next((each for each in program.ancestors(node) if isinstance(each, cst.FunctionDef)), None)
     made = [
         each.expression
@@ -290,8 +287,7 @@ def _read_model(node: cst.CSTNode) -> str | None:
 
 
 def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck) -> Iterator[Problem]:
-    """Find stores such as `history.append(parameter.grad.clone())`. Gradients have no graph, but each step adds tensors
-    as large as the model."""
+    """Find stores such as `history.append(parameter.grad.clone())`."""
     if (
         store.how not in {"append", "item"}
         or store.value.host
@@ -314,9 +310,9 @@ def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck
 
 
 def _is_added_by_updates(program: Program, store: StoreFact) -> bool:
-    """Return True if a method stores a value in its object for each batch of a loader, and an optimizer step follows
-    each batch. A program may store the gradients of a few batches on purpose, but the gradients of a whole epoch use
-    too much memory.
+    """Return True if each batch of a loader is followed by an optimizer step and stores its gradients in an object.
+
+    A program may store the gradients of a few batches on purpose, but those of a whole epoch use too much memory.
     """
     if any(isinstance(each, cst.If) for each in program.ancestors(store.node)):
         return False
@@ -331,7 +327,6 @@ def _is_added_by_updates(program: Program, store: StoreFact) -> bool:
 
 
 def _is_updating(program: Program, loop: LoopFact) -> bool:
-    """Return True if each iteration of a loop runs an optimizer step."""
     return any(
         call.loops[-1:] == (loop,)
         and call.method == "step"
@@ -342,7 +337,7 @@ def _is_updating(program: Program, loop: LoopFact) -> bool:
 
 
 def _is_one_step(store: StoreFact, loop: LoopFact) -> bool:
-    """Return True if a loop over the losses of one step fills a local list, as in multi-task learning."""
+    """Return True if a local list contains the losses of one step, as in multi-task learning."""
     function = store.function
     if isinstance(function.node, cst.Module) or not function.owns(store.target):
         return False
@@ -373,8 +368,7 @@ _COPYING = {
 def _contains_gradients(
     program: Program, expression: cst.BaseExpression, store: StoreFact, depth: int = 0
 ) -> bool:
-    """Return True if an expression contains the whole gradient of a parameter, and not only its norm or its copy on the
-    host."""
+    """Return True if an expression contains the gradient of a parameter on the GPU, not only its norm."""
     if depth > 6:
         return False
     if isinstance(expression, (cst.ListComp, cst.GeneratorExp)):
@@ -404,8 +398,9 @@ def _contains_gradients(
 
 
 def _returns_gradients(program: Program, node: cst.Call, store: StoreFact, depth: int) -> bool:
-    """Return True for `gradient.clone()`, `torch.cat([p.grad.flatten() for p in parameters])`, and a function in this
-    file that returns gradients."""
+    """Return True for `gradient.clone()`, `torch.cat([p.grad.flatten() for p in parameters])` and local functions
+    that return gradients.
+    """
     if any(is_call_of(node, name) for name in ("cat", "stack", "concat", "deepcopy")) and node.args:
         return _contains_gradients(program, node.args[0].value, store, depth + 1)
     call = next((each for each in program.calls if each.node is node), None)

@@ -1,4 +1,6 @@
-"""Finds objects that each keep a model on the GPU although the program uses only some of them at a time, for LG101."""
+"""Finds lists of objects that each keep a model on the GPU, although each step uses only some of the objects, for
+LG101.
+"""
 
 from collections.abc import Iterator
 
@@ -13,8 +15,11 @@ from legroom.diagnose.lint.rule import Problem
 
 
 def idle_models(program: Program) -> Iterator[Problem]:
-    """Find `self.model = copy.deepcopy(model).to(device)` in the constructor of a class, if the program creates a list of
-    such objects and draws a few of them in each round, as in federated learning."""
+    """Find `self.model = copy.deepcopy(model).to(device)` in a constructor, if the program draws a few of these
+    objects in each round.
+
+    Federated learning does this with its clients.
+    """
     if not program.drawn_names:
         return
     owners = {name: target for target, name in _drawn_objects(program)}
@@ -31,7 +36,6 @@ def idle_models(program: Program) -> Iterator[Problem]:
 
 
 def _drawn_objects(program: Program) -> Iterator[tuple[str, str]]:
-    """Yield the lists from which the program draws objects, each with the class of the objects."""
     for store in program.stores:
         if last_name(store.target) not in program.drawn_names:
             continue
@@ -46,7 +50,6 @@ def _drawn_objects(program: Program) -> Iterator[tuple[str, str]]:
 
 
 def _is_on_gpu(program: Program, store: StoreFact) -> bool:
-    """Return True if the constructor moves the model to the GPU, and nothing in the class moves it back."""
     calls = [each for each in walk(store.expression) if isinstance(each, cst.Call)]
     if not any(method_name(each) in {"to", "cuda"} and is_put_on_gpu(program, each) for each in calls):
         return False

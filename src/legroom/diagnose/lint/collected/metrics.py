@@ -58,8 +58,7 @@ def _stores_predictions(program: Program, made: cst.BaseExpression) -> bool:
 
 
 def _is_updated_in_all_epochs(call: CallFact, made: StoreFact) -> bool:
-    """Return True if a metric is updated in a loop inside a training loop, and is created outside both loops. The
-    loops may be in two functions."""
+    """Return True if a loop inside the training loop updates a metric that is created outside both loops."""
     if made.loops:
         return False
     if made.function is call.function:
@@ -74,8 +73,9 @@ def _is_updated_in_all_epochs(call: CallFact, made: StoreFact) -> bool:
 
 
 def _may_be_reset(program: Program, path: str) -> bool:
-    """Return True if the file resets the metric, or passes it to other code, such as Lightning's `self.log`, which may
-    reset it."""
+    """Return True if the file resets the metric, or passes it to code that may reset it, such as Lightning's
+    `self.log`.
+    """
     name = last_name(path)
     for call in program.calls:
         if call.method in {"reset", "clone"}:

@@ -27,7 +27,7 @@ from legroom.diagnose.lint.rule import Problem
 
 
 def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find stores such as `models.append(model)` in a loop over folds or settings that creates and trains the model."""
+    """Find `models.append(model)` in a loop over folds or settings that creates and trains the model."""
     if store.how not in {"append", "item"} or (store.how == "item" and not store.varying_key):
         return
     if not store.loops or not program.uses_gpu or not store.function.owns(store.target):
@@ -58,7 +58,6 @@ def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
 
 
 def _creating_loop(program: Program, store: StoreFact, path: str) -> LoopFact | None:
-    """Return the loop that creates and trains a model in each iteration and stores it once."""
     for loop in reversed(store.loops):
         made = [
             each
@@ -77,7 +76,6 @@ def _creating_loop(program: Program, store: StoreFact, path: str) -> LoopFact | 
 
 
 def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
-    """Return True if the loop, or a function that creates the model, moves the model to the GPU."""
     return any(
         isinstance(node, cst.Call)
         and (method_name(node) == "cuda" or (method_name(node) == "to" and "cpu" not in program.source(node)))
@@ -88,7 +86,6 @@ def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
 
 
 def _creating_functions(program: Program, path: str, loop: LoopFact) -> list[cst.CSTNode]:
-    """Return the functions in this file that a loop calls, directly or through each other, to create a model."""
     made = [each for each in program.stores if each.target == path and each.loops[-1:] == (loop,)]
     found: list[Function] = []
     added = [
@@ -107,7 +104,7 @@ def _creating_functions(program: Program, path: str, loop: LoopFact) -> list[cst
 
 
 def _is_scored(program: Program, store: StoreFact, loop: LoopFact, model: cst.BaseExpression) -> bool:
-    """Return True if the loop also stores a score of the model, so that the program no longer needs the model itself."""
+    """Return True if the loop also stores a score of the model. The program then no longer needs the model."""
     if any(
         program.value(each).kind in (ValueKind.PLAIN, ValueKind.UNKNOWN)
         and each is not model
@@ -129,7 +126,6 @@ def _is_scored(program: Program, store: StoreFact, loop: LoopFact, model: cst.Ba
 
 
 def _is_moved_to_host(program: Program, path: str, loop: LoopFact) -> bool:
-    """Return True for `model.cpu()` and `model.to("cpu")` in the loop, or in a function that creates the model."""
     inside = [node for body in _creating_functions(program, path, loop) for node in walk(body)]
     for node in (*walk(loop.node), *inside):
         owner = receiver(node) if isinstance(node, cst.Call) else None
@@ -174,8 +170,7 @@ def _is_used_again(program: Program, store: StoreFact, loop: LoopFact, model: cs
 
 
 def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpression) -> bool:
-    """Return True if a loop over the entries uses the models only to save them, as in `for r in runs:
-    torch.save(r["model"].state_dict(), path)`."""
+    """Return True if a loop over the entries only saves the models, as in `torch.save(r["model"].state_dict(), path)`."""
     loop = next((each for each in program.ancestors(node) if isinstance(each, cst.For)), None)
     if loop is None or not program.inside(node, loop.iter):
         return False
@@ -190,9 +185,7 @@ def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpressio
 
 
 def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
-    """Return False if an expression is probably not the model: it reads another item, such as `r["fold"]`, or a
-    variable whose name suggests a number, such as `score`.
-    """
+    """Return False for another item of an entry, such as `r["fold"]`, and for a variable that is probably a number."""
     parent = program.parent.get(name)
     if key is None or not isinstance(parent, cst.Subscript) or parent.value is not name:
         return _NUMBERS.search(name.value) is None
@@ -201,8 +194,6 @@ def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
 
 
 def _is_saved(program: Program, node: cst.CSTNode, loop: cst.For) -> bool:
-    """Return True if a node is part of the first argument of `torch.save`, or is the model of a call to
-    `save_pretrained`."""
     for each in program.ancestors(node):
         if each is loop:
             return False
@@ -225,7 +216,7 @@ def _is_target(program: Program, element: cst.CSTNode | None) -> bool:
 
 
 def _is_one(program: Program, node: cst.Subscript, target: str) -> bool:
-    """Return True if a program reads one entry outside a loop, such as `models[best]`."""
+    """Return True for one entry outside a loop, such as `models[best]`."""
     if any(isinstance(each.slice, cst.Slice) for each in node.slice):
         return False
     return path_of(node) == target and not any(
@@ -235,7 +226,7 @@ def _is_one(program: Program, node: cst.Subscript, target: str) -> bool:
 
 
 def _key_of(program: Program, model: cst.BaseExpression) -> str | None:
-    """Return the key of a dict under which a model is stored, as in `{"model": model, "loss": loss.item()}`."""
+    """Return "model" for `{"model": model, "loss": loss.item()}`."""
     parent = program.parent.get(model)
     return string_value(parent.key) if isinstance(parent, cst.DictElement) else None
 

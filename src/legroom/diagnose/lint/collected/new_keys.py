@@ -1,4 +1,4 @@
-"""Determines whether each step stores its value under a new key, or replaces an old value."""
+"""Determines whether each step stores its value under a new key or replaces an old value."""
 
 import re
 
@@ -21,7 +21,6 @@ from legroom.diagnose.lint.flow.syntax import (
 
 
 def key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -> bool:
-    """Return True if each step uses a new key. A key that repeats replaces the old value."""
     if store.how != "item" or averages_itself(store):
         return True
     if store.previous.is_tensor:  # a tensor that a function fills and returns is its result
@@ -46,8 +45,7 @@ def key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -
 
 
 def _is_part_of_model(program: Program, store: StoreFact, name: str, depth: int = 0) -> bool:
-    """Return True if a name in a key is the name or index of a parameter or layer, or is computed from it. Each step
-    iterates over the same parts of the model."""
+    """Return True if a key contains the name or index of a parameter or layer, which each step repeats."""
     first = root(name)
     if first in _TEXT_FUNCTIONS:
         return True
@@ -87,7 +85,7 @@ _MODEL_PARTS = frozenset(
 
 
 def _goes_through_model(iterable: cst.BaseExpression) -> bool:
-    """Return True for the parameters or layers of a model, as in `enumerate(model.parameters())`."""
+    """Return True for an iterable over the parameters or layers of a model, such as `enumerate(model.parameters())`."""
     if not isinstance(iterable, cst.Call):
         return False
     if dotted(iterable.func) in {"enumerate", "zip", "list", "sorted", "reversed", "filter", "tuple"}:
@@ -99,7 +97,6 @@ def _goes_through_model(iterable: cst.BaseExpression) -> bool:
 
 
 def _goes_through_names(program: Program, loop: LoopFact) -> bool:
-    """Return True if a loop iterates over a literal list or over the keys of a dict."""
     iterable = loop.node.iter if isinstance(loop.node, cst.For) else None
     if isinstance(iterable, cst.Call):
         return method_name(iterable) in {"items", "keys"}
@@ -109,8 +106,7 @@ def _goes_through_names(program: Program, loop: LoopFact) -> bool:
 
 
 def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
-    """Return True if the keys are the indices of the samples in a batch, as in `for i, value in zip(indices.tolist(),
-    values)`."""
+    """Return True if the keys are sample indices of a batch, as in `for i, value in zip(indices.tolist(), values)`."""
     if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
         return False
     source = loop.node.iter
@@ -125,7 +121,7 @@ def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
 
 
 def key_of(store: StoreFact) -> list[cst.CSTNode]:
-    """Return the key under which a value is stored. The key is a subscript or the name argument of `setattr`."""
+    """Return the key under which a value is stored: a subscript, or the name in a call of `setattr`."""
     if isinstance(store.node, cst.Call):  # setattr(recorder, name, value), model.register_buffer(name, value)
         return [store.node.args[0 if method_name(store.node) else 1].value]
     target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
@@ -133,7 +129,7 @@ def key_of(store: StoreFact) -> list[cst.CSTNode]:
 
 
 def key_repeats(program: Program, key: cst.CSTNode) -> bool:
-    """Return True if a key repeats, as in `ring[step % 8]`. The remainder may be assigned to a name first."""
+    """Return True if a key such as `step % 8` repeats."""
     if has_modulo(key):
         return True
     names = names_in(key)
@@ -143,7 +139,7 @@ def key_repeats(program: Program, key: cst.CSTNode) -> bool:
 
 
 _FEW_VALUES = re.compile(r"device|dtype|rank|mode$|phase$|split$", re.IGNORECASE)
-"""Names of variables that have only a few different values in a run."""
+"""Names of variables that have few different values in a run."""
 
 
 def averages_itself(store: StoreFact) -> bool:

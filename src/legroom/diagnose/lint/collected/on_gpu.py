@@ -1,5 +1,8 @@
-"""Finds containers that collect one tensor per batch on the GPU: the batches themselves (LG117), or the states of a
-sampler (LG101). These tensors have no graph, but together they are as large as the whole dataset."""
+"""Finds containers that collect one tensor per batch on the GPU.
+
+The tensors are batches (LG117) or the states of a sampler (LG101). They have no graph, but together they are as large
+as the dataset.
+"""
 
 import re
 from collections.abc import Iterator
@@ -40,8 +43,10 @@ _ON_GPU = frozenset(
 
 
 def collected_states(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find `frames.append(x)` in a loop such as `for t in timesteps: x = denoise(x, t)`, which samples without gradients.
-    A sampler has hundreds of states, each as large as its result."""
+    """Find `frames.append(x)` in `for t in timesteps: x = denoise(x, t)`.
+
+    A sampler has hundreds of states, each as large as its result.
+    """
     path = dotted(store.expression)
     if store.how != "append" or path is None or not store.loops or not program.uses_gpu:
         return
@@ -72,8 +77,7 @@ _TIME = re.compile(
 
 
 def _goes_through_time(node: cst.For) -> bool:
-    """Return True for a loop over the steps of a sampler, as in `for t in reversed(range(self.T))`. The number of steps
-    must not be a small constant."""
+    """Return True for a loop over many sampler steps, such as `for t in reversed(range(self.T))`."""
     if any(_TIME.search(last_name(each)) for each in names_in(node.iter)):
         return True
     numbers = [int(each.value, 0) for each in walk(node.iter) if isinstance(each, cst.Integer)]
@@ -91,7 +95,6 @@ def _is_on_gpu(made: StoreFact) -> bool:
 
 
 def _samples(program: Program, made: StoreFact) -> bool:
-    """Return True if a model computes a new state from the old state with gradients disabled."""
     calls = [each for each in program.calls if program.inside(each.node, made.expression)]
     inner = {each.local for each in calls if each.local is not None}
     return any(
@@ -102,7 +105,6 @@ def _samples(program: Program, made: StoreFact) -> bool:
 
 
 def _is_stacked(program: Program, target: str) -> bool:
-    """Return True if the program concatenates the states, for example to compute with all of them."""
     return any(
         isinstance(node, cst.Call)
         and any(is_call_of(node, name) for name in ("stack", "cat", "concat"))
@@ -142,7 +144,6 @@ def _batches(node: cst.BaseExpression, what: str = "batches of the loader") -> P
 
 
 def _loop_of_dataset(program: Program, store: StoreFact) -> LoopFact | None:
-    """Return the loop over files in which the constructor of a dataset stores its samples."""
     known = program.classes.get(store.function.class_name or "")
     if known is None or store.function.name != "__init__" or not store.target.startswith("self."):
         return None
@@ -155,7 +156,6 @@ def loop_over_batches(store: StoreFact) -> LoopFact | None:
 
 
 def is_collected(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Return True if a container grows with each batch."""
     if store.how == "item":
         if not (store.varying_key and store.mapping):
             return False
@@ -173,7 +173,6 @@ def is_collected(program: Program, store: StoreFact, loop: LoopFact) -> bool:
 
 
 def _is_conditional(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Return True if only some of the batches are stored."""
     for each in program.ancestors(store.node):
         if each is loop.node:
             return False
@@ -192,8 +191,7 @@ def _is_missing_once(test: cst.BaseExpression) -> bool:
 
 
 def is_used_on_gpu(program: Program, target: str) -> bool:
-    """Return True if the program computes with the collection on the GPU, as with the memory bank of a nearest-neighbor
-    search."""
+    """Return True if the program computes with the collection on the GPU, for example in a nearest-neighbor search."""
     names = derived_names(program, target)
     for node in program.nodes:
         if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
@@ -210,7 +208,7 @@ def is_used_on_gpu(program: Program, target: str) -> bool:
 
 
 def _is_topk_of_samples(program: Program, node: cst.Call, target: str) -> bool:
-    """Return True for `torch.cat(scores).topk(k, dim=1)`, which a program can compute for each batch."""
+    """Return True for `torch.cat(scores).topk(k, dim=1)`, which the program can also compute batch by batch."""
     given, owner = keyword(node, "dim"), receiver(node)
     by_sample = given is not None and getattr(given.value, "value", None) == "1"
     return method_name(node) == "topk" and by_sample and _is_concatenated(program, owner, target)
@@ -236,7 +234,7 @@ def _is_concatenated(
 
 
 def is_read_by_key(program: Program, store: StoreFact) -> bool:
-    """Return True if a training loop reads single entries of a dict, such as the features of the samples in the batch."""
+    """Return True if the program reads single entries, such as the features of the samples in a batch."""
     if store.how != "item" and not store.mapping:
         return False
     name = last_name(store.target)
@@ -249,7 +247,6 @@ def is_read_by_key(program: Program, store: StoreFact) -> bool:
 
 
 def is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Return True if a loop stores its batch after moving it to the GPU."""
     parts = [store.expression, *contained_parts(store.expression)]
     names = {path for each in parts if (path := _same_tensor(each)) is not None}
     for each in reversed(program.stores):  # sample = x.detach()
@@ -289,7 +286,6 @@ def _same_tensor(node: cst.BaseExpression) -> str | None:
 
 
 def moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
-    """Return True if an expression moves the batch, or a tensor in it, to the GPU."""
     if isinstance(node, (cst.DictComp, cst.ListComp, cst.GeneratorExp)):
         part = node.value if isinstance(node, cst.DictComp) else node.elt
         inner = names_in(node.for_in.target)
@@ -313,7 +309,6 @@ def moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
 
 
 def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
-    """Return True if a device is a GPU, possibly with the CPU as a fallback."""
     path = last_name(dotted(node) or "")
     if "device" not in path and path != "dev":
         return False
@@ -323,5 +318,5 @@ def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _is_consumed(program: Program, node: cst.ListComp) -> bool:
-    """Return True if a list is only an argument of a call, as in `sum([x.cuda().mean() for x in loader])`."""
+    """Return True for a list that is only an argument, as in `sum([x.cuda().mean() for x in loader])`."""
     return isinstance(program.parent.get(node), cst.Arg)

@@ -1,5 +1,7 @@
-"""Finds containers that collect the outputs of a model for all batches on the GPU, for LG101. The outputs have no
-graph, but together they are as large as the outputs for the whole dataset."""
+"""Finds containers that collect the outputs of a model for all batches on the GPU, for LG101.
+
+The outputs have no graph, but together they can fill the GPU.
+"""
 
 import re
 from collections.abc import Iterator
@@ -38,7 +40,7 @@ _OUTPUT_ATTRIBUTES = split_words(
 )
 """Attributes of a model output that contain tensors."""
 _SEQUENCES = split_words("last_hidden_state hidden_states")
-"""Attributes of a model output that contain one vector per token."""
+"""Attributes of a model output with one vector per token."""
 _FEATURES = re.compile(r"(?:^|_)(?:feat|features?|embed|embedding|encode|represent|extract)", re.IGNORECASE)
 """Names of the methods of a model that return features."""
 _GATHERING = split_words("gather gather_for_metrics all_gather pad_across_processes")
@@ -46,13 +48,10 @@ _GATHERING = split_words("gather gather_for_metrics all_gather pad_across_proces
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The context in which an expression is evaluated."""
-
     function: Function
     loops: tuple[LoopFact, ...]
     order: int
     arguments: dict[str, cst.BaseExpression] = field(default_factory=dict)
-    """The arguments of the call that runs the function, by parameter."""
     caller: "_Place | None" = None
 
 
@@ -91,8 +90,7 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
 
 
 def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
-    """Return the innermost loop over the batches or samples of a dataset. A loop over a dataset without a loader is
-    returned only if it does not train."""
+    """Return the innermost loop over a loader, or over a dataset if the loop does not train."""
     for loop in reversed(store.loops):
         if loop.iterable.kind is ValueKind.LOADER:
             return loop
@@ -102,12 +100,11 @@ def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
 
 
 def _moves_input(program: Program, loop: cst.CSTNode, batch: set[str]) -> bool:
-    """Return True if a loop moves its batch to the GPU."""
     return any(isinstance(node, cst.Call) and moves(program, node, batch) for node in walk(loop))
 
 
 def _receives_gpu_data(program: Program, call: CallFact) -> bool:
-    """Return True if the function that runs a model moves data to the GPU, or if Accelerate or Fabric may do so."""
+    """Return True if the caller of a model moves data to the GPU, or if Accelerate or Fabric may do so."""
     if program.mentions("Accelerator", "Fabric") and program.mentions("prepare", "setup_dataloaders"):
         return True
     return any(
@@ -123,8 +120,10 @@ def _receives_gpu_data(program: Program, call: CallFact) -> bool:
 def _contains_output(
     program: Program, node: cst.BaseExpression, place: _Place, models: list[CallFact], depth: int = 0
 ) -> bool:
-    """Return True if an expression is the output of a model, or a tensor of similar size computed from it. The calls to
-    models are added to `models`."""
+    """Return True if an expression is the output of a model, or a tensor of similar size computed from it.
+
+    Appends the calls of the models to `models`.
+    """
     if depth > _MAX_DEPTH:
         return False
     if isinstance(node, cst.Yield):
@@ -175,7 +174,6 @@ def _contains_output(
 def _is_output_call(
     program: Program, node: cst.Call, place: _Place, models: list[CallFact], depth: int
 ) -> bool:
-    """Return True if a call returns the output of a model."""
     value = program.value(node)
     if value.host or value.kind is ValueKind.PLAIN:
         return False
@@ -203,7 +201,7 @@ def _is_output_call(
 
 
 def _is_pooled(program: Program, node: cst.Call, inner: cst.BaseExpression, place: _Place) -> bool:
-    """Return True for `output.last_hidden_state.mean(1)`: the vectors of all tokens are reduced to one vector."""
+    """Return True for `output.last_hidden_state.mean(1)`, which reduces the vectors of all tokens to one vector."""
     dims = [each.value for each in node.args if isinstance(each.value, cst.Integer)]
     if last_name(dotted(node.func) or method_name(node) or "") not in {"mean", "sum", "amax"}:
         return False
@@ -218,7 +216,7 @@ def _is_pooled(program: Program, node: cst.Call, inner: cst.BaseExpression, plac
 
 
 def _runs(call: CallFact) -> bool:
-    """Return True if a call computes an output of a model, as `model(x)` does and `model.eval()` does not."""
+    """Return True for a call that computes an output, such as `model(x)`, and not for `model.eval()`."""
     if call.local is None:
         return call.result.is_tensor or call.result.kind is ValueKind.CONTAINER
     is_output = call.local.name in {"forward", "__call__"} or _FEATURES.search(call.local.name) is not None
@@ -228,7 +226,6 @@ def _runs(call: CallFact) -> bool:
 def _returns_output(
     program: Program, function: Function, call: cst.Call, caller: _Place, models: list[CallFact], depth: int
 ) -> bool:
-    """Return True if a function returns or yields the output of a model without copying it to host memory."""
     returned: list[cst.BaseExpression] = list(function.returned_nodes)
     returned += [each for each in walk(function.body, into_functions=False) if isinstance(each, cst.Yield)]
     if function.returns.host or function.name == "__init__":
@@ -246,7 +243,7 @@ def _returns_output(
 
 
 def _iterated(node: cst.BaseExpression, path: str, loop: LoopFact) -> list[cst.BaseExpression]:
-    """Return the iterable whose elements a loop assigns to a name, as in `for i, output in zip(ids, outputs)`."""
+    """Return the iterable of a loop variable: `outputs` for `output` in `for i, output in zip(ids, outputs)`."""
     if not isinstance(node, cst.Call) or dotted(node.func) not in {"zip", "enumerate"}:
         return [node]
     target = loop.node.target if isinstance(loop.node, cst.For) else None
@@ -258,8 +255,10 @@ def _iterated(node: cst.BaseExpression, path: str, loop: LoopFact) -> list[cst.B
 
 
 def _is_view(program: Program, index: cst.BaseSlice) -> bool:
-    """Return True for an index whose result shares the memory of the tensor. Indexing with a mask or a tensor of
-    indices creates a copy."""
+    """Return True for an index whose result shares the tensor's memory.
+
+    A mask or a tensor of indices creates a copy.
+    """
     if isinstance(index, cst.Slice):
         return True
     if not isinstance(index, cst.Index):

@@ -12,7 +12,7 @@ from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 _LIMITING = ("qsize", "full", "Semaphore", "BoundedSemaphore", "Condition", "task_done", "Barrier")
-"""Names that show that a program may limit its queue itself."""
+"""Names whose use shows that the program may limit the queue itself."""
 
 
 def unlimited_queues(program: Program) -> Iterator[Problem]:
@@ -43,7 +43,6 @@ def _puts_batch(program: Program, call: CallFact, loop: LoopFact) -> bool:
 
 
 def _creations(program: Program, path: str, function: Function) -> list[cst.BaseExpression]:
-    """Return the expressions that create a queue, for an attribute, a local variable, or a thread argument."""
     if path in function.parameters:
         return [
             each
@@ -63,8 +62,7 @@ def _creations(program: Program, path: str, function: Function) -> list[cst.Base
 def _arguments(
     program: Program, function: Function, parameter: str
 ) -> Iterator[tuple[Function, cst.BaseExpression]]:
-    """Yield the arguments that callers pass for a parameter, including through `Thread(target=function,
-    args=(q,))`."""
+    """Yield the arguments for a parameter, including those in `Thread(target=function, args=(q,))`."""
     for site in function.call_sites:
         for name, argument in function.receives(site.call):
             if name == parameter:

@@ -1,5 +1,4 @@
-"""Finds replay buffers that store tensors on the GPU, although the program moves each sample to the GPU again, for
-LG101."""
+"""Finds replay buffers on the GPU in programs that move each sample to the GPU again, for LG101."""
 
 from collections.abc import Iterator
 
@@ -25,8 +24,11 @@ from legroom.diagnose.lint.rule import Problem
 
 
 def replayed_on_gpu(program: Program) -> Iterator[Problem]:
-    """Find `memory.append((state, action))` with a state on the GPU, if the memory has no limit or a limit of more than
-    10,000 entries. A program that moves each sample to the GPU expects the entries in host memory."""
+    """Find `memory.append((state, action))` with a state on the GPU.
+
+    The memory has no limit, or a limit of more than 10,000 entries. A program that moves each sample to the GPU
+    expects the entries in host memory.
+    """
     if not program.drawn_names or not program.uses_gpu:
         return
     reported: set[str] = set()
@@ -53,8 +55,9 @@ def replayed_on_gpu(program: Program) -> Iterator[Problem]:
 
 
 def _made_on_gpu(program: Program, part: cst.BaseExpression, store: StoreFact) -> cst.BaseExpression | None:
-    """Return the call that puts a tensor on the GPU. This call is the expression itself, the last value assigned to it,
-    or a call in the function that returns the tensor."""
+    """Return the call that puts a tensor on the GPU, in the expression, in its last assignment or in the function
+    that returns it.
+    """
     path = dotted(part)
     sources: list[cst.BaseExpression] = [part]
     if path is not None:
@@ -93,9 +96,9 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
 
 
 def _moves_samples(program: Program, name: str) -> bool:
-    """Return True if a function that samples from the replay buffer, directly or through a method, moves tensors to the
-    GPU. Always return True for a program that uses `Conv2d`: its samples are probably images, which fill the GPU even
-    if no sample is moved.
+    """Return True if a function that draws samples moves tensors to the GPU.
+
+    The result is also True if the program uses `Conv2d`, because samples that are images fill the GPU in any case.
     """
     if program.mentions("Conv2d"):
         return True

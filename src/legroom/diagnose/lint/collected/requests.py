@@ -1,5 +1,7 @@
-"""Finds caches that keep a result of a model for every request, session or text, for LG101. Nothing removes old entries, so a
-service that runs for days fills its GPU."""
+"""Finds caches that keep a result of a model for every request, session or text, for LG101.
+
+Nothing removes old entries, so the cache of a long-running service fills the GPU.
+"""
 
 import re
 from collections.abc import Iterator
@@ -34,7 +36,6 @@ _REQUESTS = re.compile(
 _STARTING = re.compile(r"^(?:__init__|\w*(?:start|startup|setup|init|load|lifespan)\w*)$")
 """Functions that create the state of a service."""
 _CREATED = r"\b{name}\b[^=\n]*=\s*(?:\{{\}}|\[\]|dict\(\)|(?:\w+\.)?(?:OrderedDict|defaultdict|field)\()"
-"""The statement in the body of a class that creates a container."""
 _NEW_DICTS = {"dict", "OrderedDict", "defaultdict"}
 
 
@@ -65,7 +66,6 @@ def kept_for_requests(program: Program) -> Iterator[Problem]:
 
 
 def _request_of(program: Program, store: StoreFact) -> str | None:
-    """Return the name of the key under which a value is stored, if each request has a new key."""
     function = store.function
     if isinstance(function.node, cst.Module) or function.name in {"__init__", "__post_init__"}:
         return None
@@ -94,8 +94,8 @@ def _key_of(store: StoreFact) -> list[cst.CSTNode]:
 
 
 def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
-    """Return the last components of the names that a key is built from. If a variable in the key is assigned in the
-    same function, or is a loop variable, the names in the assigned or iterated expression are included.
+    """Return the last component of each name in a key, including the names in the assignments and loops that define
+    it.
     """
     names = sorted(names_in(key))
     made = [
@@ -120,8 +120,7 @@ def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
 
 
 def _is_unbounded(program: Program, store: StoreFact) -> bool:
-    """Return True if the file creates a plain dict or list, never removes an entry, does not limit its length, and
-    does not pass it to other code."""
+    """Return True if the file creates a plain dict or list, and neither removes entries nor passes it to other code."""
     if store.bounded or is_length_limited(program, store):
         return False
     known = program.classes.get(store.function.class_name or "")
@@ -155,7 +154,7 @@ def _is_unbounded(program: Program, store: StoreFact) -> bool:
 
 
 def _is_read_at_once(program: Program, target: str) -> bool:
-    """Return True for `torch.stack(list(self.classes.values()))`: the program computes with all entries."""
+    """Return True for `torch.stack(list(self.classes.values()))`, which uses all entries."""
     return any(
         isinstance(node, cst.Attribute)
         and node.attr.value in {"values", "items"}

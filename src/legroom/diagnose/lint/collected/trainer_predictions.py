@@ -12,7 +12,7 @@ _LARGE_LOGITS = re.compile(
     r"For(?:\w*CausalLM|\w*MaskedLM|Seq2SeqLM|CTC|SpeechSeq2Seq|SemanticSegmentation|ConditionalGeneration|PreTraining)$"
     r"|LMHeadModel$"
 )
-"""Models whose logits have one value for each token and each entry of the vocabulary, or for each pixel and class."""
+"""Models whose logits have one value per token and vocabulary entry, or per pixel and class."""
 
 
 def collected_by_trainer(program: Program) -> Iterator[Problem]:
@@ -47,7 +47,6 @@ def _makes(call: CallFact, name: str) -> bool:
 
 
 def _limits_predictions(call: CallFact) -> bool:
-    """Return True if the training arguments may limit the predictions on the GPU."""
     limits = ("eval_accumulation_steps", "batch_eval_metrics", "use_cpu", "no_cuda")
     return (
         _has_unknown_arguments(call)

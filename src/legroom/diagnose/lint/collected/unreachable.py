@@ -1,4 +1,4 @@
-"""Finds entries of a dict that the program can never read or remove, because it does not know their keys, for LG101."""
+"""Finds dict entries that the program can never read or remove, because it does not keep their keys, for LG101."""
 
 import re
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from legroom.diagnose.lint.flow.syntax import dotted, is_call_of, last_name, wal
 from legroom.diagnose.lint.rule import Problem
 
 _CACHE = re.compile(r"^(?:\w*Cache|past_key_values?|kv_cache|past)$")
-"""Names of the keys and values that a language model stores for each token."""
+"""Names of the key-value cache of a language model."""
 
 
 def unreachable_entries(program: Program) -> Iterator[Problem]:
-    """Find `self.sessions[uuid.uuid4().hex] = session`, where each session contains the cache of a model."""
+    """Find `self.sessions[uuid.uuid4().hex] = session`, where each session contains the key-value cache of a model."""
     for store in program.stores:
         if store.how != "item" or not store.varying_key or not _has_random_key(store):
             continue
@@ -39,7 +39,6 @@ def _has_random_key(store: StoreFact) -> bool:
 
 
 def _contains_cache(program: Program, store: StoreFact) -> bool:
-    """Return True if a value is a cache, or an object of a class in this file that contains a cache."""
     known = program.classes.get(store.value.class_name or "")
     nodes = [*walk(store.expression), *(walk(known.node) if known is not None else ())]
     return any(_CACHE.search(last_name(path)) for node in nodes if (path := dotted(node)) is not None) or any(
@@ -48,8 +47,7 @@ def _contains_cache(program: Program, store: StoreFact) -> bool:
 
 
 def _is_read(program: Program, store: StoreFact) -> bool:
-    """Return True if the program does anything with the dict other than creating it, storing entries and counting
-    them."""
+    """Return True if the program uses the dict in any other way than creating it, storing entries and counting them."""
     name = last_name(store.target)
     for node in program.nodes:
         if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:
