@@ -432,7 +432,7 @@ _MENTIONED = re.compile(
 def _is_single_line(pattern: re.Pattern[str]) -> bool:
     """Return True if no match contains a line break.
 
-    Such a pattern is searched in one line at a time, which is faster.
+    Matching such a pattern against one line at a time is faster.
     """
     return _LINE_BREAK.search(_NO_LINE_BREAK.sub("", pattern.pattern)) is None
 

@@ -63,7 +63,7 @@ SIZE_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 """Messages about impossible sizes, and about limits that are reported as a lack of memory.
 
-They are searched before the messages about memory.
+The search for these messages comes before the search for messages about memory.
 """
 RULES: tuple[Rule, ...] = (
     # --- what happened on the GPU

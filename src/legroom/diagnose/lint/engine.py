@@ -54,7 +54,7 @@ def lint_paths(
 ) -> LintReport:
     """Check all files below the paths.
 
-    With `fix`, the fixes are applied. With `diff`, they are only shown. `on_report` is called for each file in order,
+    With `fix`, the fixes are applied. With `diff`, the fixes are only shown. `on_report` is called for each file in order,
     with its report, the number of checked files and the number of all files.
     """
     Settings().with_options(select, ignore)  # rejects unknown codes before any work

@@ -54,8 +54,8 @@ class _Passed:
 def passed_to_storing_functions(program: Program) -> Iterator[Problem]:
     """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument.
 
-    The finding is at the statement that stores the value. It is at the call if other calls pass values without a
-    graph.
+    The finding is at the statement that stores the value. The finding is at the call if other calls pass values
+    without a graph.
     """
     found: dict[cst.CSTNode, list[_Passed]] = {}
     for call in program.calls:

@@ -18,7 +18,7 @@ def idle_models(program: Program) -> Iterator[Problem]:
     """Find `self.model = copy.deepcopy(model).to(device)` in a constructor, if the program draws a few of these
     objects in each round.
 
-    Federated learning does this with its clients.
+    For example, a program for federated learning draws a few clients in each round.
     """
     if not program.drawn_names:
         return

@@ -1,7 +1,7 @@
 """Finds containers that collect one tensor per batch on the GPU.
 
-The tensors are batches (LG117) or the states of a sampler (LG101). They have no graph, but together they are as large
-as the dataset.
+The tensors are batches (LG117) or the states of a sampler (LG101). The tensors have no graph, but together they are
+as large as the dataset.
 """
 
 import re

@@ -1,16 +1,16 @@
-"""The flow analysis determines the possible values of each name, the values with an autograd graph, and where values
-are stored.
+"""The flow analysis determines the possible values of each name, which values have an autograd graph, and where
+values are stored.
 
-Each function is analyzed statement by statement. Loop bodies are analyzed twice, so the second analysis includes the
-results of the first iteration. Branches are analyzed separately, and then their values are joined. The file is
+Each function is analyzed statement by statement. Loop bodies are analyzed twice, so that the second analysis includes
+the results of the first iteration. Branches are analyzed separately, and then their values are joined. The file is
 analyzed repeatedly until return values, arguments and gradient modes no longer change. The lint rules use the facts
-from the last pass.
+of the last pass.
 
-The first pass assumes that inputs of a model have no graph, and analyzes callers last. If an output is fed back into a
-model, it therefore has a graph only if the model itself adds a graph.
+The first pass assumes that the inputs of a model have no graph, and analyzes callers last. If an output is an input
+of the next step, it then has a graph only if the model itself adds one.
 
-A value that cannot be determined stays unknown, and rules report nothing for unknown values, because false findings
-would make the linter useless.
+A value that cannot be determined stays unknown, and the rules report nothing for unknown values. False findings would
+make the linter useless.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,6 @@ _BLOCKS = {cst.SimpleStatementLine, cst.IndentedBlock, cst.SimpleStatementSuite}
 
 
 def analyze_program(program: Program) -> None:
-    """Analyze a program and record the facts for the rules."""
     state: list[object] = []
     for number in range(_MAX_PASSES):
         _run_pass(program, first=number == 0)
@@ -66,7 +65,6 @@ def analyze_program(program: Program) -> None:
 
 
 def _run_pass(program: Program, *, first: bool) -> None:
-    """Analyze all functions once, and replace the facts of the previous pass."""
     program.calls, program.stores, program.releases, program.values = [], [], [], {}
     call_sites = {function: function.call_sites for function in program.functions.values()}
     for function in program.functions.values():
@@ -82,7 +80,6 @@ def _run_pass(program: Program, *, first: bool) -> None:
 
 
 def _state(program: Program) -> list[object]:
-    """Return the state of the analysis at the start of the next pass."""
     return [
         *(
             (function.returns, function.no_grad, [site.values for site in function.call_sites])
@@ -93,8 +90,6 @@ def _state(program: Program) -> list[object]:
 
 
 class _Walker(Assignments):
-    """Analyzes one function."""
-
     def __init__(
         self,
         program: Program,
@@ -167,8 +162,10 @@ class _Walker(Assignments):
                         self.names[parameter.name.value] = self.model_input  # from other layers
 
     def _bind_outputs_of_step(self) -> None:
-        """Bind the results of a step to the names under which a handler in Ignite or Lightning receives them.
-        Lightning detaches only the loss."""
+        """Bind the results of a step to the names under which an Ignite or Lightning handler receives them.
+
+        Lightning detaches only the loss.
+        """
         function = self.function
         step = self.program.handlers.steps.get(function)
         if step is not None and function.parameters:
@@ -179,7 +176,6 @@ class _Walker(Assignments):
                 self.names["outputs"] = with_item(returned, "loss", TENSOR)
 
     def _default(self, name: str) -> Value:
-        """Return the value of a parameter's default."""
         assert isinstance(self.function.node, cst.FunctionDef)
         parameters = self.function.node.params
         for group in (parameters.posonly_params, parameters.params, parameters.kwonly_params):
@@ -189,8 +185,11 @@ class _Walker(Assignments):
         return UNKNOWN
 
     def _guess_parameter(self, name: str) -> Value:
-        """Return the value that the name, annotation or use of a parameter suggests: `agent` is an instance of the
-        class `Agent` in this file, and the parameter of a decorator is a function that it decorates."""
+        """Return the value that the name, annotation or use of a parameter suggests.
+
+        For example, `agent` is an instance of the class `Agent`, and the parameter of a decorator is the decorated
+        function.
+        """
         if name in self.function.parameters[:1] and (
             decorated := self.program.decorated.get(self.function.name)
         ):
@@ -272,7 +271,7 @@ class _Walker(Assignments):
         return f"{self.function.qualified_name}.{name}" if self.function.qualified_name else name
 
     def _class_body(self, node: cst.ClassDef) -> None:
-        """Record class attributes, which are accessible as `Class.name` and `self.name`."""
+        """Record class attributes, which are read as `Class.name` or `self.name`."""
         known = self.program.classes.get(node.name.value)
         for each in node.body.body:
             small = each.body if isinstance(each, cst.SimpleStatementLine) else ()
@@ -346,8 +345,10 @@ class _Walker(Assignments):
         self.parameter_of = {**sources_after, **self.parameter_of}
 
     def _is_detached_in(self, body: cst.BaseSuite, after: dict[str, Value], path: str) -> bool:
-        """Return True if one branch detaches the loss after a backward pass, as in `if backward_here:
-        loss.backward(); loss = loss.detach()`. In the other branch, the caller runs the backward pass."""
+        """Return True if one branch runs the backward pass and detaches the loss.
+
+        In the other branch, the caller runs the backward pass.
+        """
         if not self.names[path].has_graph or after.get(path, GRAPH).has_graph:
             return False
         return any(
@@ -373,8 +374,6 @@ class _Walker(Assignments):
         self.no_grad, self.contexts = no_grad, contexts
 
     def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
-        """Return True if gradients are disabled after a call such as `torch.no_grad()` or
-        `torch.set_grad_enabled(False)`."""
         switch = last_name(name)
         if switch in {"no_grad", "inference_mode"}:
             return True
@@ -421,7 +420,7 @@ _BACKWARD_FUNCTIONS = {"torch.autograd.backward", "torch.autograd.grad"}
 
 
 def _propagate_through_calls(program: Program) -> None:
-    """Mark loops that train or run a model through the functions that they call."""
+    """Mark the loops that train or run a model in a function that they call."""
     trains = {call.function for call in program.calls if _is_backward(call) or _is_step(call)}
     backward = {call.function for call in program.calls if _is_backward(call)}
     computing = {call.function for call in program.calls if _runs_a_model(call)}

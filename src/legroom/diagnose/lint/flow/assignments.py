@@ -1,7 +1,4 @@
-"""Assignments in the flow analysis: the values of names after assignments, deletions and loop iterations.
-
-Stores to names, container items and attributes are also recorded for the rules.
-"""
+"""Tracks the values of names through assignments, deletions and loop iterations."""
 
 from dataclasses import replace
 
@@ -45,8 +42,6 @@ _PARAMETER_METHODS = {"parameters", "named_parameters"}
 
 
 class Assignments(FactRecorder):
-    """Tracks the values of names. A subclass walks through the statements."""
-
     def __init__(self, program: Program, function: Function) -> None:
         super().__init__(program, function)
         if function.names_in_backward is None:
@@ -114,7 +109,9 @@ class Assignments(FactRecorder):
         self.names[path] = value
 
     def _alias(self, path: str, value: Value, expression: cst.BaseExpression) -> None:
-        """Track a local name for a container that is an attribute or an item, as in `rows = self.tables[name]`."""
+        """Track a local name for a container that is an attribute or an item, such as `rows` in
+        `rows = self.tables[name]`.
+        """
         source = None if dotted(expression) is None and not _reads_item(expression) else path_of(expression)
         is_container = value.kind in (ValueKind.CONTAINER, ValueKind.UNKNOWN) and not value.class_name
         if source is not None and "." in source and "." not in path and is_container:
@@ -125,7 +122,6 @@ class Assignments(FactRecorder):
     def _is_stored_by_setter(
         self, target: cst.Attribute, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
     ) -> bool:
-        """Return True if a property setter stores its value in a container."""
         owner = self.value_of(target.value)
         setter = self.program.method(owner.class_name, f"{target.attr.value}.setter")
         path = dotted(target)
@@ -136,8 +132,10 @@ class Assignments(FactRecorder):
         return True
 
     def _freeze(self, path: str, expression: cst.BaseExpression) -> None:
-        """Track `requires_grad`. Setting `requires_grad` to False for all parameters freezes a model, and adding a
-        submodule unfreezes the model."""
+        """Track `requires_grad`.
+
+        A model is frozen after `requires_grad` is set to False for all parameters, until a submodule is added.
+        """
         if path.endswith(".requires_grad") and isinstance(expression, cst.Name):
             if expression.value == "True":
                 self.names[path.removesuffix(".requires_grad")] = PARAMETER
@@ -150,7 +148,7 @@ class Assignments(FactRecorder):
                 self.names[outer] = replace(self.names[outer], frozen=False)
 
     def _freeze_iterated(self, *, frozen: bool) -> None:
-        """Freeze or unfreeze the model whose parameters the innermost loop iterates over."""
+        """Freeze or unfreeze the model if the innermost loop iterates over its parameters."""
         loop = self.loops[-1].node if self.loops else None
         iterable = loop.iter if isinstance(loop, cst.For) else None
         owner = (
@@ -258,7 +256,6 @@ class Assignments(FactRecorder):
     def bind_iteration(
         self, target: cst.BaseExpression, source: cst.BaseExpression, iterable_path: Value
     ) -> None:
-        """Bind the loop variables for one iteration."""
         owner = (
             receiver(source)
             if isinstance(source, cst.Call) and method_name(source) in {"items", "values"}
@@ -290,9 +287,7 @@ class Assignments(FactRecorder):
         self.bind(target, element_of(iterable_path))
 
     def _bind_elements(self, target: cst.BaseExpression, source: cst.Call) -> None:
-        """Bind the variables of a loop over function parameters, such as `for index, feature in zip(indices,
-        features)`. A variable that refers to an element of a parameter is treated like the parameter itself.
-        """
+        """Treat an element of a parameter like the parameter, as in `for index, feature in zip(indices, features)`."""
         parts = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
         if dotted(source.func) == "enumerate":
             parts = parts[1:]
@@ -316,7 +311,6 @@ class Assignments(FactRecorder):
             self.names[path] = value
 
     def forget_attributes(self, path: str) -> None:
-        """Forget the attributes of a name that is rebound."""
         if path not in self.program.objects:
             return
         prefix = f"{path}."
@@ -325,14 +319,12 @@ class Assignments(FactRecorder):
 
 
 def _unpacked(value: Value) -> Value:
-    """Return the value of an item that is unpacked from a container with unknown items."""
     if value.kind in (ValueKind.GRAPH, ValueKind.TENSOR, ValueKind.CONTAINER):
         return element_of(value)
     return MODEL if value.kind is ValueKind.MODEL else UNKNOWN
 
 
 def _with_item_at(known: Value, keys: list[str | None], value: Value) -> Value:
-    """Return a copy of the container with a new value under a path of keys."""
     first, *rest = keys
     if not rest:
         return with_item(known, first, value)
@@ -350,8 +342,7 @@ def _is_constant(node: cst.CSTNode) -> bool:
 
 
 def _reads_item(expression: cst.BaseExpression) -> bool:
-    """Return True for `rows[name]` and `rows.setdefault(name, [])`. A slice is not included, because it is a new
-    container."""
+    """Return True for `rows[name]` and `rows.setdefault(name, [])`, but not for a slice, which is a new container."""
     if isinstance(expression, cst.Subscript):
         return not any(isinstance(each.slice, cst.Slice) for each in expression.slice)
     if not isinstance(expression, cst.Call) or method_name(expression) != "setdefault":
@@ -372,7 +363,6 @@ def append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
 
 
 def _appends(function: Function) -> bool:
-    """Return True if a function adds one of its parameters to a container."""
     return any(
         store.how == "append" or (store.how == "item" and not has_modulo(store.node))
         for store in function.stored_parameters.values()

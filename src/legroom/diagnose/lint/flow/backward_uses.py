@@ -9,7 +9,6 @@ from legroom.diagnose.lint.flow.syntax import last_name, names_in
 
 
 def feeds_backward(program: Program, target: str, function: Function, loop: LoopFact) -> bool:
-    """Return True if values are accumulated for a backward pass after the loop."""
     wanted = {target}
     for _ in range(4):
         wanted |= {
@@ -33,7 +32,6 @@ def feeds_backward(program: Program, target: str, function: Function, loop: Loop
 
 
 def is_used_in_backward(program: Program, target: str) -> bool:
-    """Return True if a backward pass in the file starts from this name or a value computed from it."""
     names = derived_names(program, target)
     if any(
         function.name in names and is_forward(program, function) for function in program.functions.values()
@@ -47,9 +45,10 @@ def is_used_in_backward(program: Program, target: str) -> bool:
 
 
 def derived_names(program: Program, target: str) -> set[str]:
-    """Return the name `target`, and the names of all values in the file that are computed from it. Only the last
-    component of each name is returned, such as `loss` for `self.loss`. Two values whose names have the same last
-    component are treated as one value.
+    """Return `target` and the names of all values in the file that are computed from it.
+
+    A name is its last component, such as `loss` for `self.loss`, so two values with the same last component count as
+    one.
     """
     names = {last_name(target)}
     for _ in range(4):
@@ -71,7 +70,7 @@ def derived_names(program: Program, target: str) -> set[str]:
 
 
 def _returned_to_backward(program: Program, function: Function, wanted: set[str]) -> bool:
-    """Return True if a caller runs backward through the function's result."""
+    """Return True if a caller runs a backward pass from the function's result."""
     if not any(names_in(each) & wanted for each in function.returned_nodes):
         return False
     for site in function.call_sites:
@@ -89,8 +88,10 @@ def _returned_to_backward(program: Program, function: Function, wanted: set[str]
 
 
 def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
-    """Return True if a name may still refer to the stored value at a later position. The `loss` of a validation loop is not
-    the `loss` of an earlier loop."""
+    """Return True if a name still refers to the stored value at a later position.
+
+    For example, `loss` in a validation loop is not the `loss` of the training loop before it.
+    """
     in_order = store.order < later.order
     shared = [loop for loop in store.loops if loop in later.loops]
     if not in_order and not shared:
@@ -109,8 +110,9 @@ def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
 
 
 def dominates(program: Program, first: Fact, later: Fact) -> bool:
-    """Return True if the program always runs `first` before it reaches `later`. The result is True only if all
-    branches around `first` also contain `later`."""
+    """Return True if the program always runs `first` before `later`: every block around `first` also contains
+    `later`.
+    """
     return all(
         program.inside(later.node, each)
         for each in program.ancestors(first.node)
@@ -121,8 +123,7 @@ def dominates(program: Program, first: Fact, later: Fact) -> bool:
 def is_never_differentiated(
     program: Program, function: Function, seen: frozenset[Function] = frozenset()
 ) -> bool:
-    """Return True if this file contains all calls to a function, and no backward pass uses the results. An example
-    is a function that generates samples."""
+    """Return True if this file contains all calls of a function, and no backward pass uses their results."""
     if function in seen or not function.call_sites or function.name in program.passed_names:
         return False
     return all(_is_result_unused(program, site, seen | {function}) for site in function.call_sites)

@@ -1,5 +1,3 @@
-"""Determines the result of each call to a PyTorch function, builtin or method, for the flow analysis."""
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,14 +62,13 @@ _COMPUTING_METHODS = split_words(
 )
 """Methods of library models that do not disable gradients."""
 _OPERATIONS = ("einops.", "torchvision.ops.", "torchvision.utils.make_grid")
-"""Library functions whose results have the graph of their arguments."""
+"""Library functions whose results have a graph if their arguments have one."""
 _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 
 
 def torch_result(
     name: str, arguments: Sequence[Value], *, requires_grad: bool, no_grad: bool
 ) -> Value | None:
-    """Return the result of calling the function or class with this qualified name, or None if unknown."""
     last = name.rpartition(".")[2]
     if name.startswith("torch.nn.") and not name.startswith(
         ("torch.nn.functional.", "torch.nn.utils.", "torch.nn.init.")
@@ -140,7 +137,6 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
 
 
 def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
-    """Return the result of a method call on an object with a known value, or None if unknown."""
     kind = receiver.kind
     if kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
         return _tensor_method(receiver, method, arguments, no_grad=no_grad)
@@ -197,7 +193,6 @@ def names_a_loss(name: str) -> bool:
 
 
 def element_of(value: Value) -> Value:
-    """Return the value that a loop over an iterable assigns to its variable."""
     if value.kind is ValueKind.CONTAINER:
         return value.get(None) or UNKNOWN
     if value.kind is ValueKind.LOADER:
@@ -297,7 +292,6 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
 
 
 def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
-    """Return the result of arithmetic on these values."""
     inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in values]
     inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in inside]
     if any(each.kind in (ValueKind.GRAPH, ValueKind.PARAMETER) for each in inside):
@@ -313,15 +307,15 @@ def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
 
 
 def _tensor_of(values: Sequence[Value]) -> Value:
-    """Return a tensor without a graph that is computed from these values."""
     if values and all(each.host for each in values):
         return HOST_TENSOR
     return OUTPUT if any(each.has_output for each in values) else TENSOR
 
 
 def split_result(result: Value, forward: Function | None) -> Value:
-    """Return the output of a model as a container, if the model's `forward` in this file returns several items. Items
-    that `forward` detaches have no graph.
+    """Return the output of a model as a container, if its `forward` in this file returns several items.
+
+    Items that `forward` detaches have no graph.
     """
     if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
         return result
@@ -330,14 +324,12 @@ def split_result(result: Value, forward: Function | None) -> Value:
 
 
 def _is_detached(value: Value) -> bool:
-    """Return True if a value has no graph, such as a dict of detached losses."""
     if value.kind is ValueKind.CONTAINER:
         return bool(value.contents) and all(map(_is_detached, value.contents))
     return value.kind in (ValueKind.TENSOR, ValueKind.PLAIN)
 
 
 def new_instance(program: Program, class_name: str, arguments: tuple[Value, ...]) -> Value:
-    """Return a new object of a class in this file."""
     kind = ValueKind.MODEL if program.is_module_class(class_name) else ValueKind.UNKNOWN
     frozen = kind is ValueKind.MODEL and _has_no_parameters(program, class_name)
     return Value(
@@ -350,9 +342,7 @@ def new_instance(program: Program, class_name: str, arguments: tuple[Value, ...]
 
 
 def _contents_of(program: Program, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
-    """Return the contents of a new object. A new dataclass object contains the arguments of the call. An object of any
-    other class contains the values of its attributes.
-    """
+    """Return what a new object keeps alive: the arguments for a dataclass, and the attributes for any other class."""
     if program.method(class_name, "__init__") is None:
         return arguments or None
     if not any(each.has_graph for each in arguments):
@@ -361,7 +351,6 @@ def _contents_of(program: Program, class_name: str, arguments: tuple[Value, ...]
 
 
 def _has_parameters(program: Program, class_name: str) -> bool:
-    """Return True if a module in this file contains layers or parameters that require gradients."""
     known = program.classes[class_name]
     values = [each for value in known.attributes.values() for each in (value, *value.contents)]
     if any(each.frozen for each in values):
@@ -374,7 +363,6 @@ def _has_parameters(program: Program, class_name: str) -> bool:
 
 
 def _has_no_parameters(program: Program, class_name: str) -> bool:
-    """Return True if a module in this file, such as a metric, contains no parameters and no other modules."""
     plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
     modules = (ValueKind.MODEL, ValueKind.PARAMETER)
     pending, seen = [class_name], set[str]()

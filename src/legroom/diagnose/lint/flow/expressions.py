@@ -1,5 +1,3 @@
-"""Evaluates expressions for the flow analysis."""
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,8 +55,6 @@ from legroom.diagnose.lint.flow.values import (
 
 
 class Expressions:
-    """Evaluates expressions with the current values of names. A subclass walks through the statements."""
-
     recording: bool
     no_grad: bool
 
@@ -82,7 +78,6 @@ class Expressions:
         raise NotImplementedError
 
     def evaluate_silently(self, node: cst.BaseExpression) -> Value:
-        """Evaluate an expression without recording facts again."""
         recording, self.recording = self.recording, False
         try:
             return self.value_of(node)
@@ -154,7 +149,6 @@ class Expressions:
         return isinstance(node.operator, cst.Modulo) and not self.value_of(node.left).is_tensor
 
     def _value_in_branch(self, node: cst.BaseExpression, known: dict[str, Value]) -> Value:
-        """Return the value of an expression in a branch in which the names in `known` have these values."""
         before = self.names
         self.names = {**before, **known}
         try:
@@ -163,7 +157,6 @@ class Expressions:
             self.names = before
 
     def _record_nested(self, node: cst.CSTNode) -> None:
-        """Record calls inside f-strings and similar expressions."""
         for child in children(node):
             if isinstance(child, (cst.Call, cst.BinaryOperation, cst.Attribute, cst.Subscript, cst.IfExp)):
                 self.value_of(child)
@@ -201,7 +194,7 @@ class Expressions:
         )
 
     def _bound_method(self, owner: Value, name: str) -> Value | None:
-        """Return the method of an object in this file, as in `train(on_step=curve.add)`."""
+        """Return the method for `curve.add` in `train(on_step=curve.add)`."""
         if owner.class_name is None or owner.kind is not ValueKind.UNKNOWN:
             return None
         method = self.program.method(owner.class_name, name)
@@ -210,8 +203,7 @@ class Expressions:
         return Value(ValueKind.UNKNOWN, function=method.qualified_name)
 
     def _is_library(self, path: str | None) -> bool:
-        """Return True if a path starts with an imported module. For example, `requests.head` is a function of a
-        library and not a model."""
+        """Return True if a path starts with an imported module, such as `requests.head`, which is not a model."""
         first = root(path or "")
         known = self.names.get(first, UNKNOWN) if first in self.names else guess_from_name(first)
         return first in self.program.imports.full_names and known.kind is ValueKind.UNKNOWN
@@ -336,8 +328,7 @@ class Expressions:
         return result
 
     def _called_value(self, func: cst.BaseExpression, owner: Value) -> Value:
-        """Return the value that is called: a model, a loss or a function in this file. `owner` is the value of the
-        object whose attribute is called."""
+        """Return the model, loss or function that is called. `owner` is the object whose attribute is called."""
         path = dotted(func)
         if path is not None and path in self.names:
             return self.names[path]
@@ -444,7 +435,6 @@ class Expressions:
         return UNKNOWN
 
     def _frozen(self, node: cst.Call, model: Value) -> Value:
-        """Return the result of `model.requires_grad_(False)`, and update the value of the name."""
         unfrozen = not node.args or is_true(node.args[0])
         frozen = bool(node.args) and is_false(node.args[0])
         value = replace(model, frozen=frozen, trainable=model.trainable and unfrozen)
@@ -496,5 +486,5 @@ _QUEUE_MODULES = re.compile(r"^(?:queue|asyncio|multiprocessing|torch\.multiproc
 _METHOD = re.compile(
     r"(?:encode|decode|embed|forward|generate|predict|transform)(?:_|$)|\w*(?:_fn|_function|similarity|tokenizer|processor)$"
 )
-"""Matches methods of a model, which may disable gradients themselves. `model.encoder` is a submodule."""
+"""Matches methods of a model. `model.encoder` is a submodule, not a method."""
 _VALUES_AND_INDICES = ("values", "indices")

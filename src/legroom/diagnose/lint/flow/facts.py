@@ -1,5 +1,3 @@
-"""The facts that the flow analysis records for the rules: functions, loops, calls, stores and releases."""
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -23,13 +21,13 @@ class Function:
     nonlocal_names: frozenset[str] = frozenset()
     """Names that the function declares global or nonlocal."""
     local_names: frozenset[str] = frozenset()
-    """Names that the function assigns, except parameters."""
+    """Names that the function assigns, without its parameters."""
     mutable_defaults: frozenset[str] = frozenset()
-    """Parameters whose default is a list, dict or set. All calls that omit the argument share the default object."""
+    """Parameters whose default is a list, dict or set, which all calls without this argument share."""
     no_grad: bool = False
     """True if a decorator or every caller disables gradients."""
     no_grad_in_callers: bool = False
-    """True if the callers that are known so far disable gradients, but there may be other callers."""
+    """True if all callers so far disable gradients, but there may be other callers."""
     grad_mode_varies: bool = False
     """True if the gradient mode depends on a variable, as in `set_grad_enabled(training)`."""
     backward: bool = False
@@ -38,24 +36,22 @@ class Function:
     """True if the function calls an optimizer's `step` outside loops."""
     call_sites: "list[CallSite]" = field(default_factory=list)
     is_dispatched: bool = False
-    """True if the program calls the method without naming its object, as in `for callback in callbacks:
-    callback.on_step_end(loss)`."""
+    """True if the object of the method call is unknown, as in
+    `for callback in callbacks: callback.on_step_end(loss)`.
+    """
     returns: Value = UNKNOWN
     returned_nodes: list[cst.BaseExpression] = field(default_factory=list)
     stored_parameters: dict[str, "StoreFact"] = field(default_factory=dict)
     """Parameters that the function stores in an object that outlives the call."""
     names_in_backward: frozenset[str] | None = None
-    """The paths of the tensors on which the function calls `backward`, or that it passes to `backward`. None before
-    the first pass."""
+    """The paths of the tensors that the function uses in `backward`. None before the first pass."""
     environment: dict[str, Value] = field(default_factory=dict)
-    """The values of the local names at the end of the function."""
 
     @property
     def body(self) -> cst.CSTNode:
         return self.node.body if isinstance(self.node, cst.FunctionDef) else self.node
 
     def receives(self, call: cst.Call) -> Iterator[tuple[str, cst.Arg]]:
-        """Yield the arguments of a call, each with the parameter that receives it."""
         names = list(self.parameters)
         if self.class_name is not None and names[:1] in (["self"], ["cls"]):
             names = names[1:]
@@ -71,7 +67,6 @@ class Function:
                 index += 1
 
     def uses_default(self, call: cst.Call, name: str) -> bool:
-        """Return True if a call passes no argument for a parameter."""
         return not any(each.star for each in call.args) and all(
             given != name for given, _ in self.receives(call)
         )
@@ -86,7 +81,7 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class LoopFact:
-    """A loop and the facts about its body, including the functions in this file that the body calls."""
+    """A loop and the facts about its body and the functions of this file that it calls."""
 
     node: Loop
     function: Function
@@ -98,30 +93,25 @@ class LoopFact:
     """The names that each iteration rebinds."""
     first: int = 0
     last: int = 0
-    """The first and last node numbers of the loop body."""
+    """The numbers of the first and last node of the loop body."""
     trains: bool = False
-    """True if the loop contains a backward pass or an optimizer step."""
     backward: bool = False
-    """True if the loop contains a backward pass."""
     runs_model: bool = False
     """True if the loop calls a model with gradients enabled."""
 
 
 @dataclass(slots=True, eq=False)
 class CallSite:
-    """A call to a function that this file defines."""
-
     caller: Function
     loops: tuple[LoopFact, ...]
     no_grad: bool
     call: cst.Call
     values: dict[str, Value]
-    """The values of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FactContext:
-    """The location of a recorded fact: the function, and the enclosing loops and blocks."""
+    """The function, loops and blocks around a fact."""
 
     order: int
     function: Function
@@ -129,7 +119,6 @@ class FactContext:
     """The enclosing loops, innermost last."""
     no_grad: bool
     handler: cst.ExceptHandler | None
-    """The enclosing `except` block."""
     contexts: tuple[str, ...]
     """The qualified names of the enclosing `with` blocks, for example `torch.autocast`."""
 
@@ -166,41 +155,33 @@ class Fact:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CallFact(Fact):
-    """A call in the program."""
-
     node: cst.Call
     name: str | None
     """The qualified name of the function, for example `torch.load`."""
     method: str | None
     receiver: Value
-    """The object whose method is called, or the value that is called."""
+    """The object whose method is called, or the called value itself."""
     arguments: tuple[Value, ...]
     result: Value
     local: Function | None = None
-    """The called function, if it is defined in this file."""
+    """The called function, if this file defines it."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoreFact(Fact):
-    """A statement that stores a value in a variable, attribute or container."""
-
     target: str
     """The path under which the value is stored, for example `self.losses`."""
     how: str
-    """`assign`, `augment`, `append` or `item` (an item of a container)."""
+    """`assign`, `augment`, `append`, or `item` for an item of a container."""
     expression: cst.BaseExpression
-    """The stored expression."""
     value: Value
     uses_old_value: bool
     """True if the new value is computed from the old value."""
     varying_key: bool = False
-    """True if an item is stored under a key that is not constant, so each step may add an item."""
+    """True if the key of an item is not constant, so that each step may add an item."""
     bounded: bool = False
-    """True if the container has a limited size."""
     mapping: bool = False
-    """True if the container is a dict."""
     previous: Value = UNKNOWN
-    """The previous value of the target."""
 
     @property
     def is_in_argument(self) -> bool:

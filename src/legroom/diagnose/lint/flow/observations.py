@@ -1,5 +1,3 @@
-"""Records stores, releases and calls during the flow analysis, each with its context."""
-
 import re
 from dataclasses import replace
 
@@ -61,7 +59,7 @@ _PRESERVING_METHODS = {
     "cat", "clone", "concat", "contiguous", "copy", "cpu", "cuda", "double", "flatten", "float", "half", "hstack",
     "mean", "reshape", "squeeze", "stack", "sum", "to", "unsqueeze", "view", "vstack",
 }  # fmt: skip
-"""Methods and functions whose result has the graph of their arguments."""
+"""Functions whose result has a graph if their arguments have one."""
 _CALLBACK = re.compile(r"^(?:on|after|before)_|_end$|_callback$")
 """Names of methods that a trainer calls on its callbacks."""
 _SORTED_INSERTS = {"heapq.heappush", "bisect.insort", "bisect.insort_left", "bisect.insort_right"}
@@ -76,8 +74,9 @@ _REMOVING_METHODS = {
 
 
 class FactRecorder(Expressions):
-    """Records facts while statements are analyzed. An expression can be evaluated again without recording its facts
-    twice. A subclass walks through the statements.
+    """Records facts while statements are analyzed.
+
+    Evaluating an expression again does not record its facts twice.
     """
 
     def __init__(self, program: Program, function: Function) -> None:
@@ -88,16 +87,18 @@ class FactRecorder(Expressions):
         self.contexts: tuple[str, ...] = ()
         self.no_grad = function.no_grad
         self.append_methods: dict[str, cst.Attribute] = {}
-        """Maps a name to the bound method that it refers to, if this method adds to a container. A list of callbacks
-        is also mapped to the method that it contains."""
+        """Maps a name to the bound method that it refers to, if this method adds to a container.
+
+        A list of callbacks is mapped to the method that it contains.
+        """
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
-        """Maps a name to the parameter that it refers to, or of which it is an element."""
+        """Maps a name to a parameter if it refers to the parameter or to an element of it."""
         self.parameters_in: dict[str, list[str]] = {}
-        """Maps the name of a new tuple, list or object to all parameters that it contains."""
+        """Maps a new tuple, list or object to the parameters that it contains."""
         self.depends_on: dict[str, set[str]] = {}
-        """Maps a name to the names from which it was last computed. Detached names are omitted."""
+        """Maps a name to the names from which it was last computed, without detached names."""
         self.alias_of: dict[str, str] = {}
-        """Maps a name to the attribute or item to which it refers, such as `row` to `self.rows` after `row = self.rows[0]`."""
+        """Maps a name to an attribute or item: `row` to `self.rows` after `row = self.rows[0]`."""
         self.container_of: dict[str, str] = {}
         """Maps a loop variable to the container over which it iterates."""
 
@@ -105,8 +106,10 @@ class FactRecorder(Expressions):
         raise NotImplementedError
 
     def kept_by(self, node: cst.Lambda | cst.FunctionDef) -> tuple[Value, ...]:
-        """Return the values that a closure keeps alive: its defaults, and the local variables that it reads. All closures of
-        a loop share the variables of the loop, which keep only their last value."""
+        """Return the values that a closure keeps alive: its defaults, and the local variables that it reads.
+
+        Variables of a loop are omitted, because all closures share them and keep only the last value.
+        """
         defaults = [self.value_of(each) for each in defaults_of(node)]
         if self.loops or isinstance(self.function.node, cst.Module):
             return tuple(defaults)
@@ -169,8 +172,9 @@ class FactRecorder(Expressions):
         return [self.parameter_of[name]] if name in self.parameter_of else []
 
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
-        """Return a container with the known attributes of an object as its items. For example, after
-        `episode.log_probs.append(...)`, the call `episodes.append(episode)` also stores the log probabilities.
+        """Return a container with the known attributes of an object as its items.
+
+        After `episode.log_probs.append(...)`, `episodes.append(episode)` also stores the log probabilities.
         """
         path = dotted(expression)
         if path is None or value.kind is not ValueKind.UNKNOWN or value.has_graph or path in {"self", "cls"}:
@@ -273,8 +277,11 @@ class FactRecorder(Expressions):
     def _overriding(
         self, node: cst.Call, method: str | None, owner: Value, local: Function | None
     ) -> list[Function]:
-        """Return the other methods that a call may run: the same method of related classes, or of all classes if the
-        object is unknown and the method is a callback."""
+        """Return the other methods that a call may run.
+
+        The result contains the methods of the same name in related classes, or in all classes for a callback of an
+        unknown object.
+        """
         known = self.program.methods.get(method or "", [])
         if not known or (len(known) == 1 and known[0] is local) or method in {"__init__", "forward"}:
             return []
@@ -295,8 +302,9 @@ class FactRecorder(Expressions):
         ]
 
     def _named_methods(self, node: cst.Call) -> list[Function]:
-        """Return the methods that `getattr(callback, name)(state)` may run. The name is a literal, or a parameter that
-        receives literals."""
+        """Return the methods that `getattr(callback, name)(state)` may run, if the name is a literal or a parameter
+        that receives literals.
+        """
         got = node.func
         if not isinstance(got, cst.Call) or dotted(got.func) != "getattr" or len(got.args) < 2:
             return []
@@ -315,8 +323,10 @@ class FactRecorder(Expressions):
     def _record_named_item(
         self, node: cst.Call, target: str, name: int, arguments: tuple[Value, ...]
     ) -> None:
-        """Record a call that stores a value under a name. `name` is the index of the argument with the name, and the
-        next argument is the value."""
+        """Record a call that stores a value under a name.
+
+        `name` is the index of the argument with the name. The next argument is the value.
+        """
         self.record_store(
             node,
             target,
@@ -329,8 +339,7 @@ class FactRecorder(Expressions):
         )
 
     def _merge(self, node: cst.Call, target: str, merged: Value, arguments: tuple[Value, ...]) -> None:
-        """Record calls that merge items into a dict, such as `row.update({"loss": loss})` and
-        `row.update(loss=loss)`."""
+        """Record `row.update({"loss": loss})` and `row.update(loss=loss)`."""
         for argument, value in zip(node.args, arguments, strict=True):
             if argument.keyword is not None:
                 merged = with_item(merged, argument.keyword.value, value)
@@ -340,8 +349,7 @@ class FactRecorder(Expressions):
             self.names[target] = merged
 
     def _record_stored_parameters(self, local: Function, node: cst.Call, target: str | None) -> None:
-        """Record a parameter as stored if the function passes it to a function that stores it, as in
-        `self.meters[name].update(value)`."""
+        """Record a parameter that is passed to a function that stores it, as in `self.meters[name].update(value)`."""
         target = "self" if target is None and _is_super(receiver(node)) else target
         if receiver(node) is not None and (target is None or self.function.owns(target)):
             return
@@ -378,7 +386,6 @@ class FactRecorder(Expressions):
     def argument_values(
         self, local: Function, call: cst.Call, arguments: tuple[Value, ...]
     ) -> dict[str, Value]:
-        """Return the values of a function's parameters in a call."""
         known = {id(argument): value for argument, value in zip(call.args, arguments, strict=False)}
         values: dict[str, Value] = {}
         for name, argument in local.receives(call):
@@ -392,7 +399,6 @@ class FactRecorder(Expressions):
 
 
 def _has_new_keys(node: cst.BaseExpression) -> bool:
-    """Return True if a dict that is merged into another may have new keys each time."""
     if isinstance(node, cst.DictComp):
         return bool(names_in(node.key) - names_in(node.for_in.target))
     if isinstance(node, cst.Call) and dotted(node.func) == "zip":
@@ -403,9 +409,7 @@ def _has_new_keys(node: cst.BaseExpression) -> bool:
 
 
 def stored_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> set[str]:
-    """Return the names in a stored expression whose values or graphs stay alive: the name itself, the names in a
-    container, or the operands of a sum.
-    """
+    """Return the names in a stored expression whose values or graphs stay alive, such as the operands of a sum."""
     path = dotted(expression)
     if path is not None:
         return {path}

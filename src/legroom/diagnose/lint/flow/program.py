@@ -1,7 +1,7 @@
-"""A parsed file with its syntax tree, functions, classes, and the facts of the flow analysis.
+"""A parsed file and the facts of its flow analysis.
 
-Positions are computed on first use, because most files have no findings, and computing positions takes as long as the
-rest of the analysis.
+Positions are computed on first use: most files have no findings, and computing positions takes as long as the rest of
+the analysis.
 """
 
 import re
@@ -34,12 +34,10 @@ class ClassInfo:
     bases: tuple[str, ...]
     methods: dict[str, Function] = field(default_factory=dict)
     attributes: dict[str, Value] = field(default_factory=dict)
-    """The values of the attributes of `self` at the end of the methods."""
+    """The values of the attributes of `self` after all methods."""
 
 
 class Program:
-    """One parsed file."""
-
     def __init__(self, text: str, module: cst.Module) -> None:
         forget_file()
         self.text = text
@@ -56,7 +54,7 @@ class Program:
         self.releases: list[ReleaseFact] = []
         self.loops: list[LoopFact] = []
         self.values: dict[cst.CSTNode, Value] = {}
-        """Maps each expression to the value that the flow analysis determined last."""
+        """Maps an expression to its last value in the flow analysis."""
         self._define(module, outer=self.top, class_name=None, prefix="")
 
     @cached_property
@@ -79,12 +77,13 @@ class Program:
         return (span.start.line, span.start.column), (span.end.line, span.end.column)
 
     def source(self, node: cst.CSTNode) -> str:
-        """Return the source code of a node."""
         return self.module.code_for_node(node)
 
     def is_conditional(self, node: cst.CSTNode, scope: cst.CSTNode | None = None) -> bool:
-        """Return True if an `if` or `try` statement may skip a node within a scope, by default the innermost loop or
-        function."""
+        """Return True if an `if` or `try` statement in a scope may skip a node.
+
+        The default scope is the innermost loop or function.
+        """
         for each in self.ancestors(node):
             if each is scope or (scope is None and isinstance(each, (cst.For, cst.While, cst.FunctionDef))):
                 return False
@@ -107,7 +106,6 @@ class Program:
             current = self.parent.get(current)
 
     def statement_line(self, node: cst.CSTNode) -> cst.SimpleStatementLine | None:
-        """Return the line of simple statements that contains a node."""
         for each in (node, *self.ancestors(node)):
             if isinstance(each, cst.SimpleStatementLine):
                 return each
@@ -116,7 +114,6 @@ class Program:
         return None
 
     def is_module_class(self, name: str | None, seen: frozenset[str] = frozenset()) -> bool:
-        """Return True if a class in this file is an `nn.Module`."""
         known = self.classes.get(name or "")
         if known is None or known.name in seen:
             return False
@@ -129,33 +126,29 @@ class Program:
 
     @cached_property
     def value_classes(self) -> frozenset[str]:
-        """The classes in this file that are not derived from `nn.Module`."""
         return frozenset(name for name in self.classes if not self.is_module_class(name))
 
     def is_autograd_function(self, name: str | None) -> bool:
-        """Return True if a class in this file is a `torch.autograd.Function`. PyTorch runs the methods of this class
-        with gradients disabled."""
+        """Return True if a class is a `torch.autograd.Function`, whose methods run with gradients disabled."""
         known = self.classes.get(name or "")
         return known is not None and any(
             base.endswith(("autograd.Function", "autograd.function.Function")) for base in known.bases
         )
 
     def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
-        """Return True if the class `name` in this file is derived from the class `base`."""
         known = self.classes.get(name)
         if known is None or name in seen:
             return False
         return base in known.bases or any(self.inherits(each, base, seen | {name}) for each in known.bases)
 
     def are_related(self, one: str, other: str) -> bool:
-        """Return True if one class is derived from the other, or if both are derived from the same class in this
-        file."""
+        """Return True if one class is derived from the other, or both from one class of this file."""
         if self.inherits(one, other) or self.inherits(other, one):
             return True
         return any(self.inherits(one, base) and self.inherits(other, base) for base in self.classes)
 
     def method(self, class_name: str | None, name: str) -> Function | None:
-        """Return the method that a class in this file defines or inherits."""
+        """Return the method that a class of this file defines or inherits."""
         seen: set[str] = set()
         pending = [class_name] if class_name else []
         while pending:
@@ -169,14 +162,14 @@ class Program:
         return None
 
     def inherited(self, class_name: str | None, name: str) -> Function | None:
-        """Return the method that `super().name` refers to in a class in this file."""
+        """Return the method that `super().name` refers to."""
         known = self.classes.get(class_name or "")
         found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
         return next(filter(None, found), None)
 
     @cached_property
     def decorated(self) -> dict[str, str]:
-        """Maps the name of a decorator to the qualified name of a function that it decorates."""
+        """Maps a decorator to the qualified name of a function that it decorates."""
         return {
             name: each.qualified_name
             for each in self.functions.values()
@@ -186,7 +179,7 @@ class Program:
         }
 
     def returned_by(self, function: Function, call: cst.Call) -> Value:
-        """Return the result of a call to a function in this file. `self.step()` may run the method of a subclass."""
+        """Return the result of a call. `self.step()` may run the method of a subclass."""
         value = function.returns
         if function.class_name is not None and (dotted(call.func) or "").startswith("self."):
             for other in self.methods.get(function.name, ()):
@@ -195,7 +188,6 @@ class Program:
         return value
 
     def function_named(self, name: str, scope: Function) -> Function | None:
-        """Return the function that a plain name refers to in a scope."""
         current: Function | None = scope if name else None
         while current is not None:
             found = self.functions.get(f"{current.qualified_name}.{name}" if current.qualified_name else name)
@@ -205,24 +197,20 @@ class Program:
         return None
 
     def assigned(self, path: str | None) -> list[cst.BaseExpression]:
-        """Return the expressions that are stored in a name or attribute, in order."""
         return [each.expression for each in self.stores if each.target == path]
 
     def value(self, node: cst.CSTNode) -> Value:
         return self.values.get(node, UNKNOWN)
 
     def mentions(self, *names: str) -> bool:
-        """Return True if any of these names occurs in the file."""
         return not self._identifiers.isdisjoint(names)
 
     def guess(self, path: str) -> Value:
-        """Return the value that a name such as `model` usually has, or the value of a name that the file uses as a
-        model."""
+        """Return the value that a name such as `model` usually has, or a model if the file uses the name as one."""
         guess = guess_from_name(path.rpartition(".")[2])
         return self.guess_called(path) if guess.kind is ValueKind.UNKNOWN else guess
 
     def guess_called(self, path: str) -> Value:
-        """Return the value of a name that the file uses as a model, or an unknown value."""
         return MODEL if path in self._called_models else UNKNOWN
 
     @cached_property
@@ -231,14 +219,15 @@ class Program:
         return called_models(self.nodes) - defined
 
     def instance(self, class_name: str) -> Value:
-        """Return an object of a class in this file."""
         is_module = self.is_module_class(class_name)
         return Value(ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=class_name)
 
     def object_used_as(self, path: str, function: Function, *, is_model: bool) -> Value | None:
-        """Return the object to which a path refers, based on the methods that are called on it. Return None unless
-        exactly one class in the file has these methods. `is_model` is True if the name of the path indicates a
-        model."""
+        """Return the object to which a path refers, if exactly one class in the file has the methods that are called
+        on it.
+
+        `is_model` is True if the name indicates a model.
+        """
         scope = function.class_name if path.startswith("self.") else function.name
         methods = self._called_methods.get((scope or "", path))
         if methods is None or not identifies_class(methods, of_model=is_model):
@@ -257,7 +246,6 @@ class Program:
         return called_methods(self.nodes, self.parent, set(self.methods))
 
     def annotated(self, function: Function, name: str) -> Value | None:
-        """Return the object that a parameter receives according to its annotation, if this file defines the class."""
         if not isinstance(function.node, cst.FunctionDef):
             return None
         given = function.node.params
@@ -269,7 +257,7 @@ class Program:
 
     @cached_property
     def objects(self) -> frozenset[str]:
-        """The dotted paths of all objects whose attributes the file accesses."""
+        """The paths whose attributes the file accesses."""
         return frozenset(
             path for node in self.nodes if type(node) is cst.Attribute and (path := dotted(node.value))
         )
@@ -283,7 +271,7 @@ class Program:
 
     @cached_property
     def assigned_names(self) -> frozenset[str]:
-        """The plain names that any statement in the file assigns, and the parameters of its functions."""
+        """The names that any statement in the file assigns, and all parameters."""
         return frozenset(
             name
             for node in self.nodes
@@ -295,8 +283,10 @@ class Program:
 
     @cached_property
     def drawn_names(self) -> frozenset[str]:
-        """The last components of the names of containers from which the file draws random entries, as in
-        `random.sample(self.memory, n)` or `randint(0, len(self.memory))`."""
+        """The containers from which the file draws random entries, as in `random.sample(self.memory, n)`.
+
+        A name is its last component, here `memory`.
+        """
         return frozenset(
             name
             for node in self.nodes
@@ -332,7 +322,6 @@ class Program:
 
     @cached_property
     def methods(self) -> dict[str, list[Function]]:
-        """The methods of all classes by name."""
         found: dict[str, list[Function]] = {}
         for known in self.classes.values():
             for name, method in known.methods.items():
@@ -341,13 +330,11 @@ class Program:
 
     @cached_property
     def handlers(self) -> Handlers:
-        """The functions that decorators register as handlers of events."""
         return find_handlers(self.functions.values(), self.nodes)
 
     @cached_property
     def passed_names(self) -> frozenset[str]:
-        """The last components of all names and attributes that the file reads without calling them, for example a
-        function that is the target of a thread."""
+        """The last components of the names that the file reads without calling them, such as the target of a thread."""
         return frozenset(
             node.attr.value if isinstance(node, cst.Attribute) else node.value
             for node in self.nodes
@@ -367,7 +354,6 @@ class Program:
         return frozenset(node.value for node in self.nodes if isinstance(node, cst.Name))
 
     def _define(self, node: cst.CSTNode, *, outer: Function, class_name: str | None, prefix: str) -> None:
-        """Register the functions and classes below `node`."""
         pending = list(children(node)[::-1])
         while pending:
             current = pending.pop()
@@ -443,7 +429,6 @@ _DRAWING = frozenset(
 
 
 def _drawn(node: cst.CSTNode) -> str | None:
-    """Return the last component of a container's name, including for `len(container)` and `range(len(container))`."""
     while isinstance(node, cst.Call) and dotted(node.func) in {"len", "range", "list"} and node.args:
         node = node.args[0].value
     path = dotted(node)
@@ -451,7 +436,6 @@ def _drawn(node: cst.CSTNode) -> str | None:
 
 
 def _is_mutable(default: cst.BaseExpression | None) -> bool:
-    """Return True if a default value is a list, dict or set."""
     if isinstance(default, cst.Call):
         made = dotted(default.func) or ""
         return made.rpartition(".")[2] in {"list", "dict", "set", "defaultdict", "OrderedDict", "Queue"}

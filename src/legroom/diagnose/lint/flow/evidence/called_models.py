@@ -1,4 +1,4 @@
-"""Finds the models in a file by how the file uses them, for models whose names do not indicate a model."""
+"""Finds models by how a file uses them, because not every name of a model looks like one."""
 
 import re
 from collections.abc import Iterable
@@ -11,8 +11,7 @@ from legroom.diagnose.lint.flow.values import LOSS_FUNCTIONS, OPTIMIZER_NAMES, s
 _MODEL_METHODS = split_words(
     "eval train parameters named_parameters named_modules state_dict load_state_dict requires_grad_"
 )
-"""Methods of a model. Optimizers also have a method `state_dict`, for example, but a program does not call an
-optimizer."""
+"""Methods of a model. An optimizer also has `state_dict`, but it is never called like a function."""
 _OUTPUT_METHODS = split_words("argmax softmax log_softmax logits")
 """Methods and attributes of the output of a classifier."""
 _OUTPUT_FUNCTIONS = split_words("normalize softmax log_softmax")
@@ -23,8 +22,11 @@ _MODEL_CLASSES = split_words("Module LightningModule PreTrainedModel ScriptModul
 
 
 def called_models(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
-    """Return the paths that a file calls and uses as models: `f` for `f.eval()` with `f(x)`, for `f(x).argmax(1)` in a
-    function with the parameter `f`, and for a parameter `f: nn.Module`."""
+    """Return the paths that a file uses as models.
+
+    Examples for `f` are `f.eval()` with `f(x)`, `f(x).argmax(1)` with a parameter `f`, and a parameter
+    `f: nn.Module`.
+    """
     used, called, computed, parameters, annotated = set[str](), set[str](), set[str](), set[str](), set[str]()
     for node in nodes:
         kind = type(node)  # isinstance is slow for libcst's abstract classes

@@ -7,7 +7,6 @@ from legroom.diagnose.lint.flow.syntax import names_in, root, walk
 
 
 def captured_names(node: cst.Lambda | cst.FunctionDef, outer: Function) -> set[str]:
-    """Return the local variables of the enclosing function that a lambda or an inner function reads."""
     bound = {each.name.value for each in walk(node) if isinstance(each, cst.Param)}
     bound |= {
         path
@@ -20,6 +19,5 @@ def captured_names(node: cst.Lambda | cst.FunctionDef, outer: Function) -> set[s
 
 
 def defaults_of(node: cst.Lambda | cst.FunctionDef) -> list[cst.BaseExpression]:
-    """Return the default values of a function, which the function keeps alive."""
     given = (*node.params.posonly_params, *node.params.params, *node.params.kwonly_params)
     return [each.default for each in given if each.default is not None]

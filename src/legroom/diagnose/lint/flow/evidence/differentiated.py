@@ -1,4 +1,4 @@
-"""Finds the names of tensors that a backward pass in a function uses, for tensors that unknown functions compute."""
+"""Finds the tensors that a backward pass in a function uses, because unknown functions may compute them."""
 
 import libcst as cst
 
@@ -13,8 +13,11 @@ from legroom.diagnose.lint.flow.values import (
 
 
 def differentiated_names(function: Function) -> frozenset[str]:
-    """Return the dotted paths of all tensors on which `backward` is called, or that are passed to `backward`. The
-    operands of these tensors are included, as in `loss = reconstruction + divergence`."""
+    """Return the paths of the tensors on which `backward` is called, or that are passed to it, with the summands of
+    these tensors.
+
+    For `loss = reconstruction + divergence`, all three paths are returned.
+    """
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
         if not isinstance(node, cst.Call):
@@ -52,9 +55,9 @@ def _summands(node: cst.CSTNode | None) -> set[str]:
 
 
 def _operand(node: cst.CSTNode) -> set[str]:
-    """Return `error` for `error.pow(2).mean()` and `torch.mean(error ** 2)`, `output` for `F.mse_loss(output, y)`, and
-    `losses` for `sum(losses)`. A result that is computed from one tensor has a graph only if that tensor has a
-    graph."""
+    """Return `error` for `error.pow(2).mean()` and `torch.mean(error ** 2)`, `output` for `F.mse_loss(output, y)`,
+    and `losses` for `sum(losses)`. A result that is computed from one tensor has a graph only if that tensor has a graph.
+    """
     if isinstance(node, cst.Call):
         method, owner = method_name(node), receiver(node)
         first = node.args[0].value if node.args else None

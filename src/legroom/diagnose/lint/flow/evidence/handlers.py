@@ -1,8 +1,8 @@
-"""Finds functions that a decorator or a call registers as handlers of an event, and the calls that run them.
+"""Finds functions that are registered as handlers of an event, and the calls that run them.
 
-`@trainer.register("batch_end")` or `signal.connect(function)` adds a function to a container, and
-`trainer.emit("batch_end", loss=loss)` calls every function in that container. `@trainer.on(Events.ITERATION_COMPLETED)`
-does the same with an Ignite engine.
+`@trainer.register("batch_end")` and `signal.connect(function)` add a function to a container.
+`trainer.emit("batch_end", loss=loss)` calls every function in the container.
+`@trainer.on(Events.ITERATION_COMPLETED)` does the same with an Ignite engine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,31 +27,26 @@ _STEP_EVENTS = ("ITERATION", "BATCH", "STEP")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """A function that a decorator or a call registers."""
-
     function: Function
     registry: str
-    """The name of the container to which the decorator adds the function (its last component), or the path of an
-    Ignite engine."""
+    """The last component of the container's name, or the path of an Ignite engine."""
     event: str | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handlers:
-    """All handlers of a file, and the calls that run them."""
-
     registered: tuple[Handler, ...]
     running: Mapping[cst.Call, str]
-    """The calls `handler(...)` in a loop over a registry, with the last component of the registry's name."""
+    """Maps a call `handler(...)` in a loop over a registry to the last component of the registry's name."""
     dispatchers: Mapping[Function, tuple[str, cst.Call]]
-    """The functions that contain a loop over a registry, each with the name of the registry and the call in the
-    loop."""
+    """Maps a function with a loop over a registry to the registry's name and the call in the loop."""
     steps: Mapping[Function, Function]
-    """The handlers that Ignite runs in every iteration, with the step function of their engine."""
+    """Maps a handler that Ignite runs in every iteration to the step function of its engine."""
 
     def called_by(self, call: cst.Call, local: Function | None) -> list[tuple[Function, dict[str, int]]]:
-        """Return the handlers that a call runs. For each handler, a dict maps each of its parameters to the index of an
-        argument in the call.
+        """Return the handlers that a call runs.
+
+        A dict maps each parameter of a handler to the index of an argument of the call.
         """
         if not self.registered:
             return []
@@ -132,7 +127,6 @@ def _registered(
 def _passed_to_register(
     nodes: Iterable[cst.CSTNode], by_name: Mapping[str, list[Function]]
 ) -> Iterator[Handler]:
-    """Yield a handler for `signal.connect(function)`."""
     for node in nodes:
         if not isinstance(node, cst.Call) or not node.args:
             continue
@@ -148,8 +142,7 @@ def _registry_of(functions: Iterable[Function]) -> str | None:
 
 
 def _registry(register: Function) -> str | None:
-    """Return the name of the container (its last component) to which a function, or its inner function, adds its
-    argument."""
+    """Return the last component of the name of the container to which a function adds its argument."""
     given = {each.name.value for each in walk(register.node) if isinstance(each, cst.Param)}
     for node in walk(register.body):
         if isinstance(node, cst.Call) and method_name(node) in {"append", "add", "insert"}:
@@ -163,8 +156,7 @@ def _registry(register: Function) -> str | None:
 
 
 def _iterated(node: cst.BaseExpression) -> str:
-    """Return the name of the container over which a loop iterates (its last component), such as `hooks` for
-    `self.hooks.get(event, [])`."""
+    """Return `hooks` for a loop over `self.hooks.get(event, [])`."""
     if isinstance(node, cst.Call) and method_name(node) is None and node.args:  # list(hooks)
         node = node.args[0].value
     if isinstance(node, cst.Call) and method_name(node) in {"get", "values", "copy"}:
@@ -173,7 +165,7 @@ def _iterated(node: cst.BaseExpression) -> str:
 
 
 def _engines(nodes: Sequence[cst.CSTNode], by_name: Mapping[str, list[Function]]) -> dict[str, Function]:
-    """Return the step function of each Ignite engine, as in `trainer = Engine(update)`."""
+    """Map each Ignite engine to its step function, `update` for `trainer = Engine(update)`."""
     found: dict[str, Function] = {}
     for node in nodes:
         if not isinstance(node, cst.Assign) or not is_call_of(node.value, "Engine"):

@@ -1,5 +1,6 @@
-"""Finds the containers that a loop variable or a name in a string refers to, as in `for buffer in (self.values,
-self.rewards): buffer.clear()`."""
+"""Finds the containers to which a loop variable refers, as in
+`for buffer in (self.values, self.rewards): buffer.clear()`.
+"""
 
 from collections.abc import Iterator
 
@@ -11,8 +12,7 @@ from legroom.diagnose.lint.flow.syntax import bound_paths, dotted, is_call_of, m
 
 
 def looped_over(program: Program, node: cst.CSTNode, name: str, function: Function) -> set[str]:
-    """Return the paths to which a loop variable refers, such as `self.values` for `buffer`. Only loops that enclose
-    the node are searched."""
+    """Return the paths to which the variable of an enclosing loop refers, such as `self.values` for `buffer`."""
     return {
         path
         for source in _sources(program, node, name)
@@ -23,8 +23,7 @@ def looped_over(program: Program, node: cst.CSTNode, name: str, function: Functi
 
 
 def named_attributes(program: Program, call: cst.CSTNode | None) -> set[str]:
-    """Return `self.values` and `self.rewards` for `getattr(self, name)` or `setattr(self, name, [])` in a loop over
-    `("values", "rewards")`."""
+    """Return `self.values` and `self.rewards` for `getattr(self, name)` in a loop over `("values", "rewards")`."""
     if not isinstance(call, cst.Call) or not (is_call_of(call, "getattr") or is_call_of(call, "setattr")):
         return set()
     owner = dotted(call.args[0].value) if len(call.args) > 1 else None
@@ -51,9 +50,7 @@ def _sources(program: Program, node: cst.CSTNode, name: str) -> Iterator[cst.Bas
 def _literals(
     program: Program, source: cst.BaseExpression, function: Function
 ) -> Iterator[cst.BaseExpression]:
-    """Yield the tuple or list over which a loop iterates. For a loop over `self.method()`, yield the tuples and lists
-    that the method returns.
-    """
+    """Yield the tuple or list over which a loop iterates, or those that `self.method()` returns."""
     made = [source]
     if isinstance(source, cst.Call) and (dotted(source.func) or "").startswith("self."):
         called = program.method(function.class_name, method_name(source) or "")

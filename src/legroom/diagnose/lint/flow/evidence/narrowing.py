@@ -11,9 +11,7 @@ _TENSOR_ATTRIBUTES = {"item", "detach", "requires_grad", "grad_fn", "backward", 
 
 
 def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds: bool) -> dict[str, Value]:
-    """Return the names that cannot be tensors in the branch where the result of `test` is `holds`. Each name is mapped
-    to its value in this branch.
-    """
+    """Map the names that cannot be tensors to their values, in the branch where the result of `test` is `holds`."""
     found: dict[str, Value] = {}
     for path in _tested(test, holds=not holds):
         known = names.get(path)
@@ -23,7 +21,7 @@ def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds:
 
 
 def _tested(test: cst.BaseExpression, *, holds: bool) -> set[str]:
-    """Return the paths that must be tensors in the branch where the result of `test` is `holds`."""
+    """Return the paths that must be tensors if the result of `test` is `holds`."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         return _tested(test.expression, holds=not holds)
     if not holds or not isinstance(test, cst.Call) or not test.args:

@@ -1,5 +1,4 @@
-"""Finds the classes of objects by their annotations and by the methods that a file calls on them, for objects that another
-file creates."""
+"""Finds the class of an object that another file creates, by its annotation and the methods that are called on it."""
 
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ _COMMON_METHODS = split_words(
     "parameters pop predict prepare push put read record register render reset run sample save send set setup shape size "
     "start state_dict step stop sum test to tolist train transform unfreeze update validate values view write zero_grad"
 )
-"""Methods of many classes, which do not identify a class."""
+"""Methods that many classes have, so that they do not identify a class."""
 
 _MODULE_METHODS = split_words(
     "apply buffers children cpu cuda double eval extra_repr float forward half load_state_dict modules named_buffers "
@@ -25,9 +24,11 @@ _MODULE_METHODS = split_words(
 def called_methods(
     nodes: list[cst.CSTNode], parent: dict[cst.CSTNode, cst.CSTNode], defined: set[str]
 ) -> dict[tuple[str, str], set[str]]:
-    """Return the methods that a file calls on each object, by the scope and the path of the object. The scope of
-    `self.agent` is the class, and the scope of any other path is the function. `defined` contains the methods of the
-    classes in the file."""
+    """Map the scope and path of each object to the methods that the file calls on it.
+
+    The scope of `self.agent` is the class, and the scope of any other path is the function. `defined` contains the
+    methods of the classes in the file.
+    """
     found: dict[tuple[str, str], set[str]] = {}
     for node in nodes:
         if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
@@ -51,7 +52,10 @@ def _scope(node: cst.CSTNode, parent: dict[cst.CSTNode, cst.CSTNode], path: str)
 
 
 def identifies_class(methods: set[str], *, of_model: bool) -> bool:
-    """Return True if one of the methods is specific to a class. For a model, all methods that `nn.Module` lacks are specific."""
+    """Return True if one of the methods identifies a class.
+
+    For a model, any method that `nn.Module` lacks identifies the class.
+    """
     return not methods <= (_MODULE_METHODS if of_model else _COMMON_METHODS)
 
 

@@ -1,1 +1,1 @@
-"""Determines how long a stored value lives: limits, releases and lifetimes of containers."""
+"""Determines how long a stored value lives."""

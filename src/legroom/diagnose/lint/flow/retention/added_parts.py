@@ -1,5 +1,6 @@
-"""Finds the new elements of a container that is created from the old container, as in `history = [*history, x]`
-or `history = torch.cat([history, x])`."""
+"""Finds the new elements of a container that includes the old one, as in `history = [*history, x]` or
+`torch.cat([history, x])`.
+"""
 
 from collections.abc import Set
 
@@ -25,8 +26,9 @@ _METHODS_OF_HISTORY = {"detach", "contiguous", "clone", "cpu", "to", "float", "h
 def added_parts(
     expression: cst.BaseExpression, target: str, classes: Set[str] = frozenset()
 ) -> list[cst.BaseExpression]:
-    """Return the new elements of a container that is created from the container `target`. An object of a class in
-    `classes` is treated as a container of the arguments of its constructor.
+    """Return the elements that a new container adds to the container `target`.
+
+    An object of a class in `classes` counts as a container of its constructor's arguments.
     """
     if isinstance(expression, cst.BinaryOperation) and isinstance(expression.operator, (cst.Add, cst.BitOr)):
         sides = [expression.left, expression.right]
@@ -51,7 +53,6 @@ def _includes(parts: list[cst.BaseExpression], target: str) -> bool:
 
 
 def _without(parts: list[cst.BaseExpression], target: str) -> list[cst.BaseExpression]:
-    """Return the elements of the literal containers in `parts`, except the container `target`."""
     return [
         element.value
         for each in parts
@@ -61,8 +62,9 @@ def _without(parts: list[cst.BaseExpression], target: str) -> list[cst.BaseExpre
 
 
 def window_parts(program: Program, store: StoreFact) -> list[cst.BaseExpression]:
-    """Return the concatenated expressions of `torch.cat([...])[-100:]` if the result has a graph. Without a graph, the
-    memory does not grow, because the slice limits the length.
+    """Return the tensors in `torch.cat([...])[-100:]`, if the result has a graph.
+
+    Without a graph, the slice limits the memory.
     """
     expression = store.expression
     if not isinstance(expression, cst.Subscript) or store.value.kind is not ValueKind.GRAPH:
@@ -73,8 +75,7 @@ def window_parts(program: Program, store: StoreFact) -> list[cst.BaseExpression]
 
 
 def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
-    """Return True for `x = torch.cat([x, ...])`. `x` may be an item, as in `cache["k"] = torch.cat([cache["k"],
-    ...])`."""
+    """Return True for `x = torch.cat([x, ...])` and `cache["k"] = torch.cat([cache["k"], ...])`."""
     parts = concatenated_parts(program, store.expression) or window_parts(program, store)
     if store.how == "item":
         return not store.varying_key and any(
@@ -84,8 +85,9 @@ def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
 
 
 def concatenated_parts(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the concatenated expressions of `torch.cat([...])`. The call may be in a conditional expression or
-    followed by a method such as `.detach()`."""
+    """Return the tensors in `torch.cat([...])`, also in a conditional expression or before a method such as
+    `.detach()`.
+    """
     if isinstance(expression, cst.IfExp):
         return [
             *concatenated_parts(program, expression.body),

@@ -35,9 +35,11 @@ from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
 def outlives_its_step(
     program: Program, store: StoreFact, *, every_step: bool = False
 ) -> LoopFact | Function | None:
-    """Return the loop that adds to the stored values, or the function that adds to them in every step. Return None
-    if the values are released. With `every_step`, a release by another function counts only if it runs in every
-    step."""
+    """Return the loop in which stored values accumulate, or the function that stores a value in every step.
+
+    The result is None if the values are released. With `every_step`, a release by another function counts only if it
+    runs in every step.
+    """
     unlimited = is_unlimited(program, store)
     if (store.bounded or is_length_limited(program, store)) and not unlimited:
         return None
@@ -61,9 +63,10 @@ def outlives_its_step(
 
 
 def outlives_call(program: Program, call: CallFact, store: StoreFact, *, every_step: bool = False) -> bool:
-    """Return True if a value is still stored in the next step, after a call passed it to a function that stores it.
-    `store` is the statement in the function that stores the value. With `every_step`, a release by another function
-    counts only if it runs in every step.
+    """Return True if a value that a call passes to a storing function is still stored in the next step.
+
+    `store` is the statement that stores the value. With `every_step`, a release by another function counts only if it
+    runs in every step.
     """
     if (
         is_released_elsewhere(program, store, every_step=every_step)
@@ -83,9 +86,11 @@ def outlives_call(program: Program, call: CallFact, store: StoreFact, *, every_s
 
 
 def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
-    """Return True if the container is a local variable of the enclosing function, and each call to that function
-    creates a new one. The container lives longer if the inner function is returned, passed to other code or called
-    in a loop over steps."""
+    """Return True if the container is a local variable of the enclosing function, which creates a new one in each
+    call.
+
+    The container lives longer if the inner function is returned, passed to other code or called in a loop over steps.
+    """
     inner, owner = store.function, store.function.outer
     while owner is not None and not owner.owns(store.target):
         owner = owner.outer
@@ -118,7 +123,7 @@ def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
 
 
 def _is_called_only(program: Program, node: cst.Name) -> bool:
-    """Return True if a function is passed to a function in this file that calls it and does not store it."""
+    """Return True if a function is only passed to a function in this file that calls it and does not store it."""
     argument = program.parent.get(node)
     outer = program.parent.get(argument) if isinstance(argument, cst.Arg) else None
     call = next((each for each in program.calls if each.node is outer), None)
@@ -132,7 +137,7 @@ def _is_called_only(program: Program, node: cst.Name) -> bool:
 
 
 def _loops_within(program: Program, owner: Function, inner: Function) -> set[LoopFact]:
-    """Return the loops in which a function is called during one call to another function."""
+    """Return the loops in which `inner` is called during one call of `owner`."""
     running, added = {owner}, {owner}
     while added:
         added = {
@@ -154,8 +159,7 @@ def _loops_within(program: Program, owner: Function, inner: Function) -> set[Loo
 
 
 def _survives_in_callers(program: Program, store: StoreFact) -> bool:
-    """Return True if a container that callers pass survives the step. A list that is created for one episode does not
-    survive."""
+    """Return True if a container that callers pass survives the step, unlike a list that is created for one episode."""
     function, first = store.function, store.target.partition(".")[0]
     if first not in function.parameters or first == "cls":
         return True
@@ -167,8 +171,10 @@ def _survives_in_callers(program: Program, store: StoreFact) -> bool:
 def _argument_survives(
     program: Program, function: Function, parameter: str, seen: frozenset[Function]
 ) -> bool:
-    """Return True if the argument of a function is the same object in each step. For a `forward` method without
-    calls in this file, return False, because its callers usually pass new lists."""
+    """Return True if the argument is the same object in each step.
+
+    The result is False for a `forward` method without calls in this file, because its callers usually pass new lists.
+    """
     if not function.call_sites:
         return not is_forward(program, function)
     if _keeps_default(program, function, parameter):
@@ -182,9 +188,7 @@ def _argument_survives(
 
 
 def container_survives(program: Program, site: CallSite, store: StoreFact) -> bool:
-    """Return True if a container is still alive in the next step. A call passes the container to a function that stores
-    values in it.
-    """
+    """Return True if the container that a call passes to a storing function is still alive in the next step."""
     function, parameter = store.function, root(store.target)
     if function.uses_default(site.call, parameter):
         return _keeps_default(program, function, parameter)
@@ -205,7 +209,7 @@ def _keeps_default(program: Program, function: Function, parameter: str) -> bool
 
 
 def object_survives(program: Program, site: CallSite) -> bool:
-    """Return True if the object of a method call survives the next step. An unknown object is assumed to survive."""
+    """Return True if the object of a method call survives the next step. The rules assume that an unknown object survives."""
     path = path_of(receiver(site.call))
     if path is None or path in {"self", "cls"}:
         return True
@@ -235,9 +239,9 @@ def _survives_call(
 
 
 def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Return True if all iterations of a loop are part of one step. In this case, the outer loop runs one backward pass
-    after the inner loop, and releases the stored values. For example, the inner loop runs `parts[task] = loss` and
-    `total = total + loss`.
+    """Return True if all iterations of a loop belong to one step.
+
+    The outer loop then runs one backward pass after the inner loop, and releases the stored values.
     """
     step = loop.outer
     if step is None or iterates_data(loop) or survives(program, store.target, step):
@@ -251,7 +255,7 @@ def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> boo
 
 
 def _is_returned_with_graph(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Return True if a function that neither trains nor evaluates returns its results with their graph."""
+    """Return True if a function returns its results with their graph, and its callers may differentiate them."""
     if iterates_data(loop):
         return False
     names = {store.target, root(store.target)} - {"self"}
@@ -300,8 +304,7 @@ _INSPECTING = {"print", "float", "int", "str", "round", "format", "repr"}
 
 
 def is_local(store: StoreFact) -> bool:
-    """Return True if the stored value is released when the function returns. A name or parameter that the function
-    assigns again is local."""
+    """Return True if the stored value is released when the function returns."""
     is_item = isinstance(store.node, cst.AugAssign) and isinstance(store.node.target, cst.Subscript)
     adds_to_dict = is_item and store.previous.mapping  # totals["loss"] += loss
     if store.how in {"assign", "augment"} and "." not in store.target and not adds_to_dict:
