@@ -1,9 +1,8 @@
 """Computes the state of a device before its CUDA history starts.
 
 The history is a ring buffer, so the history of a long run contains only the last entries. The state before the first
-entry is derived from the current state and the entries. The initial state contains the blocks that are alive now but
-were not allocated in the history. The initial state also contains the blocks that were freed but not allocated in the
-history.
+entry is derived from the current state and the entries. This state contains two kinds of blocks: blocks that are alive
+now but were not allocated in the history, and blocks that were freed but not allocated in the history.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,34 +12,28 @@ Entry = Mapping[str, Any]
 """An entry of the history, as torch returns it: action, addr, size, stream, time_us, frames, user_metadata."""
 
 SEGMENT_ACTIONS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-"""Maps each action to 1 if it reserves device memory, and to -1 if it releases device memory."""
+"""The actions that reserve device memory (1) or release it (-1)."""
 
 
 class InitialBlock(NamedTuple):
-    """A block that was in use before the history starts."""
-
     requested: int
     block_size: int | None
-    """The size of the block, or None if the block was freed since. For a freed block, `block_sizes` computes the
-    size from the addresses.
+    """The size of the block, or None if the block was freed since. The size of a freed block is computed from the
+    addresses (`block_sizes`).
     """
     stream: int
     frames: Sequence[Mapping[str, Any]]
-    """The stack of the block's allocation."""
 
 
 class InitialState(NamedTuple):
-    """The state of a device before the first entry of its history."""
-
     blocks: dict[int, InitialBlock]
-    """The blocks by address."""
     segments: dict[int, int]
-    """The sizes of segments by address, without expandable segments."""
+    """The sizes of the segments that are not expandable, by address."""
     reserved: int
 
 
 def initial_state(trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]]) -> InitialState:
-    """Return the state before the history entries `trace`, given the segments after these entries."""
+    """Return the state before the entries of `trace`. `segments` is the state after these entries."""
     blocks = blocks_in_use(segments)
     plain = {
         segment["address"]: segment["total_size"] for segment in segments if not segment.get("is_expandable")
@@ -64,7 +57,6 @@ def initial_state(trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]])
 
 
 def blocks_in_use(segments: Sequence[Mapping[str, Any]]) -> dict[int, InitialBlock]:
-    """Return the blocks in use, by address."""
     blocks: dict[int, InitialBlock] = {}
     for segment in segments:
         address = segment["address"]
@@ -80,7 +72,6 @@ def blocks_in_use(segments: Sequence[Mapping[str, Any]]) -> dict[int, InitialBlo
 
 
 def largest_free_block(segments: Sequence[Mapping[str, Any]]) -> int:
-    """Return the largest free block."""
     sizes = (
         block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"
     )

@@ -1,14 +1,13 @@
 """Marks the entries of the CUDA allocator's history with the position in the training loop.
 
 The allocator adds a user-defined string to every entry of its history, and each thread can set its own string. This
-module sets a short string such as `L1234f56`, called a *stamp*. C++ can copy such a short string without an
-allocation. The stamp contains the activity, the running module and a *tick*. A tick is a counter. The tick increases
-at every event that must be found again in the history: a root module starts, an optimizer steps, a step ends. The
-position of these events among the entries is therefore exact. Before torch 2.9, entries cannot be marked. With these
-versions, the tick increases at every change of activity or module, and the first entry after the change is found by
-time. Two changes within about a microsecond may be confused.
+module sets a short string such as `L1234f56`, called a *stamp*. C++ can copy such a short string without an allocation.
+The stamp contains the activity, the running module and a *tick*. A tick is a counter that increases when a root module
+starts, an optimizer steps, or a step ends. The position of these events among the entries is therefore exact. Entries
+from the autograd engine's threads can be identified, because these threads set no stamp.
 
-Entries from the autograd engine's threads can be identified, because these threads set no stamp.
+Before torch 2.9, entries cannot be marked. With these versions, the tick increases at every change of activity or
+module, and the first entry after the change is found by time. Two changes within about a microsecond may be confused.
 """
 
 import re
@@ -39,7 +38,7 @@ _STAMP = re.compile(r"L(\d+)([fnbpo])(\d+)")
 
 
 class Marker(NamedTuple):
-    """The activity of the training loop, starting at a tick."""
+    """The position in the training loop from a tick until the next tick."""
 
     tick: int
     step: int
@@ -48,10 +47,8 @@ class Marker(NamedTuple):
 
 
 class Markers:
-    """Stores the ticks of a run, and sets the stamp for new entries."""
-
     KEEP = 200_000
-    """The number of markers to keep, which is more than the number of entries in a history."""
+    """The number of markers to keep. A history has fewer entries than this."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self.tick = 0
@@ -62,14 +59,15 @@ class Markers:
         self._prefix = ""
         self._modules: list[str] = []
         self._codes: dict[str, str] = {}
-        """Maps a module to its index in `_modules`. Stamps contain this index."""
+        """The index of each module in `_modules`. Stamps contain this index."""
         self._markers = [Marker(0, 0, OTHER, "")]
         self._times = [clock() // 1000]
         self._known: dict[str, Marker] = {}
 
     def start(self, stamp: Callable[[str], None] | None) -> None:
-        """Start to mark the history entries. `stamp` is a function that sets the stamp of all later entries from this
-        thread, or None if torch does not support stamps."""
+        """Start to mark the history entries. `stamp` sets the stamp of all later entries from this thread. `stamp` is
+        None if torch does not support stamps.
+        """
         self._stamp = stamp
         self._recording = True
         self.advance(OTHER)
@@ -80,7 +78,6 @@ class Markers:
         self._recording = False
 
     def advance(self, activity: str, module: str = "") -> int:
-        """Start a new tick and return its number."""
         self.tick = tick = self.tick + 1
         self._markers.append(Marker(tick, self.step, activity, module))
         self._times.append(self._clock() // 1000)
@@ -92,7 +89,6 @@ class Markers:
         return tick
 
     def enter_module(self, activity: str, module: str) -> None:
-        """Record that a different module is running now."""
         if self._stamp is not None:
             code = self._codes.get(module)
             if code is None:
@@ -103,7 +99,7 @@ class Markers:
             self.advance(activity, module)
 
     def read(self, stamp: str, microseconds: int) -> Marker | None:
-        """Return the marker of an entry, or None if its thread has set no stamp."""
+        """Return the marker of an entry, or None if the thread of the entry sets no stamps."""
         if self._stamp is None:
             return self._markers[max(bisect_right(self._times, microseconds) - 1, 0)]
         known = self._known.get(stamp)
@@ -117,14 +113,12 @@ class Markers:
         return known
 
     def at(self, tick: int) -> Marker:
-        """Return the marker that was recorded at `tick`."""
         return self._markers[min(max(tick - self._markers[0].tick, 0), len(self._markers) - 1)]
 
     def clear_stamps(self) -> None:
-        """Clear the cache after a history was read, because later entries have other stamps."""
+        # After a history was read, later entries have other stamps.
         self._known.clear()
 
     @property
     def identifies_threads(self) -> bool:
-        """True if each history entry identifies the thread that made the request."""
         return self._stamp is not None

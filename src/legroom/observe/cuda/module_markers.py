@@ -1,7 +1,8 @@
-"""Marks the running module in the CUDA history. The code runs twice per module and step, so it is optimized for speed.
+"""Marks the running module in the CUDA history.
 
-PyTorch's global module hooks are not used. With any hook, a module call takes a slower path through torch, which costs
-several times as much as replacing a method. Instead, this class replaces `nn.Module._call_impl` while it is attached.
+This code runs twice per module and step, so it is optimized for speed. PyTorch's global module hooks are not used,
+because with any hook a module call takes a slower path through torch. This path costs several times as much as
+replacing a method. Instead, this class replaces `nn.Module._call_impl` while it is attached.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,8 @@ _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 OnRoot = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str, str], None]
-"""A callback that receives the module, its arguments, the activity and the path of the module."""
+"""A callback that receives the module, its positional and keyword arguments, the activity and the path of the module.
+"""
 
 
 class ModuleMarkers:
@@ -26,19 +28,18 @@ class ModuleMarkers:
 
     def __init__(self, markers: Markers, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
         """`on_root` is called when a root module starts. `activity_outside()` returns the activity after the root
-        module ends."""
+        module ends.
+        """
         self._markers = markers
         self._on_root = on_root
         self._activity_outside = activity_outside
         self._path = ""
-        """The path of the running module, or "" outside modules."""
         self._names: dict[int, str] = {}
-        """Maps the `id` of each module inside the running root module to its path."""
+        """The path of each module inside the running root module, by `id`."""
         self._entered = 0
-        """The number of module calls since the root started."""
         self._known = ModuleNames()
         self._recomputes = False
-        """True if a checkpoint recomputes its forward pass during the backward pass."""
+        """True while a checkpoint recomputes its forward pass during the backward pass."""
         self._is_attached = False
         self._original: Callable[..., Any] | None = None
         self._replacement: Callable[..., Any] | None = None
@@ -84,8 +85,8 @@ class ModuleMarkers:
 
     @property
     def progress(self) -> float | None:
-        """The approximate fraction of the root's modules that have started. The value is None outside a forward pass,
-        and if modules are called repeatedly.
+        """The approximate fraction of the root's modules that have started. The value is None outside a forward pass.
+        The value is also None if modules are called repeatedly.
         """
         return fraction_entered(self._entered, self._names) if self._path and not self._recomputes else None
 

@@ -1,8 +1,8 @@
 """Reads a pickle that contains only plain data: dicts, lists, tuples, strings, bytes, numbers, booleans and None.
 
-A pickle is a program for a stack machine, and pickles from untrusted sources may run any code. This reader
-implements only the instructions that create plain data. The reader has no instruction that imports a name or calls
-an object, so nothing in a pickle can run. The fast reader of the standard library can be restricted too, but it
+A pickle is a program for a stack machine, and a pickle from an untrusted source may run any code. This reader
+implements only the instructions that create plain data. It has no instruction that imports a name or calls an object,
+so nothing in a pickle can run. The fast reader of the standard library can be restricted too. However, that reader
 allocates gigabytes if a small file asks for a large memo.
 """
 
@@ -48,7 +48,7 @@ _TUPLES = {_TUPLE1: 1, _TUPLE2: 2, _TUPLE3: 3}
 _LENGTHS = {
     _SHORT_BINUNICODE: 1, _BINUNICODE: 4, _BINUNICODE8: 8, _SHORT_BINBYTES: 1, _BINBYTES: 4, _LONG1: 1, _LONG4: 4,
 }  # fmt: skip
-"""Maps an instruction to the number of bytes that store the length of its value."""
+"""The number of bytes that store the length of an instruction's value."""
 
 
 def _run(data: bytes) -> Any:

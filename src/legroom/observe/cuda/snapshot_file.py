@@ -85,12 +85,10 @@ def _read(path: Path) -> Capture:
 
 
 class _NotASnapshot(Exception):  # noqa: N818
-    """Raised if the data does not have the form of a snapshot."""
+    pass
 
 
 class _Snapshot:
-    """A checked snapshot."""
-
     def __init__(self, content: Any) -> None:
         snapshot = _mapping(content, "content")
         self._stacks: dict[int, list[dict[str, Any]]] = {}
@@ -149,7 +147,7 @@ class _Snapshot:
 
     def _frames(self, frames: Any) -> list[dict[str, Any]]:
         """Return the Python frames of a stack. Paths of torch and Python are replaced by the paths on this machine. If
-        the snapshot stores a stack only once, the same list is returned for each use.
+        the snapshot stores a stack only once, every use of the stack gets the same list.
         """
         if not frames:
             return []
@@ -166,7 +164,9 @@ class _Snapshot:
     # --- converting
 
     def header(self, events: Sequence[Event]) -> dict[str, Any]:
-        """Return the header of a capture. Without a failed allocation, the capacity is the peak reserved memory."""
+        """Return the header of a capture. Without a failed allocation, the capacity is unknown, and the peak reserved
+        memory replaces it.
+        """
         ledger = Ledger(events)
         capacities = {oom.device: oom.capacity for oom in ledger.ooms()}
         script = self._script()
@@ -207,7 +207,7 @@ class _Snapshot:
         return [*(event for _, event in timed), SnapshotImported(end)]
 
     def _ends(self, trace: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the times at which the steps of a device end. If no optimizer calls were recorded, a step ends
+        """Return the times at which the steps of a device end. If the snapshot contains no optimizer calls, a step ends
         with the last entry of the optimizer.
         """
         if self._step_ends:
@@ -220,7 +220,6 @@ class _Snapshot:
         return ends
 
     def _mark(self, trace: list[dict[str, Any]]) -> Markers:
-        """Mark the entries of a trace with their activities, and return the markers."""
         stamps: list[str] = []
         markers = Markers()
         markers.KEEP = len(trace) + 1
@@ -277,7 +276,7 @@ class _Snapshot:
 
 
 def _activity(entry: Mapping[str, Any]) -> Activity:
-    """Return the activity of an entry, as shown by its stack. The autograd engine has no Python frames."""
+    """Return the activity of an entry according to its stack. The autograd engine has no Python frames."""
     frames = entry["frames"]
     if not frames:
         return BACKWARD
@@ -296,7 +295,6 @@ def _activity(entry: Mapping[str, Any]) -> Activity:
 
 
 def _with_categories(events: Sequence[TimedEvent], ends: Sequence[float]) -> Iterator[TimedEvent]:
-    """Yield the events with the categories that follow from phases and lifetimes."""
     freed = {event.id: time for time, event in events if isinstance(event, Free)}
     for time, event in events:
         if isinstance(event, Alloc) and event.category is Category.TEMPORARY:
@@ -315,7 +313,6 @@ def _with_categories(events: Sequence[TimedEvent], ends: Sequence[float]) -> Ite
 
 
 def _with_steps(events: Iterator[TimedEvent], ends: Sequence[float], device: int) -> Iterator[TimedEvent]:
-    """Yield the events, with a Step after the last event of each step."""
     live: dict[int, int] = {}
     allocated = reserved = peak_allocated = peak_reserved = number = 0
     begin = 0.0

@@ -16,8 +16,6 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/")
 
 
 class Stack(NamedTuple):
-    """The information read from one stack."""
-
     frame: Frame | None
     """The innermost line of the user's code, or the innermost library line if the stack contains no user code."""
     op: str
@@ -35,7 +33,7 @@ NO_STACK = Stack(None, "", True, False)
 
 
 class Stacks:
-    """Reads the stacks of one snapshot. In a snapshot, equal stacks are the same list object."""
+    """Reads the stacks of one snapshot. Equal stacks in a snapshot are the same list object, so each is read once."""
 
     def __init__(self) -> None:
         self._known: dict[int, Stack] = {}
@@ -50,7 +48,6 @@ class Stacks:
 
 
 def _read(frames: Sequence[Mapping[str, Any]]) -> Stack:
-    """Read the frames from the innermost frame to the first frame of the user's code."""
     line: Frame | None = None
     library: Frame | None = None
     in_backward = False
@@ -75,5 +72,5 @@ def _stem(file: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _is_user_line(file: str) -> bool:
-    """Return whether a line belongs to the user's code. Code that torch's compiler generated is not the user's code."""
+    """Return whether a file contains the user's code. Code that torch's compiler generated is not the user's code."""
     return is_user_file(file) and "/torchinductor_" not in slashes(file)

@@ -1,10 +1,10 @@
 """Measures the peak of each step without changing the peaks that the script reads.
 
 For each statistic, torch stores the peak since the last reset. To measure a single step, the peak must be reset at
-every step. However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects.
-Therefore this class saves the peaks before each of its resets. After such a reset, torch's functions return the
-maximum of the saved and the current peaks, until the script resets the peaks itself. Torch's functions return this
-maximum even after the recording, because torch has no function that restores a peak.
+every step. However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore
+this class saves the peaks before each of its resets. After such a reset, torch's functions return the maximum of the
+saved and the current peaks, until the script resets the peaks itself. This continues after the recording, because torch
+has no function that restores a peak.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,8 +17,6 @@ _SavedPeaks = dict[tuple[str, ...], int]
 
 
 class StepPeaks:
-    """Resets and restores the peak statistics of the allocator."""
-
     READERS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
     RESETTERS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 
@@ -26,9 +24,11 @@ class StepPeaks:
         self._namespace = namespace
         self._originals: dict[str, Callable[[int], Any]] = {}
         self._saved: dict[int, _SavedPeaks] = {}
-        """The peaks of each device since the script's last reset, saved before this class reset them."""
+        """The peaks of each device since the script's last reset. They are saved before this class resets them."""
         self._peaks_before_reset: dict[int, tuple[int, int]] = {}
-        """The allocated and reserved peaks of each device in the current step, saved before the script reset them."""
+        """The allocated and reserved peaks of each device in the current step. They are saved before the script resets
+        them.
+        """
         self._exit = ExitStack()
         self._is_stopped = False
 
@@ -56,13 +56,12 @@ class StepPeaks:
             self._exit.close()
 
     def statistics(self, device: int) -> dict[str, Any]:
-        """Return the statistics that the script would read."""
         statistics = self._read(device)
         self._restore_peaks(device, statistics)
         return statistics
 
     def end_step(self, device: int) -> tuple[dict[str, Any], int, int]:
-        """Return the current statistics, and the peaks of allocated and reserved bytes in the step that ends."""
+        """Return the current statistics, and the highest allocated and reserved memory of the step that ends."""
         statistics = self._read(device)
         saved = self._saved.setdefault(device, {})
         for path, figures in _leaves(statistics):
@@ -110,7 +109,7 @@ class StepPeaks:
 def _leaves(
     statistics: dict[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield every statistic that has a peak, with its path in the nested dictionary."""
+    """Yield each statistic that has a peak, and its path in the nested dictionary."""
     for name, value in statistics.items():
         if isinstance(value, dict):
             if "peak" in value:

@@ -1,7 +1,7 @@
-"""All torch functions that the CUDA history uses. Most of these functions are private, so each function is checked
-before use.
+"""All torch functions that the CUDA history uses.
 
-The table lists the effect of each missing function.
+Most of these functions are private, so each function is checked before use. The table shows what happens if a function
+is missing.
 
 | missing function | effect |
 |---|---|
@@ -27,12 +27,10 @@ from typing import Any, NamedTuple
 import torch
 
 Observer = Callable[[int, int, int, int], None]
-"""A function that receives the device, the requested bytes, the bytes that this process may use, and the free bytes."""
+"""A function that receives the device, the requested bytes, the memory limit of this process, and the free bytes."""
 
 
 class AllocatorStats(NamedTuple):
-    """The allocator's statistics of one device."""
-
     allocated: int = 0
     reserved: int = 0
     peak_allocated: int = 0
@@ -40,13 +38,13 @@ class AllocatorStats(NamedTuple):
     active: int = 0
     """Bytes of blocks that are allocated, or that are freed but still in use by another stream."""
     inactive_split: int = 0
-    """Free bytes in segments that are in use."""
+    """Free bytes in segments that also contain blocks in use."""
     entries: int = 0
     """The number of history entries so far, including overwritten entries."""
 
 
 class CudaApi:
-    """The CUDA allocator. All calls to torch are in this class, so tests can replace it with a simulation."""
+    """The CUDA allocator. All calls to torch are in this class, so that tests can replace it with a simulation."""
 
     def __init__(self) -> None:
         self._entries_per_free = 2
@@ -55,7 +53,7 @@ class CudaApi:
     # --- initialization
 
     def when_ready(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when CUDA is initialized: now, or when the script initializes CUDA."""
+        """Call `callback` now if CUDA is initialized, or else when the script initializes CUDA."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             callback()
             return
@@ -72,8 +70,9 @@ class CudaApi:
     # --- the history
 
     def start(self, entries: int) -> str | None:
-        """Record the last `entries` entries of each device with Python stacks. If recording is impossible, return the
-        reason."""
+        """Record the last `entries` entries of each device with Python stacks. Return the reason if recording is
+        impossible.
+        """
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         if record is None:
             return "this torch version does not record the allocator history"
@@ -89,16 +88,14 @@ class CudaApi:
         return None
 
     def grow(self, entries: int) -> None:
-        """Increase the length of the history. Call this method only before entries are overwritten, because torch would
-        later return the entries in the wrong order.
+        """Increase the length of the history. Call this method only before entries are overwritten. Afterwards, torch
+        would return the entries in the wrong order.
         """
         self._options["max_entries"] = entries
         torch.cuda.memory._record_memory_history("all", **self._options)
 
     def snapshot(self, entries: int) -> dict[str, Any]:
-        """Return all blocks, and the history since the last call. From this call on, the last `entries` entries are
-        recorded.
-        """
+        """Return all blocks, and the history since the last call. The new history keeps the last `entries` entries."""
         with _without_compiler_import():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         self._options["max_entries"] = entries
@@ -114,7 +111,7 @@ class CudaApi:
         torch.cuda.memory._record_memory_history(None)
 
     def stamp_setter(self) -> Callable[[str], None] | None:
-        """Return the function that sets the string that torch adds to history entries from this thread."""
+        """Return the function that sets the user-defined string of history entries from this thread."""
         if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
             return None
         stamp: Callable[[str], None] | None = getattr(torch._C, "_cuda_setMemoryMetadata", None)
@@ -123,7 +120,6 @@ class CudaApi:
     # --- statistics
 
     def statistics(self, device: int) -> dict[str, Any]:
-        """Return the statistics of one device as torch returns them."""
         nested: dict[str, Any] = torch._C._cuda_memoryStats(device)
         return nested
 
@@ -154,9 +150,9 @@ class CudaApi:
     # --- failures
 
     def on_failed_allocation(self, observer: Observer) -> Callable[[], None]:
-        """Call `observer` at each failed allocation, before an exception is raised. Returns a function that stops
-        these calls. Torch cannot remove an observer, so all observers share one observer that is attached to
-        torch."""
+        """Call `observer` at each failed allocation, before an exception is raised. Return a function that stops these
+        calls. Torch cannot remove an observer, so only one function is attached to torch, and it calls all observers.
+        """
         global _is_attached
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None and not _is_attached:
@@ -166,8 +162,8 @@ class CudaApi:
         return lambda: _observers.remove(observer) if observer in _observers else None
 
     def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
-        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python. An error that is created
-        in Python reaches the script. Returns a function that stops these calls, or None if watching is impossible.
+        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python, because such an error
+        reaches the script. Return a function that stops these calls, or None if watching is impossible.
         """
         error = torch.OutOfMemoryError
         original = error.__init__
@@ -201,8 +197,8 @@ def _call_observers(device: int, requested: int, limit: int, free: int) -> None:
 def _without_compiler_import() -> Iterator[None]:
     """Prevent `_snapshot` from importing torch's compiler, which takes seconds.
 
-    `_snapshot` uses the compiler to name the frames of compiled code. Without the compiler, there are no frames of
-    compiled code.
+    `_snapshot` uses the compiler to name the frames of compiled code. If the compiler was never imported, such frames
+    do not exist.
     """
     if "torch._inductor" in sys.modules:
         yield
@@ -215,10 +211,11 @@ def _without_compiler_import() -> Iterator[None]:
 
 
 def workspace_sizes(capability: tuple[int, int], environ: Any) -> frozenset[int]:
-    """Return the sizes of the cuBLAS and cuBLASLt workspaces, which torch allocates in the caching allocator.
+    """Return the sizes of the cuBLAS and cuBLASLt workspaces. Torch allocates these workspaces in the caching
+    allocator.
 
-    A cuBLAS workspace is 32 MiB on Hopper and Blackwell, 8320 KiB on older GPUs, or the value of
-    CUBLAS_WORKSPACE_CONFIG (`:KiB:count:KiB:count`). A cuBLASLt workspace is 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.
+    A cuBLAS workspace is 32 MiB on Hopper and Blackwell, and 8320 KiB on older GPUs. CUBLAS_WORKSPACE_CONFIG
+    (`:KiB:count:KiB:count`) overrides this size. A cuBLASLt workspace is 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.
     """
     values = environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":").split(":")
     if len(values) % 2 == 0 and all(value.isdecimal() for value in values):

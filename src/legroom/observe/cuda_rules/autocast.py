@@ -5,10 +5,8 @@ float32 and save larger tensors. The CPU has different lists of operations. PyTo
 in every build, so the names of the operations come from torch. This module defines only the policy of each list. The
 rules follow ATen/autocast_mode.h (the AT_FORALL lists) and autocast_mode.cpp (`cached_cast`).
 
-Casts of parameters are cached until the outermost region ends, as in `cached_cast`.
-
-The autocast region must have the device type `cpu`. On a virtual GPU, all regions have this device type, because the
-tensors are CPU tensors.
+Casts of parameters are cached until the outermost region ends, as in `cached_cast`. The autocast region must have the
+device type `cpu`. On a virtual GPU, all regions have this device type, because the tensors are CPU tensors.
 """
 
 import contextlib
@@ -51,7 +49,7 @@ NORMS = {
     "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
     "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
 }
-"""Maps each norm operation to its overload with a `dtype` argument."""
+"""The overload with a `dtype` argument of each norm operation."""
 REJECTED = frozenset({"binary_cross_entropy"})
 """Operations that raise an error under autocast on CUDA."""
 
@@ -59,7 +57,7 @@ _KEY = "AutocastCPU"
 
 
 def cuda_operations() -> set[str]:
-    """Return the operations that CUDA's autocast handles. Operations that are in none of the lists above run in
+    """Return the operations that CUDA's autocast handles. An operation that is in none of the lists above runs in
     float32.
     """
     return _registered("AutocastCUDA")
@@ -67,9 +65,7 @@ def cuda_operations() -> set[str]:
 
 @contextlib.contextmanager
 def installed(overrides: Overrides) -> Iterator[None]:
-    """Apply CUDA's autocast lists to tensors on a virtual device. The cache of casts is cleared when the outermost
-    region ends.
-    """
+    """Apply CUDA's autocast lists to tensors on a virtual device."""
     casts = Casts(overrides.is_on_device)
     cpu_operations = _registered(_KEY)
     operations = cuda_operations()
@@ -94,8 +90,8 @@ def installed(overrides: Overrides) -> Iterator[None]:
 
 
 def _registered(key: str) -> set[str]:
-    """Return the registered operations. The result is empty if this version of torch lacks the private function that
-    lists the operations. Autocast then follows the CPU's lists.
+    """Return the operations that are registered for a dispatch key. If this version of torch lacks the private function
+    that lists them, the result is empty, and autocast follows the CPU's lists.
     """
     registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
     if registrations is None:
@@ -104,8 +100,6 @@ def _registered(key: str) -> set[str]:
 
 
 class Casts:
-    """The casts of one run, and the cache of cast parameters."""
-
     def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
         self._is_on_device = is_on_device
         self._cache: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
@@ -114,7 +108,6 @@ class Casts:
         self._cache.clear()
 
     def kernel(self, name: str, operation: Any) -> Callable[..., Any]:
-        """Return the kernel that runs `operation` inside an autocast region."""
         change: Callable[[Any, Any], tuple[Any, Any]]
         if name in LOWER:
             change = self._lower
@@ -157,9 +150,8 @@ class Casts:
         return change
 
     def _with_dtype(self, operation: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """Return a function that adds `dtype` and the defaults of `operation` to the arguments. The defaults must be
-        added because torch omits arguments that are equal to the defaults, but the overload with `dtype` requires these
-        arguments.
+        """Return a function that adds `dtype` and the defaults of `operation` to the arguments. Torch omits arguments
+        that are equal to the defaults, but the overload with `dtype` requires them.
         """
         arguments = operation._schema.arguments
 
@@ -179,7 +171,7 @@ class Casts:
         return self._all(args, kwargs, torch.float32 if has_float32 else torch.get_autocast_dtype("cpu"))
 
     def _all(self, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-        """Cast all arguments, starting with the last argument. The C++ compiler evaluates the casts in torch's own call
+        """Cast all arguments, starting with the last argument. The C++ compiler evaluates the casts of torch's own call
         in this order, and the order affects the allocator.
         """
         named = {name: self._cast(value, dtype) for name, value in reversed(kwargs.items())}

@@ -1,8 +1,8 @@
 """Attention on CUDA: the selected kernel, the tensors that it saves, and the scratch memory of its backward pass.
 
-On the CPU, attention saves matrices of queries × keys. CUDA's kernels, except the math kernel, do not save such
-matrices. Scratch memory was measured on an H200 with 580 calls. The rules are exact to the byte for cuDNN and the
-memory-efficient kernel, except for a few alignments. The scratch memory of flash attention follows `mha_bwd` in
+On the CPU, attention saves matrices of queries × keys. On CUDA, only the math kernel saves such matrices. Scratch
+memory was measured on an H200 with 580 calls. The rules are exact to the byte for cuDNN and the memory-efficient
+kernel, except for a few alignments. The scratch memory of flash attention follows `mha_bwd` in
 ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
 """
 
@@ -86,7 +86,7 @@ def _math_attention(
 ) -> torch.Tensor:
     """Run the operations of `_scaled_dot_product_attention_math`.
 
-    PyTorch's own function would not add the mask in place, because the tensors belong to a subclass.
+    The tensors belong to a subclass, so PyTorch's own function would not add the mask in place.
     """
     dtype = query.dtype
     allows_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
@@ -117,7 +117,6 @@ def _math_attention(
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Convert a boolean mask to a mask that is added to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     minus_infinity = torch.full((), float("-inf"), dtype=dtype, device=mask.device)
@@ -133,16 +132,17 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _cudnn_forward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of cuDNN's attention. The seed and offset of dropout are allocated first, even without
-    dropout. The log-sum-exp is allocated only for the backward pass."""
+    """Plan cuDNN's attention. The seed and offset of dropout are allocated first, even without dropout. The log-sum-exp
+    is allocated only for the backward pass.
+    """
     sums = OutputAlloc(1) if call.arguments["compute_log_sumexp"] else OutputAlloc(1, 0)
     return MemoryPlan([OutputAlloc(2), OutputAlloc(3), OutputAlloc(0), sums, ScratchAlloc("workspace", 256)])
 
 
 def _cudnn_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of cuDNN's attention. The gradient of the queries is summed in float32,
-    with one additional sum per row. If several query heads share a key head, the gradients of the keys and values are
-    first computed separately for each query head.
+    """Plan the gradient of cuDNN's attention. The gradient of the queries is summed in float32, with one additional sum
+    per row. If several query heads share a key head, the gradients of the keys and values are first computed separately
+    for each query head.
     """
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
@@ -153,14 +153,14 @@ def _cudnn_backward(call: OpCall) -> MemoryPlan:
 
 
 def _efficient_forward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of memory-efficient attention. The seed and offset of dropout are on the host."""
+    """Plan memory-efficient attention. The seed and offset of dropout are on the host."""
     return MemoryPlan([OutputAlloc(0), OutputAlloc(1), OutputAlloc(2, 0), OutputAlloc(3, 0)])
 
 
 def _efficient_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of memory-efficient attention. The kernel computes partial gradients of
-    the queries, one for each block of rows. For float32, a product with the size of the result is allocated first, and
-    each of its rows is summed outside the kernel.
+    """Plan the gradient of memory-efficient attention. The kernel computes partial gradients of the queries, one for
+    each block of rows. For float32, a product with the size of the result is allocated first, and each of its rows is
+    summed outside the kernel.
     """
     gradient = call.arguments["grad_out_"]
     query, key = call.arguments["query"], call.arguments["key"]
@@ -189,8 +189,9 @@ def _efficient_backward(call: OpCall) -> MemoryPlan:
 
 
 def _flash_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of flash attention. The scratch memory is the same as for cuDNN, with rows
-    and widths rounded up to the blocks of the kernel."""
+    """Plan the gradient of flash attention. The scratch memory is the same as for cuDNN, with rows and widths rounded
+    up to the blocks of the kernel.
+    """
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     rows = -(-rows // 128) * 128

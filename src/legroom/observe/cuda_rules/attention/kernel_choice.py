@@ -27,8 +27,6 @@ class Backend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The arguments of one call to `scaled_dot_product_attention`."""
-
     query: Any
     key: Any
     value: Any
@@ -44,7 +42,6 @@ class AttentionCall:
 
 
 def choose(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> Backend:
-    """Return the kernel that torch `release` selects on `gpu`."""
     tests: dict[Backend, Callable[[], bool]] = {
         Backend.CUDNN: lambda: _cudnn(call, gpu, release),
         Backend.FLASH: lambda: _flash(call, gpu),
@@ -60,7 +57,7 @@ def choose(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> Backe
 def _order(gpu: GpuSpec, release: tuple[int, int]) -> list[Backend]:
     """Return the order that `sdpa_kernel(..., set_priority=True)` set, or CUDA's default order.
 
-    The default order is also used in versions of torch without the private getter. One case is not modeled: builds of
+    The default order also applies to versions of torch without the private getter. One case is not modeled: builds of
     torch 2.10 with cuDNN 9.15 or older try flash first on every GPU.
     """
     get_order: Any = getattr(torch._C, "_get_sdp_priority_order", None)
@@ -78,7 +75,6 @@ _TORCH_DEFAULT = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
 
 
 def _enabled(backend: Backend) -> bool:
-    """Return whether `sdpa_kernel` and `torch.backends.cuda` allow a kernel."""
     is_enabled: dict[Backend, Any] = {
         Backend.FLASH: torch.backends.cuda.flash_sdp_enabled,
         Backend.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -108,8 +104,8 @@ def _cudnn(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
 
 
 def _cudnn_width(gpu: GpuSpec, release: tuple[int, int]) -> int:
-    """Return the maximum head dimension: 256 on Hopper, as measured with torch 2.11. Later releases of torch allow only
-    128, because the backward pass failed for larger head dimensions.
+    """Return the maximum head dimension. It is 256 on Hopper, as measured with torch 2.11. Later releases of torch
+    allow only 128, because the backward pass failed for larger head dimensions.
     """
     return 256 if gpu.capability == (9, 0) and release < (2, 13) else 128
 
@@ -143,7 +139,7 @@ def _efficient(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> b
 
 
 def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
-    """Return the alignment of the head dimension, in elements. The head dimension must be a multiple of this number."""
+    """Return the number of elements of which the head dimension must be a multiple."""
     half = dtype in (torch.float16, torch.bfloat16)
     if gpu.capability >= (8, 0):
         return 8 if half else 4
@@ -151,8 +147,8 @@ def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
 
 
 def _dense(call: AttentionCall) -> bool:
-    """Return whether all tensors, including the mask, have four dimensions, the same batch size, the same dtype and
-    contiguous rows, and no tensor is empty. Heads may be grouped if `enable_gqa` is set.
+    """Return whether the tensors have four dimensions, the same batch size, the same dtype and contiguous rows, and no
+    tensor is empty. The mask must also have contiguous rows. Heads may be grouped if `enable_gqa` is set.
     """
     tensors = (call.query, call.key, call.value)
     if any(tensor.dim() != 4 or not tensor.numel() for tensor in tensors):
@@ -174,7 +170,7 @@ def _heads(call: AttentionCall) -> set[int]:
 
 
 def _mask_fits(call: AttentionCall) -> bool:
-    """cuDNN supports masks that broadcast to queries × keys and need no gradient."""
+    # cuDNN supports masks that broadcast to queries × keys and need no gradient.
     mask = call.mask
     if mask is None:
         return True

@@ -1,10 +1,10 @@
 """Memory plans of convolutions: copies, results and cuDNN's workspaces in the order in which torch allocates them.
 
 The rules follow ConvUtils.h, Convolution.cpp and cudnn/ConvShared.cpp in ATen/native. In the forward pass, torch
-allocates a contiguous copy of the input if needed (`input.contiguous` in `_convolution`), the result, then the
-workspace. In the backward pass, torch keeps the copy of the input until the end if it computes the weight gradient.
-PyTorch allocates the input gradient and its workspace, the weight gradient and its workspace, then the bias
-gradient, which is a sum (see `reductions`). PyTorch has its own kernels for contiguous depthwise convolutions.
+allocates a contiguous copy of the input if needed (`input.contiguous` in `_convolution`), then the result, then the
+workspace. In the backward pass, torch allocates the input gradient and its workspace, the weight gradient and its
+workspace, then the bias gradient, which is a sum (see `reductions`). If torch computes the weight gradient, it keeps
+the copy of the input until the end. PyTorch has its own kernels for contiguous depthwise convolutions.
 """
 
 from math import prod
@@ -76,8 +76,8 @@ def _notes(guess: WorkspaceGuess) -> tuple[str, ...]:
 def _workspaces(
     c: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
 ) -> WorkspaceGuess:
-    """Return the workspaces of a convolution. For depthwise convolutions that torch computes itself, the sizes come
-    from rules. For all other convolutions, the sizes are those of cuDNN's workspaces.
+    """Return the workspaces of a convolution. Torch itself computes some depthwise convolutions, whose workspaces
+    follow from rules. cuDNN computes all other convolutions.
     """
     if c.depthwise and not c.channels_last and input.dtype != torch.float16:
         return by_rules(c, gpu)
@@ -95,7 +95,7 @@ def _workspaces(
 
 
 def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
-    """Return a setting with one number per dimension. Operations also accept a single number for all dimensions."""
+    """Return a setting with one number per dimension. A single number applies to all dimensions."""
     numbers: tuple[int, ...] = tuple(values)
     return numbers * dimensions if len(numbers) == 1 else numbers
 
@@ -110,14 +110,14 @@ def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
 
 
 def _result_index(mask: Any, index: int) -> int:
-    """Return the index of a gradient among the results. Only the gradients that are needed are among the results."""
+    """Return the index of a gradient among the results. The results contain only the gradients that are needed."""
     return sum(bool(is_needed) for is_needed in mask[:index])
 
 
 def _workspace(name: str, guess: WorkspaceGuess, index: int) -> list[MemoryStep]:
     """Allocate and free a workspace. If the workspace does not fit, torch tries the next kernel in cuDNN's list, and
-    finally generic kernels without a workspace. The out-of-memory error is caught by `try_configs` in
-    ATen/native/cudnn/Conv_v8.cpp.
+    finally generic kernels without a workspace. Torch catches the out-of-memory error (`try_configs` in
+    ATen/native/cudnn/Conv_v8.cpp).
     """
     size, others = guess.likely[index], tuple(sizes[index] for sizes in guess.others)
     if not any(other != size for other in others):
@@ -144,7 +144,6 @@ def _sizes_of(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -
 
 
 def _copies(c: Convolution, **tensors: Any) -> list[ScratchAlloc]:
-    """Return the copies of tensors that do not have the memory format of the convolution."""
     steps: list[ScratchAlloc] = []
     for name, tensor in tensors.items():
         memory_format = torch.contiguous_format

@@ -20,16 +20,12 @@ OLDEST_VERSION = 90_800
 
 
 class ConvOperation(IntEnum):
-    """The operations of a convolution, as descriptor types."""
-
     FORWARD = 10
     WEIGHT_GRADIENT = 11
     INPUT_GRADIENT = 12
 
 
 class DescriptorType(IntEnum):
-    """Other descriptor types for queries."""
-
     CONVOLUTION = 1
     ENGINE = 2
     CONFIGURATION = 3
@@ -42,8 +38,6 @@ class DescriptorType(IntEnum):
 
 
 class Attribute(IntEnum):
-    """Attributes of descriptors."""
-
     CONVOLUTION_COMPUTES_IN = 100
     CONVOLUTION_MODE = 101
     CONVOLUTION_DILATIONS = 102
@@ -80,8 +74,6 @@ class Attribute(IntEnum):
 
 
 class AttributeType(IntEnum):
-    """The types of attribute values."""
-
     HANDLE = 0
     DATA = 1
     INT64 = 3
@@ -121,7 +113,6 @@ def int_values(*values: int) -> AttributeValue:
 
 
 def enum_value(type: AttributeType, value: int) -> AttributeValue:
-    """Return one member of a C enumeration."""
     return type, (ctypes.c_int * 1)(value)
 
 
@@ -139,14 +130,11 @@ def descriptor_values(*descriptors: int) -> AttributeValue:
 
 
 class DescriptorSet:
-    """The descriptors of one query."""
-
     def __init__(self, functions: Any) -> None:
         self._functions = functions
         self._descriptors: list[int] = []
 
     def create(self, kind: int, attributes: Mapping[int, AttributeValue]) -> int:
-        """Return a finalized descriptor with these attributes."""
         descriptor = self._new(kind)
         for name, (type, values) in attributes.items():
             status = self._functions.cudnnBackendSetAttribute(
@@ -157,13 +145,11 @@ class DescriptorSet:
         return descriptor
 
     def descriptors(self, of: int, name: Attribute, kind: int, most: int) -> list[int]:
-        """Return at most the first `most` descriptors of an attribute."""
         found = [self._new(kind) for _ in range(most)]
         buffer = (ctypes.c_void_p * most)(*found)
         return found[: min(most, self._read(of, name, AttributeType.DESCRIPTOR, buffer))]
 
     def enums(self, of: int, name: Attribute, type: AttributeType, most: int = 32) -> list[int]:
-        """Return the enumeration members of an attribute."""
         buffer = (ctypes.c_int * most)()
         return list(buffer[: self._read(of, name, type, buffer)])
 
@@ -190,7 +176,6 @@ class DescriptorSet:
         return created.value or 0
 
     def _read(self, of: int, name: Attribute, type: AttributeType, buffer: Any) -> int:
-        """Read an attribute of a descriptor into `buffer`, and return the number of values."""
         count = ctypes.c_int64()
         status = self._functions.cudnnBackendGetAttribute(
             ctypes.c_void_p(of),
@@ -211,17 +196,14 @@ class DescriptorSet:
 
 
 class SkippedKernel(NamedTuple):
-    """A kernel that cuDNN considered and skipped."""
-
     engine: int
     """cuDNN's number for the kernel."""
     reason: str
-    """The reason in cuDNN's log."""
 
 
 @contextmanager
 def captured_log(functions: Any) -> Iterator[list[str]]:
-    """Collect cuDNN's log messages within the block, one per call. The list is complete after the block."""
+    """Collect cuDNN's log messages within the block, one message per call. The list is complete only after the block."""
     messages: list[str] = []
 
     def write(_severity: int, _data: Any, _call: Any, message: int) -> None:
@@ -246,7 +228,6 @@ _INFORMATION = 1 << 3
 
 
 def skipped_kernels(messages: list[str]) -> list[SkippedKernel]:
-    """Return the skipped kernels in these log messages, in cuDNN's order."""
     return [
         SkippedKernel(int(found[1]), found[2])
         for message in messages
@@ -266,14 +247,14 @@ def descriptor_set(functions: Any) -> Iterator[DescriptorSet]:
 
 @lru_cache(maxsize=1)
 def find_library() -> Any | None:
-    """Load cuDNN into this process and return its functions. Because cuDNN may crash, `cudnn_process` queries cuDNN in
-    a separate process.
+    """Load cuDNN into this process and return its functions. cuDNN may crash, so `cudnn_process` queries it in a
+    separate process.
     """
     return load_library(library_paths())
 
 
 def load_library(paths: Sequence[str]) -> Any | None:
-    """Return cuDNN's functions from the first of these files that can be queried, or None if no file can be queried."""
+    """Return cuDNN's functions from the first file in `paths` that can be queried, or None if there is no such file."""
     cublas = [path for path in paths if CUBLAS_LT in path]
     for path in paths:
         if path in cublas:

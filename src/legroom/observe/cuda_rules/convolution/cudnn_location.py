@@ -14,7 +14,7 @@ SETTING = "LEGROOM_CUDNN"
 """The environment variable that contains `on` (the default), `off`, or the path of a cuDNN library."""
 CUDNN = "libcudnn.so.9"
 CUBLAS_LT = "libcublasLt.so"
-"""The name of the cuBLASLt library, which cuDNN calls. If cuBLASLt cannot be loaded, cuDNN aborts the process."""
+"""The name of the cuBLASLt library, which cuDNN needs. If cuBLASLt cannot be loaded, cuDNN aborts the process."""
 _PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _LINKER_CACHE = Path("/etc/ld.so.cache")
 _LOADED = Path("/proc/self/maps")
@@ -46,7 +46,6 @@ def library_paths() -> list[str]:
 
 
 def packaged_version() -> str | None:
-    """Return the version of NVIDIA's cuDNN package in this environment, if there is one."""
     for package in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(package)
@@ -54,7 +53,7 @@ def packaged_version() -> str | None:
 
 
 def _loaded(name: str) -> list[str]:
-    """Return the libraries that this process has already loaded, for example because torch is a CUDA build."""
+    """Return the libraries that this process has already loaded. A CUDA build of torch loads them."""
     try:
         maps = _LOADED.read_text()
     except OSError:
@@ -63,7 +62,6 @@ def _loaded(name: str) -> list[str]:
 
 
 def _packaged(package: str, library: str) -> Iterator[str]:
-    """Yield the libraries of NVIDIA's Python packages."""
     try:
         found = importlib.util.find_spec("nvidia")
     except (ImportError, ValueError):

@@ -1,10 +1,11 @@
 """Queries the cuDNN library from a separate process, so that a crash inside cuDNN cannot end a trace.
 
 A trace runs in forked processes. On a machine with a GPU, cuDNN crashes in a fork whose parent has initialized CUDA
-(cuDNN 9.19, H200). Queries can crash for other reasons too. The process is started once and loads cuDNN at the first
-query. No GPU is visible to this process, so its results are the same on every machine. The forks of a traced script
-share this process. Each query and each reply is one message, and a file lock protects both. After a crash, the process
-is restarted, and the query that crashed has no result.
+(cuDNN 9.19, H200). Queries can crash for other reasons too. The separate process is started once and loads cuDNN at the
+first query. No GPU is visible to this process, so its results are the same on every machine.
+
+The forks of a traced script share the process. Each query and each reply is one message, and a file lock allows only
+one query at a time. After a crash, the process is restarted, and the query that crashed has no result.
 """
 
 import atexit
@@ -36,32 +37,27 @@ from legroom.observe.cuda_rules.versions import RULES_VERSION
 MAX_CRASHES = 3
 """The number of crashes after which cuDNN is not queried again."""
 TIMEOUT = 60
-"""The maximum number of seconds to wait for a reply. The first reply takes the longest, because the process loads
-several hundred MiB of libraries first.
+"""The maximum number of seconds to wait for a reply. The first reply takes the longest, because the process first loads
+several hundred MiB of libraries.
 """
 MAX_MESSAGE = 1 << 16
 """The maximum size of one query or reply in bytes."""
 
 
 class Answer(NamedTuple):
-    """The reply to one query."""
-
     version: int
     """The version as `cudnnGetVersion` returns it (91900 for 9.19.0), or 0 if no library could be loaded."""
     logs_skipped_kernels: bool = False
-    """The result of `cudnn_query.logs_skipped_kernels`."""
     sizes: tuple[tuple[int, ...], ...] = ()
-    """The most likely workspace size and its alternatives, for the forward pass and the two gradients. The tuples are
-    empty if cuDNN returns no result.
+    """The most likely workspace size and its alternatives, for the forward pass and the two gradients. A tuple is empty
+    if cuDNN returns no result.
     """
 
 
 class CudnnProcess:
-    """The connection of the traced script to the process that loads cuDNN."""
-
     def __init__(self, paths: Sequence[str], command: Sequence[str] | None = None) -> None:
-        """`command` is the command to run instead of `cudnn_worker`. The file descriptor of the socket is appended
-        as the last argument of the command.
+        """`command` replaces the command that starts `cudnn_worker`, for tests. The file descriptor of the socket is
+        appended as the last argument.
         """
         self._command = list(command or _worker_command(paths))
         self._version: int | None = None
@@ -82,16 +78,18 @@ class CudnnProcess:
 
     @property
     def is_recorded_version(self) -> bool:
-        """True if this version of cuDNN selects the kernels in the recorded table."""
+        """True if the recorded table was measured with this version of cuDNN or with one that selects the same kernels."""
         return self.version is not None and RULES_VERSION.covers_cudnn(self.version)
 
     def ask(self, query: ConvQuery, c: Convolution, gpu: GpuSpec) -> Answer | None:
-        """Return the workspaces of one convolution, or None if cuDNN crashed during this query or too often before."""
+        """Return the workspaces of one convolution. Return None if cuDNN crashed during this query or crashed too often
+        before.
+        """
         return self._ask((query, c, gpu))
 
     def close(self) -> None:
-        """Terminate the process that loads cuDNN, if this process started it. The process that loads cuDNN also ends
-        when no connection to it remains.
+        """Terminate the process that loads cuDNN, if this process started it. That process also ends when no connection
+        to it remains.
         """
         atexit.unregister(self.close)
         self._disconnect()
@@ -185,9 +183,7 @@ main(json.loads(sys.argv[2]), int(sys.argv[3]))
 
 @lru_cache(maxsize=1)
 def cudnn_process() -> CudnnProcess | None:
-    """Return the process that this trace and its forks share. The result is None if cuDNN is not installed or is
-    disabled.
-    """
+    """Return the process that this trace and its forks share, or None if cuDNN is not installed or is disabled."""
     paths = library_paths()
     if not paths or sys.platform != "linux":
         return None

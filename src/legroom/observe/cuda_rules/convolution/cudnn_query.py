@@ -1,10 +1,11 @@
 """Queries the cuDNN library for the kernel and the workspace of a convolution. The query needs no GPU.
 
 cuDNN's choice of kernels is not documented. Since 9.8, the library can be queried about a GPU that is not present. The
-query contains a description of the GPU (a "device property descriptor", for ahead-of-time compilation). Without
-`cudnn.benchmark`, torch uses the first configuration of the heuristic's list that is allowed and whose plan can be
-built. The workspace of this plan is allocated (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module selects the
-configuration in the same way.
+query contains a description of the GPU (a "device property descriptor", for ahead-of-time compilation).
+
+Without `cudnn.benchmark`, torch goes through the heuristic's list of configurations. It uses the first configuration
+that is allowed and whose plan can be built, and allocates the workspace of this plan (`try_configs` in
+ATen/native/cudnn/Conv_v8.cpp). This module selects the configuration in the same way.
 """
 
 import json
@@ -48,38 +49,32 @@ from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_by
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution
 
 OPERATIONS = (ConvOperation.FORWARD, ConvOperation.INPUT_GRADIENT, ConvOperation.WEIGHT_GRADIENT)
-"""The operations in the order of `ConvWorkspaces`."""
 
 
 _MAX_OVERHEAD = 200
-"""The maximum number of bytes that kernels need in addition to copies and partial sums."""
+"""The maximum number of bytes that kernels use in addition to copies and partial sums."""
 HOPPER = (9, 0)
-"""The compute capability of the GPUs whose split-K kernels are known."""
+"""The compute capability of the GPUs for which the workspaces of split-K kernels are known."""
 
 
 class KernelChoice(NamedTuple):
-    """The kernel that cuDNN selects."""
-
     workspace: int
-    """The size of the workspace in bytes."""
     engine: int
     """cuDNN's number for a family of kernels."""
     rank: int
-    """The position of the kernel in the heuristic's list. Positions from `_ALL` on refer to the list of fallbacks."""
+    """The position of the kernel in the heuristic's list. From `_ALL` on, the position is in the list of fallbacks."""
     knobs: dict[int, int]
-    """Maps cuDNN's number for a setting to its value."""
+    """The value of each setting, by cuDNN's number for the setting."""
 
     @property
     def cluster(self) -> tuple[int, int] | None:
-        """The rows and columns of a cluster of blocks, for split-K kernels."""
+        """The rows and columns of a cluster of blocks. Only split-K kernels have clusters."""
         if self.knobs.get(Knob.NO_WORKSPACE, 1) or Knob.CLUSTER_ROWS not in self.knobs:
             return None
         return self.knobs[Knob.CLUSTER_ROWS], self.knobs[Knob.CLUSTER_COLUMNS]
 
 
 class Cudnn:
-    """The cuDNN library, for queries about one GPU."""
-
     def __init__(self, functions: Any, gpu: GpuSpec, description: str = "") -> None:
         """`description` is cuDNN's own description of the GPU, if it is known."""
         self._functions = functions
@@ -87,7 +82,6 @@ class Cudnn:
         self._description = description or describe_gpu(gpu)
 
     def select(self, query: ConvQuery, operation: ConvOperation) -> KernelChoice | None:
-        """Return the kernel that torch would run, or None if cuDNN returns no result."""
         try:
             with descriptor_set(self._functions) as descriptors:
                 return next(self.candidates(descriptors, query, operation), None)
@@ -95,13 +89,12 @@ class Cudnn:
             return None
 
     def workspace(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> int | None:
-        """Return the most likely size in bytes, or None if cuDNN returns no result."""
         sizes = self.workspaces(query, operation, c)
         return sizes[0] if sizes else None
 
     def workspaces(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> tuple[int, ...]:
-        """Return the most likely size and its alternatives, or an empty tuple if cuDNN returns no result. `c` is the
-        same convolution in the form that the rules use.
+        """Return the most likely size in bytes and its alternatives, or an empty tuple if cuDNN returns no result. `c`
+        describes the same convolution as `query`, in the form that the rules use.
         """
         choice, skipped = self.select_kernel(query, operation)
         return self.sizes_of(choice, skipped, query, operation, c) if choice else ()
@@ -115,8 +108,8 @@ class Cudnn:
         c: Convolution,
     ) -> tuple[int, ...]:
         """Return the result of `workspaces` for a selected kernel. The partial sums of Hopper's split-K kernels depend
-        on the number of blocks that run at once, which is known only on a real GPU. Therefore this function computes
-        the partial sums itself. The size without partial sums is an alternative.
+        on the number of blocks that run at once. Only a real GPU knows this number, so this function computes the
+        partial sums itself. The size without partial sums is an alternative.
         """
         problem = kernel_problem(operation, query.layer, c, query.output_sizes)
         gpu_only = first_gpu_only(problem, skipped)
@@ -139,9 +132,9 @@ class Cudnn:
     def select_kernel(
         self, query: ConvQuery, operation: ConvOperation
     ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
-        """Return the kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there
-        is no GPU. The skipped kernels are logged while cuDNN builds the list. Torch usually runs the first kernel in
-        the list, so a single query returns the kernel and the log.
+        """Return the kernel that torch would run, and the kernels before it that cuDNN skipped. cuDNN may skip a kernel
+        because there is no GPU, and logs skipped kernels while it builds the list. Torch usually runs the first kernel
+        in the list, so a single query returns the kernel and the log.
         """
         try:
             with descriptor_set(self._functions) as descriptors:
@@ -166,7 +159,6 @@ class Cudnn:
     def candidates(
         self, descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation
     ) -> Iterator[KernelChoice]:
-        """Yield the kernels that torch would try, in order."""
         for mode, first, most in ((_INSTANT, 0, _FIRST), (_INSTANT, _FIRST, _ALL), (_FALLBACK, 0, _ALL)):
             heuristic = self._heuristic(descriptors, query, operation, mode)
             listed = descriptors.descriptors(
@@ -181,7 +173,7 @@ class Cudnn:
         self, descriptors: DescriptorSet, query: ConvQuery, configuration: int, rank: int
     ) -> KernelChoice | None:
         """Return the kernel of an engine configuration and the size of its workspace. Return None if torch does not
-        allow the kernel, or if cuDNN cannot build a plan for the kernel.
+        allow the kernel, or if cuDNN cannot build a plan for it.
         """
         engine = descriptors.descriptors(
             configuration, Attribute.CONFIGURATION_ENGINE, DescriptorType.ENGINE, 1
@@ -207,7 +199,6 @@ class Cudnn:
     def _heuristic(
         self, descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation, mode: int
     ) -> int:
-        """Return the descriptor that lists the kernels for an operation."""
         operation_descriptor = _operation(descriptors, query, operation)
         graph_attributes, heuristic_attributes, _ = self._device_attributes(descriptors)
         graph = descriptors.create(
@@ -224,7 +215,6 @@ class Cudnn:
     def _device_attributes(
         self, descriptors: DescriptorSet
     ) -> tuple[Mapping[int, AttributeValue], Mapping[int, AttributeValue], Mapping[int, AttributeValue]]:
-        """Return the attributes that identify the GPU, for a graph, a heuristic and a plan."""
         gpu = descriptor_values(
             descriptors.create(
                 DescriptorType.DEVICE, {Attribute.DEVICE_JSON: string_value(self._description)}
@@ -235,10 +225,11 @@ class Cudnn:
 
 @lru_cache(maxsize=1)
 def logs_skipped_kernels(functions: Any) -> bool:
-    """Return True if the library logs the kernels that it skips because there is no GPU. The check queries a
-    convolution for which cuDNN prefers one of these kernels. The result is also True if cuDNN selects this kernel,
-    because then a GPU is present. If the result is False, the library's results are unreliable for convolutions that
-    the skipped kernels might compute.
+    """Return whether the library logs the kernels that it skips because there is no GPU.
+
+    The check queries a convolution for which cuDNN prefers one of these kernels. The result is also True if cuDNN
+    selects this kernel, because then a GPU is present. If the result is False, the library's results are unreliable for
+    convolutions that the skipped kernels might compute.
     """
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
@@ -267,11 +258,9 @@ def _knobs(descriptors: DescriptorSet, configuration: int) -> dict[int, int]:
 
 _MOST_KNOBS = 24
 _INSTANT, _FALLBACK = 0, 2
-"""The heuristic modes that torch uses: the default mode, and the fallback mode if no kernel of the default mode can
-run.
-"""
+"""The heuristic modes that torch uses. It uses the fallback mode if no kernel of the default mode can run."""
 _FIRST, _ALL = 4, 100
-"""The numbers of kernels to request from cuDNN: first a few, then all. Usually torch runs the first kernel."""
+"""The number of kernels to request from cuDNN. Torch usually runs the first kernel, so a few are requested first."""
 
 
 def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:
@@ -286,7 +275,7 @@ _TENSOR_CORE, _ROUNDS_INPUTS, _NOT_DETERMINISTIC = 0, 1, 4
 
 
 def _operation(descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation) -> int:
-    """Return the descriptor of the operation. For 1D convolutions, torch uses images of height 1."""
+    """Return the descriptor of the operation. Torch computes a 1D convolution on images of height 1."""
     layer = query.layer
     input = (query.batch, layer.inputs, *_2d(layer.sizes, 1))
     output = (query.batch, layer.outputs, *_2d(query.output_sizes, 1))
@@ -321,7 +310,7 @@ _FIRST_ATTRIBUTE = {
     ConvOperation.INPUT_GRADIENT: Attribute.INPUT_GRADIENT_ALPHA,
     ConvOperation.WEIGHT_GRADIENT: Attribute.WEIGHT_GRADIENT_ALPHA,
 }
-"""Maps each operation to the first of its six attributes, whose numbers are consecutive. The attributes are two scaling
+"""The first of the six attributes of each operation. Their numbers are consecutive. The attributes are two scaling
 factors (alpha and beta), the convolution, the weights, the input and the output.
 """
 
@@ -340,8 +329,7 @@ def _tensor(descriptors: DescriptorSet, sizes: Sequence[int], layer: ConvLayer, 
 
 
 _ALIGNMENT = 32
-"""The alignment of tensors in bytes. PyTorch checks for this alignment, and tensors from the caching allocator have
-it.
+"""The alignment of tensors in bytes. PyTorch checks for this alignment, and tensors from the caching allocator have it.
 """
 
 
@@ -393,4 +381,4 @@ def describe_gpu(gpu: GpuSpec) -> str:
 
 
 _BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
-"""Maps the compute capability to the maximum number of blocks per SM, from the CUDA programming guide."""
+"""The maximum number of blocks per SM by compute capability, from the CUDA programming guide."""

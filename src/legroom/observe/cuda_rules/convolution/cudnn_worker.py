@@ -1,5 +1,7 @@
-"""The process that loads the cuDNN library and answers queries about convolutions (see `cudnn_process`). The process
-does not import torch."""
+"""The process that loads the cuDNN library and answers queries about convolutions (see `cudnn_process`).
+
+The process does not import torch.
+"""
 
 import pickle
 import signal
@@ -20,7 +22,7 @@ def main(paths: Sequence[str], descriptor: int) -> None:
 
 
 def serve(connection: socket.socket, load: Callable[[], Any | None]) -> None:
-    """Answer queries. `load` returns cuDNN's functions, and is called at the first query."""
+    """Answer queries. At the first query, `load` is called and returns cuDNN's functions."""
     load = lru_cache(maxsize=1)(load)
     while message := connection.recv(MAX_MESSAGE):
         signal.alarm(2 * TIMEOUT)  # a query that hangs ends the process, even if the script is gone

@@ -1,9 +1,9 @@
 """A random forest that predicts the workspace formula of a convolution, trained on queries to cuDNN on a real H200.
 
-There is one forest per operation (`convolutions_h200.forest.xz`, written by `bench/rules/convolution/forest.py`). Trees
-branch on the sizes of a convolution, its matrix product and its number of tiles. Each tree votes for a formula. The
-votes for formulas with the same result are added. The forest is used if the cuDNN library is not installed, or does not
-log the kernels that it skips without a GPU.
+There is one forest per operation (`convolutions_h200.forest.xz`, written by `bench/rules/convolution/forest.py`). The
+trees branch on the sizes of a convolution, its matrix product and its number of tiles. Each tree votes for a formula.
+Votes for formulas with the same result are added. The forest is used in two cases: the cuDNN library is not installed,
+or it does not log the kernels that it skips without a GPU.
 """
 
 import json
@@ -45,8 +45,8 @@ class Vote(NamedTuple):
 
 
 def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vote]:
-    """Return the formulas that the decision trees vote for. Formulas with the most votes come first. Among formulas
-    with equal votes, formulas closest to the median come first. The result is empty if there is no forest.
+    """Return the formulas that the decision trees vote for, with the most votes first. Among formulas with equal votes,
+    the result closest to the median comes first. The result is empty if there is no forest.
     """
     forest = _forests().get(actual_operation(operation, c.transposed))
     if forest is None:
@@ -67,7 +67,7 @@ def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vot
 
 def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[float]:
     """Return the features of an operation. A transposed convolution is treated as the gradient of an ordinary
-    convolution. The height is 1 for 1D convolutions.
+    convolution.
     """
     layer = query.layer
     problem = kernel_problem(operation, layer, c, query.output_sizes)
@@ -103,12 +103,11 @@ def _tiles(rows: int, columns: int, height: int, width: int) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """Return the largest power of two that divides a number, at most 64."""
     return min(number & -number, 64)
 
 
 class _Forest:
-    """Stores trees in level order: first the roots of all trees, then the children of the first inner node, and so on. The
+    """Stores trees in level order: the roots of all trees, then the children of the first inner node, and so on. The
     positions of the children follow from the number of inner nodes before their parent.
     """
 
@@ -133,7 +132,6 @@ class _Forest:
         self._inner_before = [*accumulate(inner_counts, initial=0)]
 
     def predict(self, inputs: list[float]) -> Iterator[str]:
-        """Yield the formula that each tree votes for."""
         is_inner, inner_before = self._is_inner, self._inner_before
         features, thresholds, values = self._features, self._thresholds, self._inner_values
         for node in range(self.trees):
@@ -147,18 +145,16 @@ class _Forest:
 
 
 _BLOCK = 64
-"""For each block of this many nodes, the number of inner nodes before the block is stored. Counting all earlier inner
-nodes for each node would take longer than reading the file.
+"""The number of nodes in a block. For each block, the number of inner nodes before it is stored. Counting all earlier
+inner nodes for each node would take longer than reading the file.
 """
 
 
 class ForestHeader(NamedTuple):
-    """The header of one forest. Each operation has its own forest."""
-
     formulas: list[str]
     trees: int
     feature_counts: list[int]
-    """For each feature, the number of inner nodes that branch on it."""
+    """The number of inner nodes that branch on each feature."""
 
     @property
     def nodes(self) -> int:
@@ -171,10 +167,16 @@ class ForestHeader(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _forests() -> dict[ConvOperation, _Forest]:
-    """Read the forests. The file has one line of JSON with the number of thresholds of each feature, and one line per
-    operation (`ForestHeader`). The thresholds of all operations follow, sorted by feature and value. For each operation,
-    four arrays follow: one bit per node (1 for inner nodes), the feature of each inner node, the indices of their
-    thresholds, grouped by feature, and the formula of each leaf.
+    """Read the forests.
+
+    The file starts with a line of JSON, which contains the number of thresholds of each feature. A line per operation
+    follows (`ForestHeader`). Next are the thresholds of all operations, sorted by feature and value. Four arrays per
+    operation come last:
+
+    - one bit per node, which is 1 for inner nodes;
+    - the feature of each inner node;
+    - the index of the threshold of each inner node, grouped by feature;
+    - the formula of each leaf.
     """
     if not FOREST.exists():
         return {}
@@ -197,14 +199,14 @@ def _forests() -> dict[ConvOperation, _Forest]:
 
 
 def _read_bits(file: BytesIO, count: int) -> str:
-    """Read `count` bits and return them as characters. In the file, the last byte is padded with zeros."""
+    """Read `count` bits and return them as characters. The file pads the last byte with zeros."""
     data = file.read(-(-count // 8))
     return f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"[:count]
 
 
 def _read_thresholds(file: BytesIO, counts: Sequence[int]) -> list[Sequence[float]]:
-    """Read the thresholds of each feature. For better compression, the first and the second bytes of the floats are stored
-    separately, and the upper halves as differences, because thresholds are sorted.
+    """Read the thresholds of each feature. For better compression, the first and the second bytes of the floats are
+    stored separately. The upper halves are stored as differences, because thresholds are sorted.
     """
     total = sum(counts)
     interleaved = bytearray(4 * total)

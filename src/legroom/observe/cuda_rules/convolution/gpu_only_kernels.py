@@ -2,9 +2,11 @@
 
 Some cuDNN kernels are compiled by the driver, and others call cuBLAS. If cuDNN receives only a description of a GPU, it
 skips both kinds of kernels and logs the skipped kernels (`cudnn_library.captured_log`). A real GPU would run the first
-of these kernels that can compute the convolution. The workspaces of these kernels do not depend on the GPU. A workspace
-contains tiles of images, as in Winograd or FFT algorithms, or one weight gradient per image. The formulas for these
-workspaces were derived from 19,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
+of these kernels that can compute the convolution.
+
+The workspaces of these kernels do not depend on the GPU. A workspace contains tiles of images, as in Winograd or FFT
+algorithms, or one weight gradient per image. The formulas were derived from 19,000 queries to cuDNN 9.19 on an H200.
+The kernel numbers apply to cuDNN 9.19.
 """
 
 from collections.abc import Callable
@@ -37,8 +39,8 @@ class Algorithm(Enum):
     COMPILED = auto()
     """A direct kernel that is compiled at run time and needs no workspace."""
     SUMMED = auto()
-    """A direct kernel that is compiled at run time, and that stores partial sums in its workspace for depthwise
-    convolutions.
+    """A direct kernel that is compiled at run time. For depthwise convolutions, it stores partial sums in its
+    workspace.
     """
 
 
@@ -57,14 +59,14 @@ ALGORITHMS = {
     (ConvOperation.WEIGHT_GRADIENT, 19): Algorithm.COMPILED,
     (ConvOperation.WEIGHT_GRADIENT, 62): Algorithm.PRODUCT,
 }
-"""Maps (`actual_operation`, cuDNN's number for a kernel) to its algorithm. cuDNN lists all other kernels even without a
-GPU.
+"""The algorithm of each kernel, by `actual_operation` and cuDNN's number for the kernel. cuDNN lists all other kernels
+even without a GPU.
 """
 
 
 class KernelProblem(NamedTuple):
-    """The forward pass or a gradient of a convolution, with the sizes that determine the workspace of a GPU-only
-    kernel. A transposed convolution is treated as the gradient of an ordinary convolution.
+    """The forward pass or a gradient of a convolution. Its sizes determine the workspace of a kernel that cuDNN skips
+    without a GPU. A transposed convolution is treated as the gradient of an ordinary convolution.
     """
 
     operation: ConvOperation
@@ -80,7 +82,7 @@ class KernelProblem(NamedTuple):
 
     @property
     def planes(self) -> int:
-        """The number of channels in all inputs and outputs."""
+        """The number of channels in all input and output images."""
         return self.c.batch * (self.inputs + self.outputs)
 
     @property
@@ -165,7 +167,6 @@ def _has_unit_steps(problem: KernelProblem) -> bool:
 
 
 def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """Return the workspace size in bytes, or None if unknown."""
     if algorithm == Algorithm.COMPILED:
         return 0
     if algorithm == Algorithm.SUMMED:
@@ -194,7 +195,7 @@ def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | N
 
 def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
     """Return the workspace size in bytes of a kernel without group support. The kernel computes several groups at the
-    same time, and each group needs its own workspace. FFT kernels also copy the inputs and outputs of each group.
+    same time, and each group has its own workspace. FFT kernels also copy the inputs and outputs of each group.
     """
     c = one_group(problem.c)
     single = problem._replace(
@@ -209,8 +210,8 @@ def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
 
 
 def _summed(problem: KernelProblem) -> int:
-    """Return the size in bytes of the partial sums in a depthwise convolution. There are eight partial sums per image,
-    with channels padded to 32.
+    """Return the size in bytes of the partial sums in a depthwise convolution. Each image has eight partial sums, with
+    channels padded to 32.
     """
     return (
         0
@@ -220,7 +221,6 @@ def _summed(problem: KernelProblem) -> int:
 
 
 def _contiguous_copies(problem: KernelProblem) -> int:
-    """Return the size in bytes of contiguous copies of all inputs and outputs."""
     return problem.c.converted() + 16
 
 
@@ -239,7 +239,7 @@ def _winograd(problem: KernelProblem) -> int:
 
 def _fourier(problem: KernelProblem) -> int:
     """Return the size in bytes of the Fourier transforms and of a float32 copy of the weights or the gradient. The
-    larger transform, of the inputs or the outputs, is stored twice because it is transposed.
+    larger of the input and output transforms is stored twice because it is transposed.
     """
     side = 16
     while side < max(_padded(problem)):
@@ -255,8 +255,8 @@ def _fourier(problem: KernelProblem) -> int:
 
 
 def _fourier_tiles(problem: KernelProblem) -> int:
-    """Return the size in bytes of the Fourier transforms. The workspace contains the transform of one tile for each
-    channel and image, or of two tiles if the image consists of several tiles.
+    """Return the size in bytes of the Fourier transforms. For each channel and image, the workspace contains the
+    transform of one tile. If an image has several tiles, the workspace contains two.
     """
     tiles = 1 if max(_padded(problem)) <= TILE else 2
     return _frequencies(TILE) * (tiles * problem.planes + problem.kernels)

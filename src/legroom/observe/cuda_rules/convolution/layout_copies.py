@@ -8,7 +8,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 
 def copy_bytes(layout: str, c: Convolution) -> int:
-    """Return the size in bytes of all copies of a kernel with this layout."""
+    """Return the size in bytes of all copies that a kernel with this layout makes."""
     inputs, outputs, weights = tuple(LAYOUTS[layout][c.channels_last])
     near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
     if c.transposed:
@@ -18,7 +18,7 @@ def copy_bytes(layout: str, c: Convolution) -> int:
 
 
 def _values(channels: int, pixels: int, c: Convolution, rule: str) -> int:
-    """Return the number of copied elements of one tensor. `pixels` is the number of pixels in the whole batch."""
+    """Return the number of copied elements of one tensor. `pixels` counts the pixels of the whole batch."""
     padded = _padded(channels, c)
     match rule:
         case "A":
@@ -79,13 +79,19 @@ LAYOUTS = {
     "q": ("...", "UU."),
     "0": ("...", "..."),
 }
-"""Maps each layout to its rules for input, output and weights, first for contiguous and then for channels-last tensors.
+"""Maps each layout to its rules for input, output and weights. The first string applies to contiguous tensors, and the
+second to channels-last tensors. Each letter is a rule:
 
-Rule `A` copies a tensor and pads its channels to 16 bytes, but does not copy images of one pixel, and copies the
-weights of pointwise convolutions only if they need padding. Rule `O` copies a tensor only if it needs padding. Rule `P`
-always copies and pads a tensor. Rule `F` copies a tensor without padding. Rule `U` is like `F`, but does not copy a
-tensor with a single pixel or channel, for which both memory formats are equal. Rule `G` is like `F`, but does not copy
-a single image, whose groups are contiguous. Rule `.` copies nothing. Layout `L` also converts the copies to float32. A
-lower-case layout is used for a convolution with groups if the kernel does not support groups, and describes the copies
-of one group. For convolutions without groups, the same kernel has the upper-case layout.
+- `A` copies a tensor and pads its channels to 16 bytes. It does not copy images of one pixel, and copies the weights of
+  pointwise convolutions only if they need padding.
+- `O` copies a tensor only if it needs padding.
+- `P` always copies and pads a tensor.
+- `F` copies a tensor without padding.
+- `U` is like `F`, but does not copy a tensor with a single pixel or channel, because both memory formats are then equal.
+- `G` is like `F`, but does not copy a single image, because its groups are contiguous.
+- `.` copies nothing.
+
+Layout `L` also converts the copies to float32. A lower-case layout describes the copies of one group, for a convolution
+with groups and a kernel that does not support groups. For convolutions without groups, the same kernel has the
+upper-case layout.
 """
