@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from legroom.memory.annotations import RunEnded
 from legroom.memory.capture.capture import read_capture
-from legroom.memory.events import Alloc, Category, Event, Free, Oom, SegmentChange, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc, Event, Free, Oom, SegmentChange, Tag
 from legroom.memory.ledger import Ledger
 from legroom.memory.timeline import Sample
 from legroom.show.common.memory_svg import CATEGORY_FILLS

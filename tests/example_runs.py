@@ -8,18 +8,8 @@ from legroom.diagnose.report.source_lines import to_annotations
 from legroom.findings import Finding
 from legroom.memory.annotations import ExitReason, RunEnded
 from legroom.memory.capture.capture import Capture
-from legroom.memory.events import (
-    Alloc,
-    Category,
-    Event,
-    Frame,
-    Free,
-    Holder,
-    Oom,
-    Phase,
-    SegmentChange,
-    Step,
-)
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Alloc, Event, Free, Holder, Oom, SegmentChange, Step
 from legroom.units import MiB
 
 TRAIN = "/project/train.py"

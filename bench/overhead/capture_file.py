@@ -16,7 +16,8 @@ from pathlib import Path
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.memory.capture.capture import CaptureWriter, read_capture
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Phase, SegmentChange, Step, Tag
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Alloc, Event, Free, SegmentChange, Step, Tag
 from legroom.memory.ledger import Ledger
 
 BLOCKS = 48

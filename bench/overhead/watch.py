@@ -35,7 +35,8 @@ from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.annotations import HolderCoverage
-from legroom.memory.events import Category, Oom
+from legroom.memory.event_base import Category
+from legroom.memory.events import Oom
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders.paths import find_path
 from legroom.observe.holders.python_names import Variables

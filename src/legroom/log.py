@@ -26,10 +26,10 @@ def say(message: str) -> None:
 def printable(text: str) -> str:
     """Replace control characters except tabs and line breaks. A terminal would execute control characters in a file
     name, a variable name or an error message."""
-    return _CONTROL.sub("�", text)
+    return re.sub(_CONTROL, "�", text)
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 """Control characters, marks that reverse the direction of text, and bytes that are not valid UTF-8."""
 
 

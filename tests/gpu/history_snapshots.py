@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from legroom.memory.events import Category, Step
+from legroom.memory.event_base import Category
+from legroom.memory.events import Step
 from legroom.observe.cuda.address_owners import OwnedAddresses
 from legroom.observe.cuda.history_events import LoaderBatch, PendingEvent, TickRecord
 from legroom.observe.cuda.markers import Marker, Markers

@@ -15,7 +15,8 @@ from typing import Any
 
 from legroom.memory.annotations import GapStarted, HistoryUnavailable, RecordingFailed
 from legroom.memory.capture.capture import read_capture
-from legroom.memory.events import Alloc, Annotation, Category, Phase
+from legroom.memory.event_base import Annotation, Category, Phase
+from legroom.memory.events import Alloc
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.units import MiB, format_size

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from legroom.memory.events import Annotation
+from legroom.memory.event_base import Annotation
 
 
 @dataclass(frozen=True)

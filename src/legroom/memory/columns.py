@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from legroom.memory.annotations import GapEnded, GapStarted
-from legroom.memory.events import Alloc, Category, Event, Free, Holder, Phase, SegmentChange, Tag
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event, Free, Holder, SegmentChange, Tag
 
 MAX_COLUMNS = 1 << 16
 _FEWEST = 1 << 12

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from legroom.memory.annotations import SourceLines
 from legroom.memory.capture.reader import Capture
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 

@@ -5,7 +5,7 @@ only this class, and creating dataclasses takes time.
 from dataclasses import dataclass
 from typing import Literal
 
-from legroom.memory.events import Annotation
+from legroom.memory.event_base import Annotation
 
 LeakKind = Literal["graph", "tensor", "larger"]
 """`graph` means that an autograd graph grows. `tensor` means that tensors accumulate. `larger` means that a tensor

@@ -8,7 +8,7 @@ step.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from legroom.memory.events import Category, Frame
+from legroom.memory.event_base import Category, Frame
 
 Line = tuple[Frame | None, Category]
 

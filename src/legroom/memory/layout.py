@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from legroom.memory.allocator.allocator import Allocator
 from legroom.memory.allocator.blocks import Block
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.memory.events import Alloc, Category, Event, Free, SegmentChange
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc, Event, Free, SegmentChange
 
 
 @dataclass(frozen=True, slots=True)

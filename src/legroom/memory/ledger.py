@@ -29,19 +29,8 @@ from legroom.memory.annotations import (
     LiveOptimizer,
     ProgramState,
 )
-from legroom.memory.events import (
-    Alloc,
-    Annotation,
-    Category,
-    Event,
-    Free,
-    Holder,
-    Oom,
-    Phase,
-    SegmentChange,
-    Step,
-    Tag,
-)
+from legroom.memory.event_base import Annotation, Category, Phase
+from legroom.memory.events import Alloc, Event, Free, Holder, Oom, SegmentChange, Step, Tag
 from legroom.memory.growth import Growth, GrowthTracker, Line
 from legroom.memory.interrupts import delayed_interrupts
 from legroom.memory.state import Moment, State

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, Tag
+from legroom.memory.event_base import Category, Frame
+from legroom.memory.events import Alloc, Event, Free, Holder, Tag
 
 
 class Site(NamedTuple):

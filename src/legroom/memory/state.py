@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from legroom.memory.events import Alloc, Category, Frame, Phase
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Alloc
 
 _Key = TypeVar("_Key", bound=Hashable)
 

@@ -10,7 +10,8 @@ from math import inf
 from typing import NamedTuple
 
 from legroom.memory.annotations import GapEnded, GapStarted
-from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, SegmentChange, Step, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc, Event, Free, Holder, Oom, SegmentChange, Step, Tag
 
 
 class Sample(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.leaks.live_objects import find_instances, subclasses

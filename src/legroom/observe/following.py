@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from legroom.memory.events import Alloc, Event, Free, Holder, Oom, Phase, SegmentChange, Sink, Step, Tag
+from legroom.memory.event_base import Phase
+from legroom.memory.events import Alloc, Event, Free, Holder, Oom, SegmentChange, Sink, Step, Tag
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.dispatch.allocations import HostMemory
 from legroom.observe.dispatch.recorder import Recorder

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from legroom.memory.annotations import FoundSetting, LiveOptimizer, ProgramState
-from legroom.memory.events import Annotation
+from legroom.memory.event_base import Annotation
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.training import TrainingClock, live_optimizers

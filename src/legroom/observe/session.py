@@ -20,7 +20,8 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import visible_gpus
 from legroom.memory.annotations import LoopWatched, RecordingFailed
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Frame, Sink
+from legroom.memory.event_base import Frame
+from legroom.memory.events import Sink
 from legroom.memory.live.status import DeviceStatus
 from legroom.observe.compiled import compiled_functions_run_in_eager_mode
 from legroom.observe.cuda.history import CudaHistory, active_history

@@ -30,7 +30,8 @@ from legroom.log import log
 from legroom.memory.annotations import ExitReason, FoundSetting, RunEnded
 from legroom.memory.capture.capture import SUFFIX, copy_capture, read_capture
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import BEFORE_RECORDING, Alloc, Event, Frame, Free, Holder, Oom
+from legroom.memory.event_base import BEFORE_RECORDING, Frame
+from legroom.memory.events import Alloc, Event, Free, Holder, Oom
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.memory.timeline import Sample

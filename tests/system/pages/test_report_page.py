@@ -13,7 +13,7 @@ from example_runs import TRAIN, Run
 from legroom.diagnose.report.run_figures import figures_from_capture
 from legroom.memory.compare import compare_captures
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Category, Phase
+from legroom.memory.event_base import Category, Phase
 from legroom.show.report.html_diff.page_writer import page as diff_page
 from legroom.show.report.html_report.page_writer import page as page_of
 from legroom.units import MiB

@@ -8,7 +8,8 @@ import pytest
 from legroom.cli import main
 from legroom.memory.annotations import ExitReason, RunEnded
 from legroom.memory.capture.capture import CaptureWriter
-from legroom.memory.events import Alloc, Category, Frame, Phase, SegmentChange
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Alloc, SegmentChange
 from legroom.units import MiB
 
 RUN = {

@@ -8,20 +8,8 @@ from hypothesis import strategies as st
 
 from legroom.memory.annotations import ExitReason
 from legroom.memory.detected_leak import LeakHolder, LeakKind
-from legroom.memory.events import (
-    Alloc,
-    Annotation,
-    Category,
-    Event,
-    Frame,
-    Free,
-    Holder,
-    Oom,
-    Phase,
-    SegmentChange,
-    Step,
-    Tag,
-)
+from legroom.memory.event_base import Annotation, Category, Frame, Phase
+from legroom.memory.events import Alloc, Event, Free, Holder, Oom, SegmentChange, Step, Tag
 
 HERE = Frame("train.py", 12, "main")
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.columns import CATEGORIES, final_categories, history_of
-from legroom.memory.events import Category, Event, Free, SegmentChange, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Event, Free, SegmentChange, Tag
 from legroom.memory.layout import layout_after
 from legroom.memory.ledger import Ledger
 from legroom.memory.moments import live_sites

@@ -7,7 +7,8 @@ from example_events import alloc
 from legroom.memory.annotations import SourceLines
 from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
 from legroom.memory.compare import Change, compare, compare_captures
-from legroom.memory.events import Category, Event, Frame, Free, SegmentChange, Tag
+from legroom.memory.event_base import Category, Frame
+from legroom.memory.events import Event, Free, SegmentChange, Tag
 from legroom.memory.ledger import Ledger
 
 OTHER_LINE = Frame("model.py", 7, "forward")

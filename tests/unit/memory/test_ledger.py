@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from legroom.errors import UsageError
 from legroom.memory import ledger as ledger_module
 from legroom.memory.annotations import GapEnded, GapStarted
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, Phase, SegmentChange, Step, Tag
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Alloc, Event, Free, Holder, SegmentChange, Step, Tag
 from legroom.memory.ledger import Ledger
 
 ACTIVATION, GRADIENT, INPUT = Category.ACTIVATION, Category.GRADIENT, Category.INPUT

@@ -4,7 +4,8 @@ import pytest
 from example_events import alloc, oom, training
 
 from legroom.errors import UsageError
-from legroom.memory.events import Category, Event, Free, Holder, Step, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Event, Free, Holder, Step, Tag
 from legroom.memory.ledger import Ledger
 
 LIMIT = 20_000

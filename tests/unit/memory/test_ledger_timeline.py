@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.memory.annotations import GapEnded, GapStarted
-from legroom.memory.events import Alloc, Category, Event, Free, SegmentChange, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc, Event, Free, SegmentChange, Tag
 from legroom.memory.ledger import Ledger
 from legroom.memory.timeline import Sample
 

@@ -11,7 +11,7 @@ import torch
 
 import legroom
 from legroom.diagnose.report.device_memory import MemoryShare, MemorySnapshot
-from legroom.memory.events import Category, Frame
+from legroom.memory.event_base import Category, Frame
 from legroom.memory.timeline import Sample
 from legroom.observe.source.cells import cell_name, is_notebook, named_frame, short_location
 from legroom.show.common import notebook_html as html

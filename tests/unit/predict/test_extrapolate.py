@@ -1,7 +1,8 @@
 """Extrapolating a third trace from two."""
 
 from legroom.gpus.catalog import find_gpu
-from legroom.memory.events import Alloc, Category, Event, Free, Phase
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event, Free
 from legroom.predict.extrapolate import extrapolation
 from legroom.predict.fit import replay
 from legroom.predict.tracing.trace import Trace

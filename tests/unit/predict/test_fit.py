@@ -1,7 +1,8 @@
 """The margin that the safe bound adds to an estimate."""
 
 from legroom.gpus.catalog import find_gpu
-from legroom.memory.events import Alloc, Category, Phase
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc
 from legroom.predict.fit import MARGIN, replay, safe_reserved, verdict
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.uncertainty import version_margin, version_note

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.gpus.catalog import find_gpu
-from legroom.memory.events import Alloc, Category, Free, Phase
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Free
 from legroom.predict.fit import replay
 from legroom.predict.largest_batch import largest_batch
 from legroom.predict.tracing.script import OutOfTime

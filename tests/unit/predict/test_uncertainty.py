@@ -2,7 +2,8 @@
 
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.memory.events import Alloc, Category, Event, Free, Phase
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event, Free
 from legroom.predict import uncertainty
 from legroom.predict.requests import replay_requests
 from legroom.predict.tracing.trace import Trace

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from legroom.memory.capture.capture import CaptureWriter
-from legroom.memory.events import Alloc, Category, Oom, Phase
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Oom
 from legroom.memory.ledger import Ledger
 from legroom.observe.children.captures import VARIABLE, ChildCaptures, sink_of_this_process
 from legroom.run.child_processes import RecordedProcess, describe_processes

@@ -378,7 +378,7 @@ def _headlines(error: BaseException) -> Iterator[str]:
 def _error_of_capture(file: Path) -> str:
     from legroom.memory.annotations import find_ending
     from legroom.memory.capture.capture import read_capture
-    from legroom.memory.events import Annotation
+    from legroom.memory.event_base import Annotation
 
     ending = find_ending([event for event in read_capture(file).events if isinstance(event, Annotation)])
     if not ending.error:

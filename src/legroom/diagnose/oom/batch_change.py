@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legroom.memory.annotations import FoundSetting
-from legroom.memory.events import Annotation
+from legroom.memory.event_base import Annotation
 from legroom.observe.source.batch_argument import (
     EVALUATION_RANK,
     find_batch_argument,

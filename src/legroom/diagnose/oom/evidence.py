@@ -13,7 +13,8 @@ from legroom.diagnose.report.growing_lines import Leak
 from legroom.findings import Finding
 from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.memory.annotations import LiveOptimizer, ProgramState
-from legroom.memory.events import Alloc, Annotation, Category, Frame, Holder, Oom, Phase, Step
+from legroom.memory.event_base import Annotation, Category, Frame, Phase
+from legroom.memory.events import Alloc, Holder, Oom, Step
 from legroom.memory.state import State
 from legroom.observe.source.batch_setting import BatchSetting
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from legroom.diagnose.oom.evidence import Evidence, bytes_of, heaviest_frame, location, stem_of
 from legroom.diagnose.report.growing_lines import describe_holder
 from legroom.findings import Finding
-from legroom.memory.events import Category, Frame, Holder, Phase
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Holder
 from legroom.observe.source.later_uses import assigned_names, is_used_later
 from legroom.units import format_size
 

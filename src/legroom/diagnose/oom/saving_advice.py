@@ -12,7 +12,8 @@ from legroom.diagnose.oom.evidence import Evidence, bytes_of, location
 from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
 from legroom.memory.annotations import LiveOptimizer
-from legroom.memory.events import Alloc, Category, Oom, Phase
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Oom
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6

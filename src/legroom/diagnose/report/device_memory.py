@@ -8,7 +8,8 @@ fragments only for a failed allocation, so each share has its own label.
 from dataclasses import dataclass
 from typing import Any
 
-from legroom.memory.events import Category, Oom
+from legroom.memory.event_base import Category
+from legroom.memory.events import Oom
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import Holding, State
 

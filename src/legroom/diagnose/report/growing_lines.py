@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from legroom.memory.events import Category, Holder
+from legroom.memory.event_base import Category
+from legroom.memory.events import Holder
 from legroom.memory.growth import Growth
 from legroom.memory.ledger import Ledger
 

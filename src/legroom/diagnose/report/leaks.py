@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from legroom.diagnose.report.growing_lines import Leak, graph_advice
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Annotation
+from legroom.memory.event_base import Annotation
 from legroom.observe.source.cells import short_location
 from legroom.units import format_size
 

@@ -14,7 +14,8 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.capture.capture import Capture
 from legroom.memory.columns import Columns, History, final_categories, history_of
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Event, Oom, Phase, Step
+from legroom.memory.event_base import Phase
+from legroom.memory.events import Event, Oom, Step
 from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites
 

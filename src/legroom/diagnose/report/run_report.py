@@ -42,7 +42,8 @@ from legroom.memory.annotations import (
 )
 from legroom.memory.capture.capture import Capture
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Annotation, Category, Frame, Holder, Oom, Step
+from legroom.memory.event_base import Annotation, Category, Frame
+from legroom.memory.events import Holder, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
 from legroom.observe.source.cells import short_location

@@ -8,7 +8,7 @@ import linecache
 from collections.abc import Iterable, Mapping
 
 from legroom.memory.annotations import SourceLines
-from legroom.memory.events import Annotation, Frame
+from legroom.memory.event_base import Annotation, Frame
 
 CONTEXT_LINES = 2
 """The number of lines that are shown before and after each line."""

@@ -20,7 +20,8 @@ from typing import Any, BinaryIO
 from legroom.errors import CaptureError, CaptureVersionError
 from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.capture.lines import FORMAT, VERSION, InvalidLine, LineDecoder, Site
-from legroom.memory.events import Alloc, Category, Event, Free, SegmentChange, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc, Event, Free, SegmentChange, Tag
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.observe.dispatch.module_names import displayed_path
 from legroom.observe.training_threads import other_threads_train
 

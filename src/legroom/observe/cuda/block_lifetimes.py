@@ -29,7 +29,7 @@ operation, but at most to the next operation with parameters.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from legroom.memory.events import Category, Frame, Phase
+from legroom.memory.event_base import Category, Frame, Phase
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, PHASES
 
 PRECEDENCE = (

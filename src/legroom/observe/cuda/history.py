@@ -37,7 +37,8 @@ from legroom.memory.annotations import (
     LibraryRetries,
     RecordingFailed,
 )
-from legroom.memory.events import Annotation, Event, Sink, Step
+from legroom.memory.event_base import Annotation
+from legroom.memory.events import Event, Sink, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.observe.cuda.address_owners import AddressOwners, tensors_in
 from legroom.observe.cuda.failures import FailureObserver

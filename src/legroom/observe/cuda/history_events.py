@@ -12,18 +12,8 @@ from typing import Any, NamedTuple
 
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import GapEnded, HolderCoverage, OtherProcesses
-from legroom.memory.events import (
-    BEFORE_RECORDING,
-    Alloc,
-    Category,
-    Event,
-    Frame,
-    Free,
-    Oom,
-    Phase,
-    SegmentChange,
-    Tag,
-)
+from legroom.memory.event_base import BEFORE_RECORDING, Category, Frame, Phase
+from legroom.memory.events import Alloc, Event, Free, Oom, SegmentChange, Tag
 from legroom.observe.cuda.address_owners import OwnedAddresses
 from legroom.observe.cuda.block_lifetimes import (
     BlockLifetime,

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from legroom.memory.events import Phase
+from legroom.memory.event_base import Phase
 
 Activity = Literal["f", "n", "b", "p", "o"]
 FORWARD: Activity = "f"

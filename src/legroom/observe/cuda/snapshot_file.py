@@ -26,7 +26,8 @@ from legroom.errors import CaptureError, UsageError
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import SnapshotImported
 from legroom.memory.capture.capture import Capture
-from legroom.memory.events import Alloc, Category, Event, Free, Phase, SegmentChange, Step
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event, Free, SegmentChange, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history_events import AllocationFailure, DeviceHistory, TimedEvent

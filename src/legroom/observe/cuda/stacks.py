@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.observe.source.user_files import is_user_file, slashes
 
 _TORCH = slashes(str(PurePath(torch.__file__).parent)) + "/"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from legroom.memory.allocator.allocator import AllocationFailed
-from legroom.memory.events import Alloc, Category, Free, SegmentChange, Sink, Step
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc, Free, SegmentChange, Sink, Step
 from legroom.memory.garbage_collection import untrack
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.storages import LiveStorage

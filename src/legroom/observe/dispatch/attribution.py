@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _hooks
 
-from legroom.memory.events import Frame, Phase
+from legroom.memory.event_base import Frame, Phase
 from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, next_sequence_nr
 from legroom.observe.dispatch.module_names import ModuleNames, fraction_entered
 from legroom.observe.source.user_files import LIBRARY, USER, is_user_file, kind_of, kinds

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.memory.events import Category, Event, Phase, Tag
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Event, Tag
 from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, current_node
 from legroom.observe.dispatch.storages import LiveStorage, storage_of, tensors_in
 from legroom.observe.holders import autograd_graph

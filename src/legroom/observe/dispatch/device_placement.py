@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.observe.dispatch.checks import device_mismatch
 from legroom.observe.dispatch.storages import LiveStorage, inner_tensor, storage_of, tensors_in
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from legroom.memory.events import Category, Phase
+from legroom.memory.event_base import Category, Phase
 from legroom.observe.dispatch.attribution import (
     ENGINE,
     ForwardLocations,

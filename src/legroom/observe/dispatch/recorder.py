@@ -32,7 +32,8 @@ from torch.utils._python_dispatch import (
 )
 
 from legroom.memory.allocator.allocator import AllocationFailed
-from legroom.memory.events import BEFORE_RECORDING, Category, Event, Frame, Phase, Sink, discard
+from legroom.memory.event_base import BEFORE_RECORDING, Category, Frame, Phase
+from legroom.memory.events import Event, Sink, discard
 from legroom.observe.cuda_rules.plan import MemoryPlan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevice

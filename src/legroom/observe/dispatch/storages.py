@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from legroom.memory.events import Category, Frame, Phase
+from legroom.memory.event_base import Category, Frame, Phase
 
 
 class AllocatedBlock(Protocol):

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from legroom.memory.events import Category, Frame, Holder
+from legroom.memory.event_base import Category, Frame
+from legroom.memory.events import Holder
 from legroom.observe.dispatch.attribution import user_lines
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.python_names import CONTAINERS, attributes_of, file_of

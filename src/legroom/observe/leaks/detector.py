@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.observe.leaks import storing_trace
 from legroom.observe.leaks.counters import MemoryCounters
 from legroom.observe.leaks.graph_ages import BackwardRoots, NodeNumbers

@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.observe.compiled import not_compiled
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.training import has_optimizer

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.observe.dispatch.attribution import user_frame
 
 _CERTAIN = 24

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.observe.source.user_files import is_user_file
 
 MAX_ITERATIONS = 2

@@ -11,7 +11,6 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -64,8 +63,7 @@ may be alive by coincidence.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
+class Suspect(NamedTuple):
     """A result of a scan: a leak, or a cache that may stop growing (`may_be_warming_up`)."""
 
     leak: DetectedLeak
@@ -252,8 +250,8 @@ def as_series(suspect: Suspect, *, collects: bool) -> Suspect:
     """Mark the suspect as a short series of outputs that the program may collect on purpose, such as several samples of
     one prediction. `collects` means that the program reads the outputs, as an evaluation reads its results.
     """
-    return replace(
-        suspect, may_be_warming_up=True, min_rate=0.0, min_iterations=COLLECTED_RESULTS if collects else 0
+    return suspect._replace(
+        may_be_warming_up=True, min_rate=0.0, min_iterations=COLLECTED_RESULTS if collects else 0
     )
 
 

@@ -83,7 +83,7 @@ are alive and in one container.
 _MAX_AGE = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class _Observations:
     """The results of one scan, without references to tensors."""
 

@@ -11,11 +11,11 @@ import re
 import sys
 from typing import Any
 
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 
-_NAMED = re.compile(r"cell \[\d+\]|notebook cell")
-_NUMBERED = re.compile(r"<ipython-input-(\d+)-")
-_CELL_FILE = re.compile(r"/(?:ipykernel_\d+/[^/]+|ipython-input-[^/]+)\.py$")
+_NAMED = r"cell \[\d+\]|notebook cell"
+_NUMBERED = r"<ipython-input-(\d+)-"
+_CELL_FILE = r"/(?:ipykernel_\d+/[^/]+|ipython-input-[^/]+)\.py$"
 UNKNOWN = "notebook cell"
 """The name of a cell whose number is unknown."""
 
@@ -42,7 +42,7 @@ def is_notebook() -> bool:
 
 def is_cell_name(file: str) -> bool:
     """Return whether `file` looks like a result of `cell_name`, possibly from another process."""
-    return _NAMED.fullmatch(file) is not None
+    return re.fullmatch(_NAMED, file) is not None
 
 
 def cell_name(file: str) -> str | None:
@@ -54,7 +54,7 @@ def cell_name(file: str) -> str | None:
         return None
     number = _number(active, file)
     if number is None:
-        return UNKNOWN if _CELL_FILE.search(file) else None
+        return UNKNOWN if re.search(_CELL_FILE, file) else None
     name = f"cell [{number}]"
     # The body of a `%%legroom` cell has the same number as the cell, which IPython compiles as one call of the magic.
     if len(linecache.getlines(file)) > len(linecache.getlines(name)):
@@ -83,10 +83,10 @@ def _number(active: Any, file: str) -> int | None:
     if isinstance(known, dict):
         number = known.get(file)
         return number if isinstance(number, int) and number > 0 else None
-    numbered = _NUMBERED.match(file)
+    numbered = re.match(_NUMBERED, file)
     if numbered is not None:
         return int(numbered[1])
-    source = "".join(linecache.getlines(file)).strip() if _CELL_FILE.search(file) else ""
+    source = "".join(linecache.getlines(file)).strip() if re.search(_CELL_FILE, file) else ""
     executed = active.user_ns.get("In", [])
     return next(
         (at for at in range(len(executed) - 1, 0, -1) if source and executed[at].strip() == source), None

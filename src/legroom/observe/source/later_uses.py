@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.observe.source.files import FUNCTIONS, LOOPS, tree_of
 
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-import sysconfig
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -60,4 +60,7 @@ def _torch_folder() -> Path | None:
 
 
 _TORCH_AND_LEGROOM = _folders(_torch_folder(), Path(__file__).parents[2])
-_STDLIB = _folders(*(sysconfig.get_paths().get(name) for name in ("stdlib", "platstdlib")))
+_STDLIB = _folders(
+    Path(os.__file__).parent,
+    Path(sys.base_exec_prefix, sys.platlibdir, f"python{sys.version_info[0]}.{sys.version_info[1]}"),
+)

@@ -14,7 +14,8 @@ import torch
 from legroom.errors import UsageError
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.annotations import ForwardProgress, HolderCoverage
-from legroom.memory.events import Oom, Phase
+from legroom.memory.event_base import Phase
+from legroom.memory.events import Oom
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.holders.holders import StepStorage, survey_holders, tensors_in_frames

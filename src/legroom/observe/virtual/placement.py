@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as _device_module
 
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.observe.dispatch.device_placement import HOST
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.dispatch.storages import storage_of

@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from legroom.errors import UsageError
 from legroom.gpus.catalog import find_gpu
-from legroom.memory.events import Alloc, Category, Event, Free, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc, Event, Free, Tag
 from legroom.memory.ledger import Ledger
 from legroom.observe.dispatch.storages import tensors_in
 from legroom.predict.layers.shape_mismatch import LayerCall, ShapeMismatch, find_mismatch

@@ -34,7 +34,8 @@ from torch.utils.data import dataloader as _dataloader
 from legroom.gpus.machine import processors
 from legroom.memory.annotations import ExitReason
 from legroom.memory.capture.capture import CaptureWriter
-from legroom.memory.events import Alloc, Frame, discard
+from legroom.memory.event_base import Frame
+from legroom.memory.events import Alloc, discard
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.fake.hidden_gpus import hide_real_gpus

@@ -17,7 +17,8 @@ from legroom.gpus.catalog import (
     GpuSpec,
     cublas_handle_bytes,
 )
-from legroom.memory.events import Alloc, Category, Event, Free, Oom, Phase, SegmentChange, Step, Tag
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event, Free, Oom, SegmentChange, Step, Tag
 from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, MemoryRequest
 from legroom.units import MiB
 

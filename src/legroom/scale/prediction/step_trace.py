@@ -20,7 +20,8 @@ import torch
 
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec, find_gpu, real_gpu
-from legroom.memory.events import Alloc, Category, Event, Free, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc, Event, Free, Tag
 from legroom.observe.cuda_rules.optimizers import installed as optimizers_by_lists
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.fake.fake_tensors import FakeTensors

@@ -3,7 +3,7 @@
 import os
 
 from legroom.log import printable
-from legroom.memory.events import Frame, Phase
+from legroom.memory.event_base import Frame, Phase
 from legroom.observe.source.cells import cell_name, is_cell_name
 
 _PHASES = {

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.diagnose.report.device_memory import MemoryShare, MemorySnapshot
-from legroom.memory.events import Category, Step
+from legroom.memory.event_base import Category
+from legroom.memory.events import Step
 from legroom.show.common.formatting import format_count
 from legroom.show.common.language import Words
 from legroom.units import format_size

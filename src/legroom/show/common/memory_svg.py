@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 
 from legroom.diagnose.report.device_memory import MemoryShare, MemorySnapshot
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.memory.timeline import Sample
 from legroom.show.common.formatting import format_duration
 from legroom.units import format_size

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from legroom.diagnose.report.device_memory import MemorySnapshot, snapshot_at_peak
 from legroom.diagnose.report.source_lines import Sources, read_sources
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.memory.ledger import Ledger
 from legroom.predict.estimate import Estimate
 from legroom.predict.largest_batch import MAX_BATCH

@@ -10,7 +10,7 @@ from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.run_report import OomReport, RunReport
 from legroom.errors import MissingExtra
 from legroom.findings import Finding
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.memory.state import Holding
 from legroom.memory.timeline import Sample
 from legroom.show.common import notebook_html as html

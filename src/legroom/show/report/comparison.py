@@ -11,7 +11,7 @@ from rich.text import Text
 
 from legroom.diagnose.report.run_report import RunReport
 from legroom.memory.compare import Change, Difference
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.show.common.formatting import clean, format_location
 from legroom.show.common.one_screen import MAX_LINES, FirstThatFits
 from legroom.show.report.run_report import format_incomplete

@@ -1,6 +1,6 @@
 """The progress line of `legroom.watch`: progress, speed, memory in use and its trend."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from legroom.log import printable
 from legroom.units import format_size
@@ -8,8 +8,7 @@ from legroom.units import format_size
 BAR_WIDTH = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressStats:
+class ProgressStats(NamedTuple):
     description: str
     done: int
     total: int | None

@@ -4,7 +4,7 @@ import pytest
 
 from legroom.memory.annotations import ForwardProgress, FoundSetting, LiveOptimizer, ProgramState
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Category, Phase
+from legroom.memory.event_base import Category, Phase
 from legroom.observe.source.batch_setting import SIZE
 from legroom.units import MiB
 

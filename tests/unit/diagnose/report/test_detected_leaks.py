@@ -45,7 +45,7 @@ def test_growth_is_counted_to_the_end_of_the_run() -> None:
 
 
 def test_watched_run_without_detected_leaks_has_none(make_run) -> None:
-    from legroom.memory.events import Category
+    from legroom.memory.event_base import Category
 
     run = make_run()
     for _ in range(6):

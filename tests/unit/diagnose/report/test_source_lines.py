@@ -1,7 +1,7 @@
 """Lines of the user's code in a capture."""
 
 from legroom.diagnose.report.source_lines import from_annotations, read_sources, to_annotations
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 
 
 def test_line_is_read_with_its_context(tmp_path):

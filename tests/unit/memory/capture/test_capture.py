@@ -19,7 +19,8 @@ from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.annotations import LoopWatched
 from legroom.memory.capture import chunks
 from legroom.memory.capture.capture import CaptureWriter, read_capture
-from legroom.memory.events import Category, Event, Free, Holder, SegmentChange, Tag
+from legroom.memory.event_base import Category
+from legroom.memory.events import Event, Free, Holder, SegmentChange, Tag
 
 RUN = {"script": "train.py", "argv": ["--epochs", "3"], "devices": [{"name": "virtual", "capacity": 8 << 30}]}
 

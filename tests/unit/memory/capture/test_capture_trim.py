@@ -12,7 +12,8 @@ from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.capture import chunks
 from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
 from legroom.memory.capture.trim import Chunk, choose
-from legroom.memory.events import Alloc, Annotation, Category, Event, Free, Oom, SegmentChange, Step, Tag
+from legroom.memory.event_base import Annotation, Category
+from legroom.memory.events import Alloc, Event, Free, Oom, SegmentChange, Step, Tag
 from legroom.units import MiB
 
 STEPS = 700

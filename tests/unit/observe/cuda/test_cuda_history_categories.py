@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from legroom.memory.annotations import RecordingFailed
-from legroom.memory.events import Alloc, Category, Event, Frame, Phase, Step
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Alloc, Event, Step
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.cuda.step_peaks import StepPeaks

@@ -9,7 +9,8 @@ from simulated_cuda import CAPACITY, SimulatedCuda, Simulation
 from torch import nn
 
 from legroom.memory.annotations import HistoryUnavailable, LibraryRetries, RecordingFailed
-from legroom.memory.events import Annotation, Category, Event, Oom, Phase
+from legroom.memory.event_base import Annotation, Category, Phase
+from legroom.memory.events import Event, Oom
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda import failures
 from legroom.observe.cuda.failures import operation_at

@@ -7,7 +7,8 @@ import pytest
 from tests.gpu import history_snapshots
 
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.memory.events import Alloc, Category, Event, Phase
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history_events import DeviceHistory
 from legroom.observe.cuda.torch_api import workspace_sizes

@@ -7,7 +7,8 @@ import torch
 from simulated_cuda import SimulatedCuda, Simulation
 from torch import nn
 
-from legroom.memory.events import Alloc, Annotation, Category, Event, Step
+from legroom.memory.event_base import Annotation, Category
+from legroom.memory.events import Alloc, Event, Step
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.cuda.step_peaks import StepPeaks

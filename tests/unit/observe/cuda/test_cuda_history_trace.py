@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, SegmentChange, Step, Tag
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Alloc, Event, Free, Oom, SegmentChange, Step, Tag
 from legroom.observe.cuda.address_owners import OwnedAddresses
 from legroom.observe.cuda.history_events import AllocationFailure, DeviceHistory, LoaderBatch, PendingEvent
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Markers

@@ -5,7 +5,8 @@ import torch
 from simulated_cuda import SimulatedCuda, Simulation
 from torch import nn
 
-from legroom.memory.events import BEFORE_RECORDING, Alloc, Category, Event
+from legroom.memory.event_base import BEFORE_RECORDING, Category
+from legroom.memory.events import Alloc, Event
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda import torch_api
 from legroom.observe.cuda.history import CudaHistory, active_history

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from legroom.cli import main
 from legroom.diagnose.report.run_report import report_from_capture
 from legroom.errors import CaptureError
-from legroom.memory.events import Alloc, Category
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.plain_pickle import UnsafePickle, read_plain_pickle
 from legroom.observe.cuda.snapshot_file import read_snapshot

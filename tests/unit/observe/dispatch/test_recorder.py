@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import legroom
-from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step, Tag
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event, Free, Step, Tag
 from legroom.memory.ledger import Ledger
 from legroom.observe.dispatch.allocations import HostMemory
 from legroom.observe.dispatch.attribution import ModuleStack

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import legroom
 from legroom.memory.annotations import HolderCoverage
-from legroom.memory.events import Category, Event, Frame, Holder
+from legroom.memory.event_base import Category, Frame
+from legroom.memory.events import Event, Holder
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.holders import HolderSurvey, StepStorage, find_holders, survey_holders

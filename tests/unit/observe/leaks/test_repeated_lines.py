@@ -9,7 +9,8 @@ import torch
 
 from legroom.gpus.catalog import parse_gpus
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Event, Frame
+from legroom.memory.event_base import Frame
+from legroom.memory.events import Event
 from legroom.observe.leaks.detector import LeakDetector
 from legroom.observe.leaks.repeated_lines import READS_ON_ONE_LINE, RepeatedLines, ResultReads
 from legroom.observe.session import Session

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.memory.events import Frame
+from legroom.memory.event_base import Frame
 from legroom.observe.source.later_uses import is_used_later
 
 CASES = {

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from legroom import VirtualGPU
 from legroom.errors import UsageError
 from legroom.gpus.catalog import find_gpu
-from legroom.memory.events import Category, Event, Holder, Oom
+from legroom.memory.event_base import Category
+from legroom.memory.events import Event, Holder, Oom
 from legroom.memory.ledger import Ledger
 from legroom.units import KiB, MiB
 

@@ -1,7 +1,8 @@
 """A trace of several GPUs, reduced to one of them."""
 
 from legroom.gpus.catalog import find_gpu
-from legroom.memory.events import Alloc, Category, Event, Free, Phase, SegmentChange, Tag
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event, Free, SegmentChange, Tag
 from legroom.predict.tracing.trace import Trace
 
 

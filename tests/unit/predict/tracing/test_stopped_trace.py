@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from legroom.gpus.catalog import find_gpu
-from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Event, Free, Step
 from legroom.observe.script import Script
 from legroom.predict.estimate import estimate_from_trace
 from legroom.predict.tracing.script import CannotTrace, OutOfTime, TracedScript

@@ -10,7 +10,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from legroom.gpus.catalog import find_gpu
-from legroom.memory.events import Alloc, Free, Phase
+from legroom.memory.event_base import Phase
+from legroom.memory.events import Alloc, Free
 from legroom.memory.ledger import Ledger
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES, COMMUNICATION_EXCLUDED
 from legroom.observe.virtual.single_rank import first_of_spawned_ranks

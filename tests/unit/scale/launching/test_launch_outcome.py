@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from legroom.memory.capture.capture import CaptureWriter
-from legroom.memory.events import Alloc, Category, Phase, Step
+from legroom.memory.event_base import Category, Phase
+from legroom.memory.events import Alloc, Step
 from legroom.scale.launching.elastic import reserved_port
 from legroom.scale.launching.folder import LaunchFolder, RankExit, make_folder, read_exit
 from legroom.scale.launching.hints import hint

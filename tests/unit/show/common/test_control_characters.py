@@ -16,7 +16,7 @@ from legroom.diagnose.explain.explain import explain
 from legroom.errors import UsageError
 from legroom.log import say
 from legroom.memory.compare import Change, Difference
-from legroom.memory.events import Category, Phase
+from legroom.memory.event_base import Category, Phase
 from legroom.show.common.progress import progress_line
 from legroom.show.common.terminal import render_to_string
 from legroom.show.explain.explanation import render_explanation

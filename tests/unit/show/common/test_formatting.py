@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from legroom.memory.events import Phase
+from legroom.memory.event_base import Phase
 from legroom.show.common.formatting import clean, format_count, format_duration, format_location, format_phase
 
 

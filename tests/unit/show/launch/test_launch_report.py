@@ -6,7 +6,7 @@ import pytest
 
 from legroom.diagnose.report.run_report import RunReport
 from legroom.gpus.catalog import parse_gpus
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.observe.script import Script
 from legroom.scale.launching.folder import LaunchFolder, RankExit
 from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, RankResult

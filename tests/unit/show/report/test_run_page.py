@@ -15,7 +15,8 @@ from example_runs import TRAIN, Run
 from legroom.diagnose.report.run_figures import figures_from_capture
 from legroom.memory.compare import compare_captures
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.events import Alloc, Category, Event, Frame, Phase
+from legroom.memory.event_base import Category, Frame, Phase
+from legroom.memory.events import Alloc, Event
 from legroom.show.report.html_diff.page_writer import page as diff_page
 from legroom.show.report.html_report import page_writer
 from legroom.show.report.html_report.page_writer import page

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from legroom.diagnose.report.run_report import RunReport
 from legroom.memory.annotations import RecordingFailed
-from legroom.memory.events import Category, Phase
+from legroom.memory.event_base import Category, Phase
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import render_oom, render_report, render_run
 from legroom.show.report.short_report import render_short_report

@@ -14,7 +14,7 @@ from test_run_reports import CODE
 
 from example_runs import TRAIN, Run
 from legroom.memory.annotations import OtherProcesses, RecordingFailed, SpillTotals
-from legroom.memory.events import Category
+from legroom.memory.event_base import Category
 from legroom.show.common.one_screen import Commands, Cropped
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.short_report import ShortFooter, ShortReport, render_short_report

@@ -12,7 +12,7 @@ from legroom.diagnose.oom.evidence import block_of
 from legroom.diagnose.report.run_figures import RunFigures
 from legroom.diagnose.report.source_lines import Sources
 from legroom.memory.columns import CATEGORIES, Columns, History
-from legroom.memory.events import Frame, Phase
+from legroom.memory.event_base import Frame, Phase
 from legroom.memory.layout import Layout
 from legroom.memory.moments import Site
 from legroom.show.common.formatting import clean, format_count, format_location, format_phase
