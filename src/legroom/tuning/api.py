@@ -30,7 +30,7 @@ from legroom.tuning.trial.records import Mode, Objectives
 
 ENGINES = ("auto", "local", "ray")
 EVERY = 1 << 30
-"""The default number of trials of a grid search. The number is unlimited, so all points run."""
+"""The default number of trials of a grid search, which is effectively unlimited."""
 
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min|m|s)?", re.IGNORECASE)
 _SECONDS = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
@@ -161,7 +161,6 @@ def tune(
 
 
 def _objectives(metric: Any, mode: Any) -> Objectives:
-    """Return each metric with its mode. One mode can be given for all metrics."""
     if isinstance(metric, str) or not isinstance(metric, Sequence) or not metric:
         return cast("Objectives", ((metric, mode),))  # checked with the other arguments
     modes = [mode] * len(metric) if isinstance(mode, str) else list(mode)
@@ -175,8 +174,7 @@ def _objectives(metric: Any, mode: Any) -> Objectives:
 
 
 def _for_ranks(gpus: Sequence[TrialGpu], ranks: int) -> list[TrialGpu]:
-    """Add the memory that NCCL uses outside PyTorch to the context of each real GPU. This function is called only for
-    trials with several ranks."""
+    """Add the memory that NCCL uses outside PyTorch to the context of each real GPU."""
     if gpus and len(gpus) < ranks:
         raise UsageError(
             f"A trial with {ranks} ranks needs {ranks} GPUs, but only {len(gpus)} {'is' if len(gpus) == 1 else 'are'} available."
@@ -192,7 +190,6 @@ def run_job(
     callbacks: Sequence[StudyCallback] = (),
     reason: str = "",
 ) -> Study:
-    """Run a study and return its results."""
     engine.prepare(job)
     runner = make_runner(job, resume, callbacks)
     interrupted = False
@@ -243,7 +240,7 @@ def make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback]) 
 
 
 def read_any_space(space: Any) -> Space:
-    """Read the space. A space can contain Ray's domains only if Ray has been imported."""
+    """A space can contain Ray's domains only if Ray has been imported."""
     if "ray.tune" in sys.modules:
         from legroom.tuning.space.ray_spaces import is_ray_space, space_of
 
@@ -253,7 +250,6 @@ def read_any_space(space: Any) -> Space:
 
 
 def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
-    """Return the engine, and a message if the engine is not the default."""
     missing = _missing_of_ray()
     if named == "ray" or address is not None or (named == "auto" and missing is None):
         if missing is not None:
@@ -272,8 +268,9 @@ def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
 
 
 def _missing_of_ray() -> str | None:
-    """Return the missing dependency of Ray Tune. The check does not import Ray, which would take seconds. `pip install
-    ray` omits some of these dependencies."""
+    """Return the missing dependency of Ray Tune, because `pip install ray` does not install all of them. The check does
+    not import Ray, which takes seconds.
+    """
     if find_spec("ray") is None:
         return "Ray"
     without = [name for name in ("pandas", "pyarrow", "fsspec") if find_spec(name) is None]
@@ -292,7 +289,7 @@ def _check(
     seed: int,
     **counts: int | None,
 ) -> None:
-    """Check the arguments before anything starts. `counts` contains positive integers, or None if unlimited."""
+    """`counts` contains arguments that must be positive integers, or None for no limit."""
     if not isinstance(metric, str) or not metric:
         raise UsageError(
             f"metric={metric!r} is not valid. Use the name of a metric passed to `trial.report(...)`, such as 'loss'."

@@ -28,8 +28,6 @@ from legroom.tuning.trial.records import Mode, TrialOutcome, TrialState
 
 @dataclass(frozen=True, slots=True)
 class AskedTrial:
-    """A trial that the caller runs."""
-
     number: int
     config: Config
 
@@ -67,7 +65,7 @@ class AskTell:
         self._runner = make_runner(self._job, resume, ())
 
     def ask(self) -> AskedTrial:
-        """Return the next trial. After a resume, `ask` first returns the trials that had no result."""
+        """Return the next trial. After a resume, the trials without a result come first."""
         ready = self._runner.next(ahead=1)
         if ready is None:
             raise UsageError(

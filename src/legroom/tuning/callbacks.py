@@ -10,13 +10,10 @@ FunctionOfStudy = Callable[[Study, TrialRecord], object]
 
 
 def as_callback(given: StudyCallback | FunctionOfStudy) -> StudyCallback:
-    """Return an object with the methods of `StudyCallback`."""
     return given if isinstance(given, StudyCallback) else _FunctionCallback(given)
 
 
 class _FunctionCallback:
-    """Calls a function once for each trial that ends."""
-
     def __init__(self, function: FunctionOfStudy) -> None:
         self._function = function
         self._ended: set[int] = set()
@@ -31,7 +28,7 @@ class _FunctionCallback:
             self._function(self._study, record)
 
     def on_message(self, message: str) -> None:
-        """Do nothing."""
+        pass
 
     def on_study_end(self) -> None:
-        """Do nothing."""
+        pass

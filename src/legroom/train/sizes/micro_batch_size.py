@@ -1,9 +1,8 @@
-"""Chooses the micro-batch size. A failure leads to a smaller size, and successful steps lead to gradually larger
-sizes. Each chosen size is returned with the reason for the choice.
+"""Chooses the micro-batch size. A failure leads to a smaller size, and successful steps lead to larger sizes. Every
+choice has a reason, for the report.
 
-A `MicroBatchSizer` only makes decisions. The inputs are the sizes that fit or did not fit, and the times of steps. The
-output is a micro-batch size. A `MicroBatchSizer` reads no clock and draws no random numbers, so ranks with the same
-inputs choose the same sizes.
+A `MicroBatchSizer` only makes decisions. Its inputs are the sizes that fit or failed, and the times of steps. It reads
+no clock and draws no random numbers, so ranks with the same inputs choose the same sizes.
 
 These rules always hold:
 
@@ -32,28 +31,27 @@ from legroom.units import format_size
 Phase = Literal["forward", "backward", "optimizer"]
 
 MIN_WAIT = 6
-"""The number of successful steps before the first larger size is tried."""
 MAX_WAIT = 4096
 """The maximum number of successful steps before a larger size is tried, after many failed attempts."""
 MIN_TIMED_STEPS = 5
-"""The number of timed steps of a size before its speed is compared."""
+"""The number of steps that are timed before the speed of a size is compared."""
 SLOWER = 0.98
-"""A size counts as slower if its speed is below this fraction of the speed of another size."""
+"""The fraction of the speed of another size below which a size counts as slower."""
 MARGIN = 0.97
-"""The maximum fraction of the available memory that a predicted size may need. The rest is for fragmentation."""
+"""The maximum fraction of the available memory that a predicted size may need. The rest is left for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
 """The assumed progress of a forward pass that failed at an unknown position. The value is low, because another failure
-costs more time than a few steps with smaller micro-batches. During steps with smaller micro-batches, peaks are
-measured, which show whether a larger size fits."""
+costs more time than a few steps with micro-batches that are too small. Such steps measure peaks, which show whether a
+larger size fits.
+"""
 MAX_HISTORY = 200
-"""The maximum number of choices and sizes that are stored. The number is limited, because a run may have millions of
-steps."""
+"""The maximum number of stored choices and sizes. Without a limit, a run of millions of steps would use more and more
+memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeChoice:
-    """A micro-batch size and the reason for it."""
-
     size: int
     """The maximum number of samples in a micro-batch. Micro-batches have nearly equal sizes, so they may be smaller."""
     reason: str
@@ -61,13 +59,11 @@ class SizeChoice:
 
 @dataclass(slots=True)
 class _SizeStats:
-    """The measurements for one micro-batch size that fits."""
-
     peak: int | None = None
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=15))
     """The speed of the latest steps in samples per second."""
     freed_cache: deque[bool] = field(default_factory=lambda: deque(maxlen=8))
-    """One flag for each of the latest steps. A flag is True if the allocator had to free its cache."""
+    """One flag for each of the latest steps, which is True if the allocator had to free its cache."""
 
     @property
     def speed(self) -> float | None:
@@ -76,8 +72,6 @@ class _SizeStats:
 
 @dataclass(frozen=True, slots=True)
 class _SizeChange:
-    """A new size that is being tested."""
-
     old: int
     new: int
 
@@ -106,7 +100,7 @@ def even_split(batch_size: int, parts: int) -> list[int]:
 
 
 class MicroBatchSizer:
-    """Chooses the micro-batch size. `max_size` is the upper limit. `state` is the `state_dict()` of an earlier run."""
+    """`max_size` is the upper limit of the micro-batch size. `state` is the `state_dict()` of an earlier run."""
 
     def __init__(self, *, max_size: int | None = None, state: Mapping[str, Any] | None = None) -> None:
         if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
@@ -117,16 +111,14 @@ class MicroBatchSizer:
         self._limit: int | None = max_size
         """The size that is expected to fit, or None as long as no size has failed."""
         self._failed_at: int | None = None
-        """The smallest size that has failed. The value is None if no size has failed, or if this size or a larger size
-        was successful later."""
+        """The smallest size that has failed. It is reset to None if this size or a larger size fits later."""
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
         self._compared_with_smaller: set[int] = set()
-        """The sizes at which the allocator often frees its cache, if the next smaller size was already tried."""
+        """The sizes at which the allocator often frees its cache and for which the next smaller size was already tried."""
         self._change: _SizeChange | None = None
         self._successes = 0
         self._failures = 0
-        """The number of failures since the last successful step."""
         self._retried: set[int] = set()
         """The sizes that were tried again with an empty cache."""
         self._wait = MIN_WAIT
@@ -147,11 +139,13 @@ class MicroBatchSizer:
 
     @property
     def settled(self) -> bool:
-        """True if no size is being tested now, and no test starts at the next step."""
+        """True if no size is being tested and the next step starts no test."""
         return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:
-        """Return the micro-batch size for a batch of this size. After successful steps, the result may be a larger size."""
+        """Return the micro-batch size for a batch of this size. After enough successful steps, the method tries a
+        larger size.
+        """
         if batch_size < 1:
             raise UsageError("The batch is empty.")
         if self._limit is not None and batch_size > self._limit and self._change is None:
@@ -164,7 +158,7 @@ class MicroBatchSizer:
     # ------------------------------------------------------------ inputs
 
     def may_retry(self, micro: int, failure: ReportedSizes | None) -> bool:
-        """Return True if the same size should be tried again with an empty cache, because memory was fragmented.
+        """Return True if memory was fragmented and the same size should be tried again with an empty cache.
 
         The result is True at most once for each size, and only for the first failure of a step.
         """
@@ -184,10 +178,11 @@ class MicroBatchSizer:
         allocated_before: int | None = None,
         progress: float | None = None,
     ) -> int:
-        """Record that a step with micro-batches of `micro` ran out of memory. Return the next size, or 0 if there is none.
+        """Record that a step with micro-batches of `micro` ran out of memory. Return the next size, or 0 if no size is
+        left.
 
-        `failure` contains the sizes in the error message. `allocated_before` is the number of allocated bytes at the start of the step. `progress` is the finished
-        fraction of the forward pass, if known.
+        `failure` contains the sizes in the error message. `allocated_before` is the number of allocated bytes at the
+        start of the step. `progress` is the finished fraction of the forward pass, if known.
         """
         change, self._change = self._change, None
         self._successes = 0
@@ -258,7 +253,7 @@ class MicroBatchSizer:
             self._accept_change()  # time is not measured, so fitting is the only criterion
 
     def timed(self, batch_size: int, micro: int, seconds: float) -> None:
-        """Record the time of a step. With CUDA events, the time is known only in a later step."""
+        """Record the time of a step. CUDA events provide this time only in a later step."""
         if seconds <= 0 or micro not in self._stats:
             return
         self._stats[micro].speeds.append(batch_size / seconds)
@@ -266,7 +261,7 @@ class MicroBatchSizer:
             self._compare_speeds(self._change)
 
     def restart(self) -> None:
-        """Forget the sizes that failed. Call this method after a change that reduces the memory of all further steps."""
+        """Forget the sizes that failed. Call this method after a change that reduces the memory of every later step."""
         self._limit = self._max_size
         self._change = None
         self._successes = 0
@@ -277,7 +272,6 @@ class MicroBatchSizer:
         self._wait = MIN_WAIT
 
     def set_size(self, size: int, reason: str) -> None:
-        """Use this micro-batch size for the following steps."""
         self._change = None
         self._successes = 0
         self._limit = size
@@ -286,7 +280,7 @@ class MicroBatchSizer:
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sizes for the next run, as plain data. A size that is being tested is not included."""
+        """Return the sizes as plain data, for the next run. A size that is being tested is not included."""
         size = self._limit if self._change is None else self._change.old
         largest = max(self._stats, default=None)
         return {"version": 1, "micro_batch_size": size, "largest": largest, "failed": self._failed_at}
@@ -330,8 +324,9 @@ class MicroBatchSizer:
         )
 
     def _memory_of_step(self, failure: ReportedSizes | None) -> tuple[int | None, int | None]:
-        """Return the memory available to the step, and the memory that the step needed when it failed. The two values
-        exclude weights and other memory allocated before the step."""
+        """Return the memory available to the step, and the memory that the step had requested when it failed. Both
+        values exclude weights and other memory allocated before the step.
+        """
         if failure is None or failure.requested is None or failure.allocated is None or failure.limit is None:
             return None, None
         before = min(self._allocated_before or 0, failure.allocated)
@@ -375,8 +370,8 @@ class MicroBatchSizer:
         """Predict the largest size that fits, from measured peaks and the capacity. Return None if the peaks or the
         capacity are unknown.
 
-        With two sizes, the peaks are extrapolated linearly. With a single size, the result is a safe bound, assuming
-        that memory grows at most linearly with the size.
+        The peaks of two sizes are extrapolated linearly. With a single size, the result is a safe bound, because memory
+        is assumed to grow at most linearly with the size.
         """
         peaks = {size: stats.peak for size, stats in self._stats.items() if stats.peak is not None}
         if not peaks or self._capacity is None:

@@ -1,13 +1,13 @@
 """Stores the micro-batch sizes that fit, so that the next run can use them. Each configuration has one small JSON file
 in the user's cache folder.
 
-A configuration includes all properties that affect which micro-batch sizes fit. The properties are the model (names,
-shapes and dtypes of its tensors), the GPU and its memory, the precision, the shapes of a batch without its batch size,
-the torch version, and the allocator settings.
+A configuration includes everything that affects which micro-batch sizes fit: the model (names, shapes and dtypes of its
+tensors), the GPU and its memory, the precision, the shapes of a batch without its batch size, the torch version, and
+the allocator settings.
 
 The cache is optional, so this module raises no errors. If the folder is not writable, nothing is stored. Files that
-cannot be read or have a different format are ignored. Files are replaced atomically, so processes that write at the
-same time leave a complete file. `LEGROOM_CACHE=off` disables the cache. `LEGROOM_CACHE=PATH` sets its folder.
+cannot be read or have a different format are ignored. Files are replaced atomically, so a file is complete even if
+several processes write it. `LEGROOM_CACHE=off` disables the cache. `LEGROOM_CACHE=PATH` sets its folder.
 """
 
 import hashlib
@@ -27,11 +27,10 @@ from legroom.user_cache import cache_folder, read_json, write_json
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 1024
-"""The maximum size of a cache file. A larger file is ignored, because this module did not write it."""
 
 
 class PlanCache:
-    """The cached sizes of one training run. Sizes are cached only for GPUs."""
+    """Sizes are cached only for GPUs."""
 
     def __init__(self, model: nn.Module, device: torch.device, precision: Any) -> None:
         self._model, self._device = model, device
@@ -40,10 +39,8 @@ class PlanCache:
         self._saved_choices = 0
         self._injected_failures = _injected_failures()
         self.is_unread = device.type == "cuda"
-        """True if the cache should be read before the first batch."""
 
     def load(self, batch: Any, max_size: int | None) -> MicroBatchSizer | None:
-        """Return a sizer with the sizes of an earlier run, or None if there are no stored sizes."""
         self.is_unread = False
         self._key = plan_key(self._model, batch=batch, precision=self._precision, device=self._device)
         state = load_plan(self._key)
@@ -60,7 +57,6 @@ class PlanCache:
 
 
 def _injected_failures() -> int:
-    """Return the number of failures that tests injected into virtual GPUs of this process."""
     virtual_oom: Any = sys.modules.get("legroom.observe.virtual.oom")  # not imported without a virtual GPU
     return 0 if virtual_oom is None else virtual_oom.Faults.injected
 
@@ -68,7 +64,6 @@ def _injected_failures() -> int:
 def plan_key(
     model: nn.Module, *, batch: Any = None, precision: str | None = None, device: torch.device | None = None
 ) -> str:
-    """Return a key for the configuration. Two runs have the same key if and only if the same sizes should fit."""
     configuration = {
         "model": sorted(
             (name, list(tensor.shape), str(tensor.dtype), tensor.requires_grad)
@@ -85,7 +80,6 @@ def plan_key(
 
 
 def load_plan(key: str) -> dict[str, Any] | None:
-    """Return the plan stored under `key`, or None if there is no such plan or it cannot be read."""
     folder = plans_folder()
     stored = read_json(folder / f"{key}.json", max_bytes=MAX_FILE_BYTES) if folder is not None else None
     if isinstance(stored, dict) and stored.get("format") == VERSION and isinstance(stored.get("plan"), dict):
@@ -95,13 +89,11 @@ def load_plan(key: str) -> dict[str, Any] | None:
 
 
 def save_plan(key: str, plan: Mapping[str, Any]) -> bool:
-    """Store `plan` (plain data) under `key`. Return True if the plan was stored."""
     folder = plans_folder()
     return folder is not None and write_json(folder / f"{key}.json", {"format": VERSION, "plan": dict(plan)})
 
 
 def plans_folder() -> Path | None:
-    """Return the folder of the cache, or None if the cache is disabled or the user has no home folder."""
     return cache_folder("plans")
 
 

@@ -1,9 +1,10 @@
 """Logs the GPU allocation requests that a block of code makes.
 
-On a real GPU, the log comes from the allocator's history. On a virtual GPU, the log comes from the recorder. The history is
-recorded without stacks, so the overhead is small. The history is not available if it is already being recorded, if a
-different allocator is in use, or if the block makes too many requests. In that case, `RequestLog.requests` is None, and
-only the peaks are known.
+On a real GPU, the log comes from the allocator's history. The history is recorded without stacks, so the overhead is
+small. On a virtual GPU, the log comes from the recorder.
+
+The history is not available if it is already being recorded, if a different allocator is in use, or if the block makes
+too many requests. `RequestLog.requests` is then None, and only the peaks are known.
 """
 
 import contextlib
@@ -18,31 +19,27 @@ from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.requests import MemoryRequest
 
 MAX_ENTRIES = 400_000
-"""The maximum number of entries of the allocator's history. Three steps of a large model have fewer entries."""
+"""The maximum number of entries of the allocator's history. Three steps of a large model need fewer entries."""
 
 
 class SegmentLayout(NamedTuple):
-    """A segment at the start of the log, with its size, its stream and its blocks in order."""
-
     bytes: int
     stream: int
     blocks: list[tuple[int | None, int]]
-    """The blocks in order. Each block has the id of its allocation (None if free) and its bytes."""
+    """The allocation id and the bytes of each block, in order. The id of a free block is None."""
 
 
 @dataclass(slots=True)
 class RequestLog:
-    """The log of a block. The log is complete after the block has ended."""
+    """The log of a block of code. It is complete when the block has ended."""
 
     segments: list[SegmentLayout] = field(default_factory=list)
-    """The segments at the start of the log."""
     requests: list[MemoryRequest] | None = None
-    """The requests in order, or None if not available. Frees have negative `bytes`."""
+    """The requests in order, or None if the history is not available. A free has negative `bytes`."""
 
 
 @contextlib.contextmanager
 def log_requests(device: torch.device) -> Iterator[RequestLog]:
-    """Log the allocation requests on `device` inside the block."""
     log = RequestLog()
     virtual = VirtualGPU._active
     with _log_virtual(virtual, device, log) if virtual is not None else _log_history(device, log):
@@ -94,7 +91,7 @@ def _log_history(device: torch.device, log: RequestLog) -> Iterator[None]:
 
 
 def _start_history() -> bool:
-    """Enable the allocator's history. Return False if the history cannot be enabled, or if it was already enabled."""
+    """Enable the allocator's history. Return False if it is already enabled or cannot be enabled."""
     record = getattr(torch.cuda.memory, "_record_memory_history", None)
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     if record is None or (enabled is not None and enabled()):

@@ -1,10 +1,10 @@
-"""A snapshot of the state that training steps change, stored in host memory. The snapshot can be restored bit for bit.
+"""A snapshot of the state that training steps change. The snapshot is in host memory, because the trials need the
+device memory, and it can be restored bit for bit.
 
 `StateSnapshot(step, batch)` includes the objects that a step references by name: its closure, its globals, the object
 it is bound to, and the arguments of partials. The snapshot also includes the containers and plain objects that these
 objects reference. `restore()` restores modules, optimizers, schedulers, scalers, tensors, random generators, counters
-and lists in place, so that the program's references stay valid. The copies are in host memory, because the device
-memory is needed for the trials.
+and lists in place, so that the references of the program stay valid.
 
 External effects of a step (files, network) are not restored.
 """
@@ -23,8 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 MAX_ITEMS = 1000
-"""A list or dict with more than this number of items is treated as data, so its items are not included in the
-snapshot."""
+"""A list or dict with more items is treated as data. Its items are not included in the snapshot."""
 
 Undo = Callable[[], None]
 
@@ -32,15 +31,15 @@ Undo = Callable[[], None]
 class StateSnapshot:
     """The state of all objects reachable from `roots`. `restore()` may be called any number of times.
 
-    `data` is the source of batches. The counters and random generators of `data` are saved. The tensors of `data` are
-    assumed to be read-only.
+    `data` is the source of batches. Its counters and random generators are saved, and its tensors are assumed to be
+    read-only.
     """
 
     def __init__(self, *roots: Any, data: Any = None) -> None:
         self._undo: list[Undo] = []
         self._seen: set[int] = set()
         self._visited: list[Any] = []
-        """The visited objects, which are kept alive so that their ids stay valid."""
+        """The visited objects. They are kept alive so that their ids stay valid."""
         self._queue: deque[Any] = deque(roots)
         self._saves_tensors = True
         self._visit_all()
@@ -145,8 +144,9 @@ _PLAIN = (
 
 
 def _has_training_state(value: Any) -> bool:
-    """Return True if an object is a scheduler, a scaler, or an instance of a class that the program defines. Loggers, progress
-    bars and files are skipped."""
+    """Return True if an object is a scheduler, a scaler, or an instance of a class that the user's program defines.
+    Loggers, progress bars and files have no training state.
+    """
     if hasattr(value, "state_dict") or type(value).__module__.partition(".")[0] == "legroom":
         return True
     module = sys.modules.get(type(value).__module__)
@@ -161,7 +161,6 @@ def _is_standard(module: str) -> bool:
 
 
 def _names(function: FunctionType) -> Iterator[str]:
-    """Yield the global names that a function and its nested functions use."""
     codes = [function.__code__]
     while codes:
         code = codes.pop()
@@ -227,7 +226,6 @@ def _attributes(owner: Any, saved: dict[str, Any]) -> Undo:
 
 
 def _random_state() -> Undo:
-    """Save the generators of torch (on the CPU and on every GPU), Python, and NumPy if it is loaded."""
     cpu_state = torch.get_rng_state()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     python_state = random.getstate()

@@ -4,20 +4,18 @@
         loss = loss_fn(model(x), y)
     loss.backward()                         # the same gradients, bit for bit
 
-Autograd passes each saved tensor to a hook. In the backward pass, another hook returns the tensor. Large tensors on a
-device are copied to the host. A storage is copied once, even if several operations save it. The device memory of a
-tensor is freed as soon as no other object references the tensor. In the backward pass, the next tensors are
-prefetched.
+Autograd passes each saved tensor to a hook, and another hook returns the tensor in the backward pass. Large tensors on
+a device are copied to the host. A storage is copied once, even if several operations save it. The device memory of a
+tensor is freed when no other object references the tensor. In the backward pass, tensors are prefetched before they are
+needed.
 
-Parameters (leaves that require a gradient, and views of them), tensors smaller than `min_size`, and tensor subclasses
-stay on the device. A small part of a large storage, such as a slice of a dataset on the GPU, also stays on the device,
-because a copy would free no memory. If the budget or the host memory is used up, all further tensors stay on the device
-too.
+Some tensors stay on the device: parameters and their views, tensors smaller than `min_size`, and tensor subclasses. A
+small part of a large storage, such as a slice of a dataset on the GPU, also stays there, because a copy would free no
+memory. If the budget or the host memory is used up, all further tensors stay on the device too.
 
-Autograd checks whether a saved tensor was modified in place. Autograd does not check tensors in hooks, so `Spill`
-checks these tensors. If a tensor is modified after its copy is complete, the gradient is still correct. Without
-`Spill`, PyTorch would raise an error in this case. Changes that PyTorch does not detect (through `.data`) may or may
-not be included in the copy.
+Without hooks, autograd raises an error if a saved tensor was modified in place. With hooks, autograd does not check
+this, so `Spill` does. A tensor that is modified after its copy is complete causes no error, because its gradient is
+still correct. Changes that PyTorch does not detect (through `.data`) may or may not be included in the copy.
 """
 
 import contextlib
@@ -40,16 +38,18 @@ from legroom.train.spilling.transfers import HostLink, host_link
 from legroom.units import MiB, format_size, parse_size
 
 MAX_PENDING_COPIES = 4
-"""The maximum number of pending copies to the host. One copy is running, and the other copies wait while the
-computation continues."""
+"""The maximum number of pending copies to the host. One of them is running, and the others wait while the computation
+continues.
+"""
 PREFETCHED_COPIES = 2
 """The number of copies that are moved back before they are requested."""
 MAX_PENDING_BYTES = 256 * MiB
-"""The maximum total size in bytes of pending and prefetched copies, which use device memory. If single copies are
-larger than this, up to two copies are pending and one copy is prefetched."""
+"""The maximum total size in bytes of the pending and prefetched copies, because these use device memory. If single
+copies are larger, up to two copies are pending and one is prefetched.
+"""
 FREE_HOST_MEMORY_FRACTION = 0.8
 MAX_STORAGE_FACTOR = 8
-"""A tensor is moved with its whole storage, unless the storage is more than this many times larger."""
+"""The maximum ratio between the sizes of a storage and of the tensor. Up to this ratio, the whole storage is moved."""
 
 
 class Spill:
@@ -57,7 +57,7 @@ class Spill:
     reusable and thread-safe."""
 
     def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
-        """Create a `Spill`. `budget` is the limit on host memory. None means 80% of the free memory at the first use.
+        """`budget` is the limit on host memory. None means 80% of the free memory at the first use.
 
         Tensors smaller than `min_size` stay on the device.
         """
@@ -88,7 +88,7 @@ class Spill:
         return max(self._hook_seconds, sum(link.waited for link in self._links.values()))
 
     def totals(self, time: float) -> SpillTotals:
-        """Return the statistics for the capture of a run. `time` is the time since the start of the run."""
+        """Return the statistics for the capture of a run. `time` is the number of seconds since the start of the run."""
         return SpillTotals(
             time,
             moved_bytes=self.moved_bytes,
@@ -114,9 +114,10 @@ class Spill:
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator["Spill"]:
-        """Spill in this thread and in threads started inside the block, because autograd's hooks are per thread.
+        """Spill in this thread and in threads started inside the block. This is needed because autograd's hooks apply
+        to one thread only.
 
-        The hooks are removed in transforms in which torch does not allow hooks.
+        The hooks are removed inside transforms in which torch allows no hooks.
         """
         original = threading.Thread.run
         spill = self
@@ -181,7 +182,6 @@ class Spill:
         return _MovedTensor(copy, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def _existing_copy(self, storage: torch.UntypedStorage, version: int) -> "_Copy | None":
-        """Return the copy of the current version of the storage, or None if there is no copy."""
         entry = self._copies.get(storage._cdata)
         copy = None if entry is None else entry[1]()
         return copy if copy is not None and copy.version == version else None
@@ -243,8 +243,7 @@ class Spill:
     # --- to the device
 
     def _bytes_on_device(self, copy: "_Copy", tensor: "_MovedTensor") -> torch.Tensor:
-        """Return the bytes of the storage as a tensor on the device. The compute stream waits until the tensor is
-        complete."""
+        """Return the bytes of the storage as a tensor on the device. The compute stream waits for the copy."""
         if copy.original is not None:  # still on the device
             _check_unmodified(tensor.size, copy.original._version, copy.version)
             return copy.original.view(torch.uint8)
@@ -261,7 +260,7 @@ class Spill:
         return flat
 
     def _prefetch(self, copy: "_Copy") -> None:
-        """Prefetch the tensors that were saved just before this tensor, because the backward pass needs them next."""
+        """Prefetch the tensors that were saved just before this one, because the backward pass needs them next."""
         following: _Copy | None = copy
         total = 0
         for _ in range(PREFETCHED_COPIES):
@@ -282,7 +281,7 @@ class Spill:
 
 
 class _Copy:
-    """The bytes of one storage on the host. During a copy, the bytes are also on the device."""
+    """The bytes of one storage on the host. While a copy runs, the bytes are also on the device."""
 
     __slots__ = (
         "__weakref__", "after", "bytes", "device", "host", "host_bytes", "link", "modified_version", "original", "owner",
@@ -311,9 +310,9 @@ class _Copy:
         """The tensor on the device, until the copy to the host is complete."""
         self.version = version
         self.modified_version: int | None = None
-        """The version of the tensor after it was modified, if it was modified before the copy was complete."""
+        """The version of the tensor, if the tensor was modified before its copy was complete."""
         self.prefetched: tuple[torch.Tensor, Any] | None = None
-        """A prefetched copy on the device that was not requested yet."""
+        """A copy that was moved back to the device before it was requested."""
         self.restored: weakref.ref[Any] | None = None
         self.restored_after: Any = None
         self.previous: weakref.ref[_Copy] | None = None
@@ -324,7 +323,6 @@ class _Copy:
 
     @property
     def restored_storage(self) -> Any:
-        """The storage with the restored bytes, while an operation uses it."""
         return None if self.restored is None else self.restored()
 
     def abandon(self) -> None:
@@ -340,7 +338,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _MovedTensor:
-    """The object that autograd saves instead of a moved tensor, with the copy and the shape."""
+    """The object that autograd saves instead of a tensor that was moved to the host."""
 
     copy: _Copy
     dtype: torch.dtype
@@ -351,8 +349,6 @@ class _MovedTensor:
 
 @dataclass(slots=True)
 class _UnmovedTensor:
-    """A saved tensor that stays on the device."""
-
     tensor: torch.Tensor
     version: int
 
@@ -391,12 +387,11 @@ def _check_unmodified(size: torch.Size, found: int, expected: int) -> None:
 
 @contextlib.contextmanager
 def _removed_inside_transforms(current: Callable[[], Any]) -> Iterator[None]:
-    """Remove the hooks inside transforms of `torch.func`. These transforms disable hooks, and raise an error if there
-    are hooks.
+    """Remove the hooks inside transforms of `torch.func`, because these transforms raise an error if there are hooks.
 
     `current()` returns the context manager of this thread's hooks, or None. Tensors that are saved inside a transform
-    stay on the device. In a version of torch without the private functions that disable and enable hooks, this function
-    does nothing, and `torch.func` raises its error.
+    stay on the device. If torch lacks the private functions that disable and enable hooks, this function does nothing,
+    and `torch.func` raises its error.
     """
     functions: Any = torch._C._autograd
     disable = getattr(functions, "_saved_tensors_hooks_disable", None)

@@ -1,9 +1,9 @@
 """Copies between a device and the host for `Spill`, in parallel with the computation.
 
-A copy to the host reads memory that the program would otherwise free and reuse. `record_stream` would block that memory
+A copy to the host reads memory that the program would otherwise free and reuse. `record_stream` would block this memory
 until the GPU has caught up with the host, so no memory would be saved. Instead, `Spill` keeps a reference while the
-copy is running, then makes the compute stream wait for the copy and drops the reference. The stream then orders any
-later use of that memory after the copy. Only a few copies run at the same time.
+copy runs. Then it makes the compute stream wait for the copy and drops the reference. Any later use of the memory comes
+after the copy in the stream. Only a few copies run at the same time.
 
 On a GPU, host memory is page-locked and each direction has its own stream. On other devices (Apple, Intel), copies are
 synchronous.
@@ -26,11 +26,12 @@ class HostLink(Protocol):
         """The total time in seconds that the device waited for copies."""
 
     def host_bytes(self, size: int) -> int:
-        """Return the number of bytes that are allocated in host memory for this size."""
+        """Return the bytes of host memory that a copy of `size` bytes uses."""
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Start a copy to the host. Return the copy and a handle. Pass the handle to `wait` before another stream
-        reads the copy or the source is freed."""
+        """Start a copy to the host. Return the copy and a handle. Pass the handle to `wait` before another stream reads
+        the copy and before the source is freed.
+        """
 
     def to_device(self, source: torch.Tensor, after: Any) -> tuple[torch.Tensor, Any]:
         """Start a copy back to the device."""
@@ -39,12 +40,12 @@ class HostLink(Protocol):
         """Make the compute stream wait for a copy."""
 
     def abandon(self, copy: torch.Tensor) -> None:
-        """Keep the memory of a device copy valid until the copy is complete, if the copy is freed before `wait` was
-        called."""
+        """Keep the device memory of a copy valid until the copy is complete. Call this method if the copy is freed
+        before `wait`.
+        """
 
 
 def host_link(device: torch.device) -> HostLink:
-    """Return the link for this device."""
     return _CudaLink(device) if device.type == "cuda" else _PlainLink(device)
 
 
@@ -115,13 +116,11 @@ class _CudaLink:
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
-        """Inside the block, run on `stream`, after all work queued on the compute stream so far."""
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             yield
 
     def _sum_finished(self, max_count: int) -> None:
-        """Add the times of finished waits, oldest first."""
         for _ in range(max_count):
             before, end = self._waits[0]
             if not end.query():

@@ -1,9 +1,9 @@
-"""Freezes parameters. Frozen parameters need no gradients and no optimizer state, and no activations are saved in the
-layers before the first trainable parameter.
+"""Freezes parameters. Frozen parameters need no gradients and no optimizer state. Layers before the first trainable
+parameter save no activations.
 
-Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. In training mode, running
-statistics would adapt to the new data, and the frozen features would change. After `unfreeze`, batch normalization
-follows `model.train()` again.
+Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. In training mode, its running
+statistics would adapt to the new data and change the frozen features. After `unfreeze`, batch normalization follows
+`model.train()` again.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ from legroom.train.transfer.patterns import Patterns, as_list, matches, selected
 from legroom.units import format_size
 
 ADAM_MOMENTS = 2
-"""The number of tensors in Adam's state that have the size of the parameter."""
+"""The number of state tensors that Adam keeps for each parameter, each of the size of the parameter."""
 _STAYS_IN_EVAL = "_legroom_stays_in_eval"
 _NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(frozen=True, slots=True)
 class FreezeResult:
-    """The result of `freeze`, with the number of frozen parameters and the memory that freezing saves."""
+    """The number of frozen parameters, and the memory that freezing saves."""
 
     frozen_parameters: int
     """The number of frozen elements."""
@@ -151,7 +151,6 @@ def param_groups(
 def _peak(
     model: nn.Module, batch: Any, gpu: str | int, optimizer: Callable[[Any], torch.optim.Optimizer] | None
 ) -> int | None:
-    """Return the predicted peak bytes of a step, or None if no parameter is trainable."""
     from legroom.predict.api import estimate
 
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -160,8 +159,9 @@ def _peak(
 
 
 def _update_norm_modes(model: nn.Module) -> int:
-    """Keep normalization layers with running statistics and frozen parameters in evaluation mode. Return the number
-    of these layers."""
+    """Set normalization layers with running statistics and frozen parameters to evaluation mode. Return the number of
+    these layers.
+    """
     count = 0
     for parent in model.modules():
         for layer in parent.children():

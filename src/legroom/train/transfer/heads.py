@@ -75,7 +75,7 @@ def _replace_transformers(model: Any, config: Any, num_classes: int) -> tuple[st
 
 
 def _named_head(model: nn.Module) -> str | None:
-    """Return the last layer inside the first existing attribute of HEAD_NAMES."""
+    """Return the name of the last layer in the first attribute of HEAD_NAMES that exists."""
     for name in HEAD_NAMES:
         head = getattr(model, name, None)
         if isinstance(head, nn.Module):
@@ -86,7 +86,9 @@ def _named_head(model: nn.Module) -> str | None:
 
 
 def _last_layer(model: nn.Module) -> str | None:
-    """Return the name of the last layer with parameters, if it is linear. The name "" means the module itself."""
+    """Return the name of the last layer with parameters, if it is linear. The name is "" if the module itself is this
+    layer.
+    """
     with_parameters = [
         (name, module) for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
     ]  # fmt: skip

@@ -16,7 +16,6 @@ def as_list(patterns: Patterns) -> list[str]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return True if a parameter has this name, is in the module with this name, or matches the pattern."""
     return name == pattern or name.startswith(pattern + ".") or fnmatch.fnmatchcase(name, pattern)
 
 

@@ -1,8 +1,7 @@
 """Gradual unfreezing. The head is trained first, then one block after the other from the end of the model.
 
 All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter
-uses no optimizer memory. A frozen parameter has no gradient, so the optimizer skips it and creates its state in the
-first step that trains it.
+uses no optimizer memory, because it has no gradient. The optimizer creates its state in the first step that trains it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +17,11 @@ from legroom.train.transfer.patterns import Patterns, selected
 from legroom.units import format_size
 
 MIN_STAGE_FRACTION = 0.01
-"""A block with less than this fraction of the frozen parameters is merged with its neighbor."""
+"""The minimum fraction of the frozen parameters in a block. A smaller block is merged with its neighbor."""
 MIN_STACK_FRACTION = 0.2
-"""A module with at least this fraction of its parameters in stacks of layers is split. The fraction is low, because
-most of the parameters may belong to a large embedding."""
+"""The fraction of a module's parameters in stacks of layers from which on the module is split. The value is low,
+because a large embedding may have most of the parameters.
+"""
 
 
 class GradualUnfreezing:
@@ -84,8 +84,9 @@ class GradualUnfreezing:
 
 
 def blocks(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the frozen blocks of the model, the last block first. A block is either a layer in a stack of layers, or a
-    module that is not in a stack. Small blocks are merged."""
+    """Return the frozen blocks of the model, the last block first. A block is a layer in a stack of layers, or a module
+    outside a stack. Small blocks are merged.
+    """
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
     counted = frozen or {id(parameter) for parameter in model.parameters()}
     found: list[tuple[str, ...]] = []
@@ -103,7 +104,6 @@ def blocks(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _parts(module: nn.Module, prefix: str, counted: set[int]) -> Iterator[str]:
-    """Yield the names of blocks in order of definition. Modules that consist of stacks of layers are split."""
     for name, child in module.named_children():
         if _size(child, counted) == 0:
             continue
@@ -120,7 +120,6 @@ def _parts(module: nn.Module, prefix: str, counted: set[int]) -> Iterator[str]:
 
 
 def _stacks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost stacks of layers in a module."""
     for child in module.children():
         if _is_stack(child):
             yield child

@@ -1,11 +1,14 @@
-"""Divides the CPU cores among the running trials. Each trial uses as many threads as its share has cores.
+"""Divides the CPU cores among the running trials by setting the number of threads of each trial.
 
-The dispatcher writes the number of threads per trial to a file whenever this number changes. A trial's process reads
-the file when it starts, after optimizer steps and after each report. A single trial therefore uses all cores, and two
-trials do not slow each other down. In PyTorch's CPU operations, the threads of a trial wait for each other. Therefore,
-on two cores, two trials with two threads each take nine times as long as one trial alone. For the same reason, one core
-is left free while a configuration is traced. If the user sets the number of threads (`OMP_NUM_THREADS`, or
-`torch.set_num_threads` in the function), the number is not changed.
+The dispatcher writes the number of threads per trial to a file whenever it changes. A trial's process reads the file
+when it starts, after optimizer steps, and after each report. A single trial therefore uses all cores.
+
+Without this limit, the threads of the trials would compete. In PyTorch's CPU operations, the threads of a trial wait
+for each other. On two cores, two trials with two threads each take nine times as long as one trial alone. For the same
+reason, one core is left free while a configuration is traced.
+
+If the user sets the number of threads (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function), it is not
+changed.
 """
 
 import contextlib
@@ -21,18 +24,14 @@ from legroom.gpus.machine import processors
 CHECK_SECONDS = 0.1
 """The minimum time in seconds between two reads of the file during training steps."""
 OPENMP = ("libgomp", "libomp", "libiomp")
-"""Prefixes of the files of OpenMP libraries."""
 
 
 class CpuShare:
-    """Writes the number of threads to the file. The dispatcher uses this class."""
-
     def __init__(self, file: Path, ranks: int) -> None:
         self.file, self._ranks, self._written = file, ranks, 0
 
     def divide(self, trials: int, *, is_tracing: bool) -> None:
-        """Divide the CPU cores by the number of running processes, and write the number of threads to the file.
-        `is_tracing` is True if a configuration is being traced."""
+        """`is_tracing` is True if a configuration is being traced."""
         share = max(1, (processors() - int(is_tracing)) // (max(1, trials) * self._ranks))
         if share == self._written:
             return
@@ -43,8 +42,6 @@ class CpuShare:
 
 
 class TrialThreads:
-    """Reads the number of threads in a trial's process."""
-
     def __init__(self, file: str) -> None:
         self._file, self._count, self._last_check = Path(file), 0, 0.0
 
@@ -55,7 +52,6 @@ class TrialThreads:
         register_optimizer_step_post_hook(lambda *_: self._update_if_due())
 
     def update(self) -> None:
-        """Read the file and set the number of threads."""
         import torch
 
         if os.environ.get("OMP_NUM_THREADS"):
@@ -81,15 +77,15 @@ class TrialThreads:
 
 def _allow_openmp_threads(allowed: bool) -> None:
     """Set whether OpenMP may use several threads. On ARM, linear layers and convolutions use all cores regardless of
-    `torch.set_num_threads`. Without this function, two trials that run in parallel take 1.3 times as long. If no OpenMP
-    library is found, nothing changes."""
+    `torch.set_num_threads`. Two trials that run in parallel would therefore take 1.3 times as long. If no OpenMP
+    library is found, nothing changes.
+    """
     for library, most in _openmp():
         library.omp_set_max_active_levels(most if allowed else 0)
 
 
 @functools.cache
 def _openmp() -> list[tuple[Any, int]]:
-    """Return each loaded OpenMP library, with its maximum number of nested parallel regions."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -20,21 +20,19 @@ from legroom.tuning.study_runner import StudyRunner
 
 
 class TuneEngine(Protocol):
-    """Runs trials until the runner has no further trials."""
-
     name: str
 
     def prepare(self, job: TuneJob) -> None:
-        """Start slow operations in the background while the study is prepared. This method is called before all other
-        methods."""
+        """Start slow operations in the background while the study is prepared. This method is called first."""
 
     def run(self, job: TuneJob, runner: StudyRunner) -> None: ...
 
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM stop the study in the same way as Ctrl-C. The program then exits. This function works only in the
-    main thread."""
+    """Inside the block, SIGTERM stops the study like Ctrl-C, and the program then exits. Outside the main thread, the
+    block has no effect.
+    """
 
     def interrupt(*_: object) -> None:
         raise SystemExit(128 + signal.SIGTERM)

@@ -4,12 +4,11 @@ On systems that can fork, a server process forks the processes of the study. The
 that these processes need, so a fork takes a fraction of a second. On other systems, each process starts from scratch
 and imports its modules.
 
-Each process that runs a search has one server. The server starts first, so it imports modules while the study is
-prepared. The server is reused for further studies, and imports their modules when they start. The local engine and
-Ray's workers use the server. The server listens on a Unix socket. Each connection is either the pipe to one forked
-process or a query about a forked process. When the searching process exits, the server also exits and kills its
-children. Messages are sent with `multiprocessing.connection`. `multiprocessing.forkserver` is not used, because its
-server serves only the process that started it, so each of Ray's workers would have to import all modules again.
+Each process that runs a search has one server. The server imports modules while the study is prepared, and is reused
+for further studies. The local engine and Ray's workers use the server. The server listens on a Unix socket. Each
+connection is either the pipe to one forked process or a query about a forked process. When the searching process exits,
+the server kills its children and exits. `multiprocessing.forkserver` is not used, because its server serves only the
+process that started it. Each of Ray's workers would have to import all modules again.
 """
 
 import atexit
@@ -36,28 +35,28 @@ from legroom.tuning.trial.trial import ReportMessage
 
 BACKLOG = 128
 MAX_FOLDER_LENGTH = 70
-"""The maximum length of the path of the temporary folder. A socket path is limited to about 100 characters."""
+"""The maximum length of the path of the temporary folder. The path of a Unix socket is limited to about 100 characters."""
 POLL_SECONDS = 0.005
 SECONDS_TO_END = 60
-"""The maximum time in seconds to wait for a killed process. Freeing its GPU memory takes time."""
+"""The maximum number of seconds to wait for a killed process, which must free its GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitQuery:
-    """Asks the server for the exit code of a process. The server returns None while the process runs."""
+    """Asks the server for the exit code of a process, which is None while the process runs."""
 
     process: int
     kill: bool = False
-    """True if the server should kill the process."""
 
 
 class ServerGone(LegroomError):  # noqa: N818
-    """Raised if the fork server does not respond."""
+    pass
 
 
 def fork_server(function: TrainFunction) -> str | None:
-    """Return the socket path of this process's server. The server is started if it is not running. Return None if
-    processes cannot fork."""
+    """Return the socket path of this process's server, and start the server if needed. Return None if processes cannot
+    fork.
+    """
     global _server
     if not can_fork():
         return None
@@ -68,8 +67,6 @@ def fork_server(function: TrainFunction) -> str | None:
 
 
 class _ForkServer:
-    """A handle for the server in the process that started it."""
-
     def __init__(self, function: TrainFunction) -> None:
         self._owner, self._path = os.getpid(), list(sys.path)
         folder = tempfile.gettempdir()
@@ -103,12 +100,12 @@ class _ForkServer:
 
     @property
     def is_usable(self) -> bool:
-        """True if the server is running, belongs to this process (a fork must not use its parent's server) and has the
-        same `sys.path`."""
+        """True if the server runs, belongs to this process and has the same `sys.path`. A forked process must not use
+        the server of its parent.
+        """
         return self._owner == os.getpid() and self._process.poll() is None and self._path == sys.path
 
     def close(self) -> None:
-        """Stop the server and its children."""
         if self._owner == os.getpid():
             self._process.terminate()
             self._process.wait()
@@ -119,15 +116,11 @@ _server: _ForkServer | None = None
 
 @dataclass
 class StudyProcess:
-    """A handle for a study process in the process that requested it."""
-
     server: str | None
     """The socket path of the server that forked the process, or None if the process was not forked."""
     number: int
-    """The process ID."""
     pipe: Connection
     spawned: SpawnedProcess | None = None
-    """The process, if it was not forked."""
 
     @classmethod
     def start(cls, server: str | None, task: Any) -> Self:
@@ -172,17 +165,15 @@ class StudyProcess:
         return wait_for_exit(self.server, self.number, kill=kill)
 
     def kill(self) -> None:
-        """Kill the process. The memory of the process has been freed when this method returns."""
+        """Kill the process. When this method returns, the memory of the process is freed."""
         self.exit_code(kill=True)
         self.pipe.close()
 
 
 @dataclass
 class TrialProcess(StudyProcess):
-    """The process that runs one rank of a trial."""
-
     name: str = "The process"
-    """The subject of messages about the process."""
+    """The subject of messages about the process, for example "The process"."""
 
     @classmethod
     def start(cls, server: str | None, task: TrialTask) -> Self:
@@ -192,7 +183,6 @@ class TrialProcess(StudyProcess):
         return process
 
     def receive(self) -> ReportMessage | TrialExit:
-        """Return the next message of the process, or its `TrialExit` if the process has ended."""
         try:
             message: ReportMessage | TrialExit = self.pipe.recv()
         except (EOFError, OSError):

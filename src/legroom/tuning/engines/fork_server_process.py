@@ -1,9 +1,9 @@
-"""The process from which other processes are forked. The process imports modules first, then accepts requests, one per
-connection (see `fork_server`).
+"""The server process from which study processes are forked (see `fork_server`). It imports modules and then accepts
+requests, one per connection.
 
 The process has no threads and does not use a GPU, so it can be forked. A forked process communicates over the
 connection of its request, and exits when the server process exits. Queries about exit codes are answered immediately,
-so no client has to wait for another client's process.
+so that no client waits for the process of another client.
 """
 
 import contextlib
@@ -45,7 +45,6 @@ class _Server:
                     self._fork(request, pipe)
 
     def _import(self, names: Iterable[str]) -> None:
-        """Import modules that were not imported before. Every later fork has them."""
         new = [name for name in dict.fromkeys(names) if name not in self._imported]
         if not new:
             return

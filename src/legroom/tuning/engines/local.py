@@ -1,9 +1,8 @@
 """Runs trials as processes on this machine, without Ray.
 
 Trials are forked from a server that has imported torch, so a trial starts in a fraction of a second. On systems that
-cannot fork, every trial must first import torch, which takes seconds. Each trial has its own process and its own share
-of a GPU. The engine passes each message of a trial to the dispatcher, and sends the dispatcher's decision back to the
-trial.
+cannot fork, every trial imports torch itself, which takes seconds. Each trial has its own process and its own share of
+a GPU. The engine passes each message of a trial to the dispatcher and returns the dispatcher's decision to the trial.
 """
 
 import tempfile
@@ -22,12 +21,10 @@ from legroom.tuning.trial.trial import ReportMessage
 from legroom.tuning.trial_dispatch import TrialDispatcher
 
 POLL_SECONDS = 0.5
-"""The time in seconds between checks of estimates and the time budget, if no message arrives."""
+"""The number of seconds between two checks of the estimates and the time budget, if no message arrives."""
 
 
 class LocalEngine:
-    """Runs a job's trials on this machine."""
-
     name = "local"
 
     def prepare(self, job: TuneJob) -> None:
@@ -39,8 +36,6 @@ class LocalEngine:
 
 @dataclass(slots=True)
 class _Processes:
-    """The processes of one trial, one per rank."""
-
     number: int
     processes: list[TrialProcess]
     group: RankGroup
@@ -55,8 +50,6 @@ class _Processes:
 
 
 class _LocalRun:
-    """One run of the engine."""
-
     def __init__(self, job: TuneJob, runner: StudyRunner) -> None:
         self._runner, self._server = runner, fork_server(job.function)
         self._dispatcher = TrialDispatcher(job, runner)
@@ -92,7 +85,6 @@ class _LocalRun:
         self._running[number] = _Processes(number, processes, RankGroup(len(tasks)), rendezvous)
 
     def _receive_messages(self) -> None:
-        """Handle messages of trials as they arrive."""
         owners = {
             process.pipe: (trial, rank)
             for trial in self._running.values()

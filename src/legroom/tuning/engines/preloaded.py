@@ -1,9 +1,8 @@
-"""Imports the modules that a trial or the tracing process needs. The fork server imports this module before it forks.
+"""Imports the modules that a trial or the tracing process needs, before the fork server forks.
 
-These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. Without this module,
-each process would load torch's optional modules when the first optimizer is created and when a virtual GPU is entered.
-Loading these modules takes nearly two seconds of CPU time. The imports are in a separate module, so that the process
-that runs the search does not import all of these modules.
+These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. Torch's optional
+modules, which the first optimizer and a virtual GPU load, take nearly two seconds of CPU time. The imports are in a
+separate module, so that the process that runs the search does not import them.
 """
 
 import contextlib

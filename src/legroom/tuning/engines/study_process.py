@@ -1,4 +1,4 @@
-"""A study process on a system that cannot fork. The process receives its task and runs it."""
+"""A study process on a system that cannot fork."""
 
 import sys
 from multiprocessing.connection import Connection
@@ -8,7 +8,7 @@ from legroom.tuning.trial.process import TrialTask, run_trial_process
 
 
 def run(pipe: "Connection[Any, Any]") -> None:
-    """Run the task that arrives first, with the `sys.path` of the study."""
+    """Receive a task and the `sys.path` of the study, and run the task."""
     try:
         sys.path[:], task = pipe.recv()
     except (EOFError, OSError):
@@ -17,7 +17,6 @@ def run(pipe: "Connection[Any, Any]") -> None:
 
 
 def run_task(task: Any, pipe: "Connection[Any, Any]") -> None:
-    """Run the task, which is either a trial or the tracing of configurations."""
     if isinstance(task, TrialTask):
         run_trial_process(task, pipe)
     else:

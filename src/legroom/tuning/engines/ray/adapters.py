@@ -1,8 +1,8 @@
 """A searcher and a scheduler through which Ray Tune requests decisions from the dispatcher.
 
 Ray manages processes, resources and machines. All other decisions are made in the same way as with the local engine.
-One trial of a study can correspond to several Ray trials. Each restart (after a pause, an out-of-memory error or a
-copied checkpoint) is a new trial for Ray.
+Each restart of a trial (after a pause, an out-of-memory error or a copied checkpoint) is a new trial for Ray. Therefore
+one trial of a study can have several Ray trials.
 """
 
 import contextlib
@@ -32,8 +32,6 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class SharedState:
-    """The state that the searcher and the scheduler share."""
-
     dispatcher: TrialDispatcher
     runner: StudyRunner
     server: str | None = None
@@ -41,7 +39,9 @@ class SharedState:
     numbers: dict[str, int] = field(default_factory=dict)
     """Maps Ray's trial IDs to the trial numbers of the study."""
     error: LegroomError | None = None
-    """The error that ends the study. Raising the error directly would make Ray wrap it in its own error with a traceback."""
+    """The error that ends the study. It is stored, because Ray would wrap a raised error in its own error with a
+    traceback.
+    """
 
     @contextlib.contextmanager
     def record_error(self) -> Iterator[None]:
@@ -53,7 +53,7 @@ class SharedState:
 
 
 class DispatchSearcher(Searcher):
-    """Passes the next trial that fits to Ray. The configuration that Ray receives contains one task per rank."""
+    """Passes the next trial that fits to Ray. Ray receives one task per rank as the configuration."""
 
     def __init__(self, shared: SharedState) -> None:
         super().__init__()
@@ -82,15 +82,15 @@ class DispatchSearcher(Searcher):
         """Do nothing, because a search is resumed from the study's storage."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Do nothing. A search is resumed from the study's storage, so Ray never calls this method."""
+        """Do nothing, because a search is resumed from the study's storage."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return an empty state, because the copy of the settings that Ray saves to disk must not contain the study."""
+        """Return an empty state. Ray saves a copy of the settings to disk, and this copy must not contain the study."""
         return {}
 
 
 class DispatchScheduler(FIFOScheduler):
-    """Passes the reports and results of trials to the dispatcher, and passes the decisions of the dispatcher to Ray."""
+    """Passes the reports and results of trials to the dispatcher, and the decisions of the dispatcher to Ray."""
 
     _supports_buffered_results = False  # a trial waits for the answer to each report
 
@@ -130,7 +130,6 @@ class DispatchScheduler(FIFOScheduler):
 
 
 def _last_error(trial: Trial) -> str:
-    """Return the message of the last error of a trial, or "" if it is unknown."""
     try:
         text = Path(trial.error_file or "").read_text(encoding="utf-8")
     except OSError:

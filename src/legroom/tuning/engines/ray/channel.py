@@ -1,4 +1,4 @@
-"""The connection between a trial in a Ray worker and Ray Tune, and the keys of its messages."""
+"""The connection between a trial in a Ray worker and Ray Tune."""
 
 from dataclasses import replace
 
@@ -8,17 +8,16 @@ from legroom.tuning.trial.ray_session import report_of_session
 from legroom.tuning.trial.trial import ReportMessage
 
 TASKS, REPORTED, ENDED, PROCESS = "tasks", "legroom_report", "legroom_end", "legroom_process"
-"""Keys in Ray's configurations and results."""
 
 
 class TuneChannel:
-    """Reports to Ray Tune, which then continues the trial or ends its thread."""
+    """Sends reports to Ray Tune. Ray Tune then continues the trial or ends its thread."""
 
     def __init__(self) -> None:
         self.is_closed = False
         self._report = report_of_session()  # while the function runs, `ray.tune.report` is replaced
         self.process: int | None = None
-        """The ID of the forked process that waits for Ray Tune's decision about its report."""
+        """The process ID of the forked process that waits for Ray Tune's decision about its report."""
 
     def report(self, message: ReportMessage) -> Action:
         try:
@@ -30,8 +29,9 @@ class TuneChannel:
 
 
 def adapt_to_worker(task: TrialTask) -> TrialTask:
-    """Prepare this worker for a trial, and return the trial's task. If Ray chose the GPU, only that GPU is visible,
-    so its index is 0."""
+    """Prepare this worker for a trial, and return the task with the right GPU index. If Ray chose the GPU, only that
+    GPU is visible, so its index is 0.
+    """
     import ray
 
     redirect_output(task)

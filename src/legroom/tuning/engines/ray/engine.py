@@ -1,7 +1,7 @@
 """Runs trials with Ray Tune. The trials run on this machine, in a Ray instance started for the study, or on a cluster.
 
 On this machine, the dispatcher places trials on GPUs, as without Ray. On a cluster, Ray places trials on GPUs. Each
-trial requests the fraction of a GPU (Ray's `GPU` resource) that it is predicted to need, on a machine where it fits.
+trial requests its predicted fraction of a GPU (Ray's `GPU` resource), on a machine where it fits.
 """
 
 import contextlib
@@ -34,12 +34,11 @@ if TYPE_CHECKING:
     from legroom.tuning.study_runner import StudyRunner
 
 MAX_STARTUP_WORKERS = 4
-"""The maximum number of workers that Ray starts in advance, if trials are forked."""
+"""The maximum number of workers that Ray starts in advance if trials are forked."""
 
 
 class RayEngine:
-    """Runs trials with Ray Tune. `address` is the address of a cluster. If `address` is None, Ray is started on this
-    machine and stopped afterwards."""
+    """`address` is the address of a cluster. Without an address, Ray is started on this machine and stopped afterwards."""
 
     name = "ray"
 
@@ -49,7 +48,6 @@ class RayEngine:
         """The socket path of the fork server, or None if each trial has its own Ray worker."""
 
     def gpus(self) -> list[TrialGpu]:
-        """Return the GPUs of the cluster."""
         with connected(self._address, processors=processors()):
             return cluster_gpus()
 

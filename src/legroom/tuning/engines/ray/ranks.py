@@ -1,9 +1,9 @@
 """Runs a trial with several ranks on Ray. A coordinator starts one worker per rank, each in a bundle of the trial's
 placement group.
 
-The coordinator is the training function that Ray Tune calls. The coordinator starts the ranks, passes their messages to
-their `RankGroup`, and sends back the replies, as the local engine does. The ranks connect to an address on rank 0's
-machine, so they may be on several machines.
+The coordinator is the training function that Ray Tune calls. It starts the ranks, passes their messages to their
+`RankGroup` and sends back the replies, as the local engine does. The ranks connect to an address on the machine of rank
+0, so they may be on several machines.
 """
 
 import queue
@@ -22,11 +22,10 @@ from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
 POLL_SECONDS = 0.5
-"""The time in seconds between checks for a stopped trial, if no rank sends a message."""
+"""The number of seconds between two checks for a stopped trial, if no rank sends a message."""
 
 
 def run_ranks(tasks: Sequence[TrialTask], channel: TuneChannel) -> TrialExit:
-    """Run a trial's ranks until they have all ended."""
     import ray
 
     actors = _start_actors(len(tasks))
@@ -41,14 +40,15 @@ def run_ranks(tasks: Sequence[TrialTask], channel: TuneChannel) -> TrialExit:
 
 
 class RankActor:
-    """The worker of one rank. The function runs in a thread, and its messages are fetched one by one."""
+    """The Ray actor of one rank. The training function runs in a thread, and the coordinator fetches its messages one
+    by one.
+    """
 
     def __init__(self) -> None:
         self._messages: queue.Queue[ReportMessage | TrialExit] = queue.Queue()
         self._answers: queue.Queue[Action] = queue.Queue()
 
     def free_address(self) -> str:
-        """Return a free address on this machine."""
         import ray
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -69,14 +69,12 @@ class RankActor:
         self._answers.put(action)
 
     def report(self, message: ReportMessage) -> Action:
-        """Send a report and return the decision. Send a report of the training function to the coordinator, and return
-        the coordinator's decision."""
+        """Send a report of the training function to the coordinator, and return the coordinator's decision."""
         self._messages.put(message)
         return self._answers.get()
 
 
 def _start_actors(ranks: int) -> list[Any]:
-    """Start one worker per bundle, with all resources of the bundle."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

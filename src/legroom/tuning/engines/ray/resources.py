@@ -1,8 +1,8 @@
 """The Ray resources that a trial requests, and the resources of a cluster.
 
-On this machine, the dispatcher places trials, so the trials request almost no resources from Ray. On a cluster, Ray
-places trials by their predicted memory. A trial with several ranks has one bundle per rank. All bundles are on one
-machine if a machine has enough GPUs.
+On this machine, the dispatcher places trials, so trials request almost no resources from Ray. On a cluster, Ray places
+trials by their predicted memory. A trial with several ranks has one bundle per rank. If one machine has enough GPUs,
+all bundles are on that machine.
 """
 
 import math
@@ -22,8 +22,9 @@ Resources = Callable[[dict[str, Any]], Any]
 
 
 def resources(*, on_cluster: bool, strategy: str = "STRICT_PACK") -> Resources:
-    """Return the function that Ray Tune calls with a trial's tasks. `strategy` is the placement strategy for ranks
-    without GPUs."""
+    """Return a function that Ray Tune calls with the tasks of a trial, to get the trial's resources. `strategy` is the
+    placement strategy for ranks without GPUs.
+    """
 
     def request(config: dict[str, Any]) -> Any:
         from ray.tune import PlacementGroupFactory
@@ -49,8 +50,7 @@ def _bundle(task: TrialTask, on_cluster: bool) -> dict[str, float]:
 
 
 def strategy_for(ranks: int) -> str:
-    """Return the placement strategy for ranks without GPUs. The ranks are placed on one machine if a machine has enough
-    CPUs."""
+    """The ranks are placed on one machine if a machine has enough CPUs."""
     import ray
 
     max_cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
@@ -58,7 +58,6 @@ def strategy_for(ranks: int) -> str:
 
 
 def cluster_gpus() -> list[TrialGpu]:
-    """Return the GPUs of the cluster, numbered consecutively, with the memory that each machine reports."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -81,8 +80,8 @@ def processors_of_cluster() -> int:
 
 
 def _gpus_here() -> list[TrialGpu]:
-    """Return the GPUs of the machine that runs this task. Ray hides GPUs from a task that requested none, so this
-    function makes the GPUs visible first.
+    """Return the GPUs of the machine that runs this task. Ray hides GPUs from a task that requested none, so the
+    function first makes them visible.
     """
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     return real_gpus()

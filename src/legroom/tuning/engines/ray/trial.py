@@ -1,7 +1,8 @@
-"""Runs a trial inside a Ray worker. The function runs as in the local engine, but its reports are sent through Ray Tune.
+"""Runs a trial inside a Ray worker. The function runs as in the local engine, but its reports are sent through Ray
+Tune.
 
-Every trial has its own process, so its memory is always freed. The process is either a Ray worker that exits at the end
-of the trial, or a process from the fork server. In the second case, the Ray worker is reused for the next trial.
+Every trial has its own process, so its memory is always freed. The process is either a Ray worker that exits after the
+trial, or a process from the fork server. In the second case, the Ray worker is reused.
 """
 
 import os
@@ -17,8 +18,9 @@ from legroom.tuning.trial.trial import ReportMessage
 
 
 def run_in_ray(config: dict[str, Any], *, server: str | None = None) -> None:
-    """Run a trial. Ray Tune calls this function as the training function. `server` is the fork server, if the trial
-    runs in a forked process."""
+    """Run a trial as Ray Tune's training function. If `server` is given, the trial runs in a process of this fork
+    server.
+    """
     from ray import tune
 
     tasks: list[TrialTask] = config[TASKS]
@@ -51,14 +53,14 @@ def _run_forked(task: TrialTask, channel: TuneChannel, server: str) -> TrialExit
 
 
 def kill_process(result: dict[str, Any], server: str | None) -> None:
-    """Kill the process that sent a result, if it was forked. Ray notifies a reused worker only when the next trial
-    starts. A process that is not killed would keep its memory until then."""
+    """Kill the process that sent a result, if it was forked. A forked process would keep its memory until the next
+    trial starts, because Ray notifies a reused worker only then.
+    """
     number = result.get(PROCESS)
     if number is not None and server is not None:
         wait_for_exit(server, number, kill=True)
 
 
 def read_result(result: dict[str, Any]) -> ReportMessage | TrialExit:
-    """Return the message in a Ray result."""
     message: ReportMessage | TrialExit = result[REPORTED] if REPORTED in result else result[ENDED]
     return message

@@ -1,8 +1,8 @@
 """Converts a `ray.tune.Tuner` into arguments of `legroom.tune`.
 
 The Tuner's function runs unchanged and calls `ray.tune.report`. The space, metric, number of samples, search algorithm
-and scheduler come from the Tuner. Legroom's searcher and scheduler of the same name replace Ray's searcher and
-scheduler, because Ray's searchers learn nothing from configurations that cannot fit. Other settings of Ray's searchers
+and scheduler come from the Tuner. Ray's searcher and scheduler are replaced by Legroom's searcher and scheduler of the
+same name, because Ray's searchers learn nothing from configurations that cannot fit. Other settings of Ray's searchers
 are ignored.
 """
 
@@ -32,13 +32,11 @@ _SCHEDULERS = {
 
 
 def is_tuner(given: Any) -> bool:
-    """Return True if an object is a Ray Tuner."""
     return isinstance(given, Tuner)
 
 
 def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the training function and the keyword arguments for `legroom.tune`, such as space, metric, mode, trials,
-    search and scheduler."""
+    """Return the training function of the Tuner, and the keyword arguments for `legroom.tune`."""
     inside = getattr(tuner, "_local_tuner", None)
     settings = getattr(inside, "_tune_config", None)
     written = getattr(inside, "param_space", None)
@@ -76,8 +74,7 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 
 def search_arguments(given: Any, written: Any) -> dict[str, Any]:
-    """Return the arguments of `legroom.tune` for a Ray search algorithm, such as the search, the metric and the points
-    to evaluate first."""
+    """Return the arguments of `legroom.tune` that correspond to a Ray search algorithm."""
     while type(given).__name__ in _WRAPPERS:
         given = given.searcher
     if given is None or type(given).__name__ == "BasicVariantGenerator":
@@ -93,7 +90,7 @@ def search_arguments(given: Any, written: Any) -> dict[str, Any]:
 
 
 def _own_sampler(given: Any) -> Any:
-    """Return the sampler of an `OptunaSearch` if it is not the default, which is TPE."""
+    """Return the sampler of an `OptunaSearch`, or None if it is the default sampler, TPE."""
     sampler = getattr(given, "_sampler", None)
     return None if type(sampler).__name__ == "TPESampler" else optuna_sampler(sampler)
 
@@ -104,13 +101,11 @@ def _points(given: Any) -> dict[str, Any]:
 
 
 def _metric(given: Any) -> dict[str, Any]:
-    """Return the metric and the mode of a searcher or scheduler, if they are set."""
     found = {"metric": getattr(given, "_metric", None), "mode": getattr(given, "_mode", None)}
     return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def scheduler_arguments(given: Any) -> dict[str, Any]:
-    """Return the arguments of `legroom.tune` for a Ray scheduler."""
     if given is None:
         return {"scheduler": None}
     names = [kind.__name__ for kind in type(given).__mro__ if kind.__name__ in _SCHEDULERS]

@@ -1,6 +1,6 @@
 """Describes why a Ray worker died, as far as Ray reports the reason.
 
-Ray reports the exit code of a worker that ends the interpreter (`sys.exit`), but neither the code of `os._exit` nor a
+Ray reports the exit code of a worker that calls `sys.exit`. It reports neither the exit code of `os._exit` nor a
 signal.
 """
 

@@ -1,6 +1,6 @@
 """Reuses Ray's workers for trials that run in forked processes.
 
-Starting a worker takes one to two seconds of CPU time. This module uses Ray internals.
+This saves one to two seconds of CPU time per worker. This module uses Ray internals.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from legroom.observe.virtual.patching import Replacement, replaced
 
 
 def keep_idle(controller: Any, trial: Trial, count: int) -> None:
-    """Make Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops all other idle workers
-    unless a trial is queued. The dispatcher never queues trials in Ray.
+    """Make Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops the others unless a trial is
+    queued, and the dispatcher never queues trials in Ray.
 
-    In a version of Ray with other internals, most trials that run in parallel start a new worker.
+    If Ray's internals differ, most parallel trials start a new worker.
     """
     cache: Any = getattr(getattr(controller, "_tune_controller", controller), "_actor_cache", None)
     if hasattr(cache, "increase_max"):
@@ -32,10 +32,10 @@ def reused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_environment() -> Iterator[None]:
-    """Remove the environment variables that Ray Tune sets for each trial (for Lightning), because Ray starts a new
-    worker for a different environment.
+    """Remove the environment variables that Ray Tune sets for each trial (for Lightning). Ray would start a new worker
+    for a different environment.
 
-    In a version of Ray with other internals, the first trial starts about two seconds later.
+    If Ray's internals differ, the first trial starts about two seconds later.
     """
     try:
         from ray.tune.execution.class_cache import DEFAULT_ENV_VARS as VARIABLES
@@ -52,13 +52,11 @@ def _plain_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_groups() -> Iterator[None]:
-    """Make Ray Tune count resources instead of reserving a placement group for each trial. By default, Ray Tune
-    reserves one placement group per trial and starts a task that waits for the group. This task occupies an idle
-    worker, so a new worker is started for the trial. The dispatcher has already reserved the resources, so Ray Tune
-    only needs to count them.
+    """Make Ray Tune count resources instead of reserving a placement group for each trial.
 
-    In a version of Ray with other internals, up to two additional workers are started for each trial that runs in
-    parallel.
+    By default, Ray Tune starts a task that waits for the placement group. This task occupies an idle worker, so the
+    trial needs a new worker. Counting is enough, because the dispatcher has already reserved the resources. If Ray's
+    internals differ, up to two additional workers are started for each parallel trial.
     """
     try:
         from ray.air.execution import FixedResourceManager
