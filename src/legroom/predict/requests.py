@@ -20,12 +20,12 @@ class MemoryRequest(NamedTuple):
     bytes: int
     stream: int
     optional: bool = False
-    """True if the program continues when this allocation fails, as for a cuDNN workspace."""
+    """Whether the program continues if this allocation fails, as for a cuDNN workspace."""
 
 
 KERNELS_RUN = MemoryRequest(0, 0, 0)
-"""Marks the first kernel. The first kernel changes the addresses at which the device places later segments (see
-`AddressSpace`)."""
+"""Marks the first kernel, which changes the addresses at which the device places later segments (see `AddressSpace`).
+"""
 LIBRARY_LOADED = MemoryRequest(-1, 0, 0)
 """Marks the creation of a cuBLAS handle, just before torch allocates the workspace of the handle. The handle uses
 address space and memory.
@@ -34,13 +34,11 @@ address space and memory.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPeaks:
-    """The peaks of a replay, in bytes."""
-
     requested: int
     allocated: int
     reserved: int
     failed_at: int | None
-    """The position of the required request that failed, or None if all required requests succeeded."""
+    """The index of the required request that failed, or None if all required requests succeeded."""
 
 
 def replay_requests(
@@ -55,13 +53,13 @@ def replay_requests(
     """Replay `requests` on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
     allocated.
 
-    `handle` is the memory outside PyTorch that each cuBLAS handle uses, in bytes. `capacity` does not include this
-    memory, but PyTorch can use it until a handle is created. If PyTorch has already reserved this memory, creating the
-    handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache for a handle.
+    `handle` is the memory in bytes that each cuBLAS handle uses outside PyTorch. `capacity` does not include this
+    memory, but PyTorch can use it until a handle is created. If PyTorch has already reserved it, creating the handle
+    fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache for a handle.
 
     `segment_address(size, stream)` returns the address of each new segment. If an optional request fails, such as the
     workspace of a cuDNN kernel, later optional requests of the same size are skipped. The reason is that torch then
-    uses and caches a kernel that needs no workspace.
+    caches a kernel that needs no workspace.
     """
     if capacity is not None and handle:
         requests = list(requests)
@@ -104,13 +102,13 @@ def replay_requests(
 
 
 def default_settings() -> AllocatorSettings:
-    """Return the allocator settings of a run in this environment."""
     return AllocatorSettings.from_environment(os.environ, _torch_version())
 
 
 @functools.cache
 def _torch_version() -> str:
-    """Return the version of the installed torch, without importing it. A process that only reads traces does not need
-    torch."""
+    """Return the version of the installed torch without importing it, because a process that only reads traces does not
+    need torch.
+    """
     torch = sys.modules.get("torch")
     return importlib.metadata.version("torch") if torch is None else str(torch.__version__)

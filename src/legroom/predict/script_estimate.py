@@ -1,4 +1,4 @@
-"""All results that `legroom estimate` reports about one script."""
+"""The results that `legroom estimate` reports about a script."""
 
 import contextlib
 import re
@@ -37,15 +37,13 @@ NO_VALIDATION_NOTE = "No validation was traced. The estimate covers only the tra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptEstimate:
-    """The estimate of a script, its largest batch size, and the options that save memory."""
-
     script: str
     estimate: Estimate
     search: BatchSearch | None
     options: tuple[PlannedOption, ...]
     options_tried: bool = True
     batch_setting: BatchSetting | None = None
-    """The setting that determines the script's batch size (an argument, a variable or a line), or None if unknown."""
+    """The argument, variable or line that sets the batch size of the script, or None if it is unknown."""
 
     @property
     def batch_change(self) -> str:
@@ -107,8 +105,8 @@ def estimate_script(
 
     With `plan`, the options are traced even if the script fits. `process` is the tracing process of the script, if it
     is already running. `on_verdict` is called as soon as the verdict is known. `on_long_wait` is called a few times
-    during a long wait, with a description of the wait. If a script needs real values, or if it cannot be traced without
-    data, it runs with real values on the CPU.
+    during a long wait, with a description of the wait. A script that cannot be traced without data runs with real
+    values on the CPU.
     """
     waiting = _Waiting(show_progress, on_long_wait)
     job = _ScriptJob(
@@ -155,7 +153,7 @@ def _place(error: str) -> str:
 
 
 class _Waiting:
-    """Reports each wait: every few seconds as progress, and a few times as a message."""
+    """Reports each wait, every few seconds as progress and a few times as a message."""
 
     MESSAGES = (30.0, 120.0, 240.0)
     """The waiting times in seconds after which a message is shown."""
@@ -166,7 +164,6 @@ class _Waiting:
         self._shown = 0
 
     def start(self, action: str) -> None:
-        """Start to report the wait for `action`."""
         self._action, self._shown = action, 0
         self._show_progress(action)
 
@@ -228,8 +225,7 @@ class _ScriptJob:
         ahead: dict[int, PendingTrace],
         environment: Mapping[str, str],
     ) -> ScriptEstimate:
-        """Return the largest batch size, and the options that save memory. The traces for the batch size and for the
-        options run in parallel."""
+        """Search for the largest batch size and the options that save memory. The traces for both run in parallel."""
 
         deadline = time.monotonic() + SEARCH_SECONDS
 
@@ -311,8 +307,9 @@ class _ScriptJob:
             return None, failure
 
     def _by_setting(self, setting: BatchSetting, check: SettingCheck) -> Callable[[int], Trace]:
-        """Return a function that traces the script at other batch sizes. Each trace starts the script again with a
-        different value of the setting."""
+        """Return a function that traces the script at another batch size, by starting it again with a different value
+        of the setting.
+        """
 
         def trace_at(size: int) -> Trace:
             self.show_progress(f"searching for the largest batch size: {setting.text_with(size)}")
@@ -337,9 +334,9 @@ _MISSING_VARIABLE = re.compile(
 
 
 def needs_torchrun(error: str) -> bool:
-    """Return True if a script failed because torchrun's variables are not set.
+    """Return whether a script failed because torchrun's environment variables are not set.
 
-    Legroom sets these variables only after a failure, because some scripts train differently if the variables are set.
+    Legroom sets these variables only after such a failure, because some scripts train differently if they are set.
     """
     return _MISSING_VARIABLE.search(error) is not None
 

@@ -13,9 +13,9 @@ from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 
 MAX_CHECKED = 5
-"""The maximum number of candidates that are tried. The most likely candidates are tried first."""
+"""The maximum number of candidates that are tried, most likely first."""
 CHECK_SECONDS = 30.0
-"""The check of one candidate is stopped after this many seconds."""
+"""The maximum time in seconds for the check of one candidate."""
 
 
 @dataclass(slots=True)
@@ -31,12 +31,12 @@ class SettingCheck:
     deadline: float
     _running: WorkerProcess | None = None
     _first: tuple[BatchSetting, int, Trace] | None = None
-    """The trace from a successful check, which the search for the largest batch size reuses."""
+    """The trace of a successful check, which the search for the largest batch size uses again."""
 
     def for_loader(self, size: int) -> BatchSetting | None:
         """Return the setting that changes the batch size of the script's DataLoader. `size` is the current batch size.
 
-        If there is no time for a check, the most likely candidate is returned, provided that its value is `size`.
+        If the deadline prevents a check, the most likely candidate is returned, provided that its value is `size`.
         """
         for setting in self.traced.settings[:MAX_CHECKED]:
             try:
@@ -51,7 +51,6 @@ class SettingCheck:
         return None
 
     def by_trace(self, current: Trace) -> BatchSetting | None:
-        """Return the setting that changes the memory of a script without a DataLoader."""
         for setting in self.traced.settings[:MAX_CHECKED]:
             double = setting.value * 2
             try:
@@ -75,7 +74,6 @@ class SettingCheck:
             return again.start(with_uncertainty=False).result()
 
     def close(self) -> None:
-        """End the process of a check that is not complete."""
         if self._running is not None:
             self._running.kill()
 
@@ -100,9 +98,9 @@ class SettingCheck:
 
 
 def _is_doubled(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> bool:
-    """Return True if the same dimension of some tensors has doubled, and no other dimension has changed.
+    """Return whether the same dimension of some tensors has doubled, and no other dimension has changed.
 
-    Usually this is the first dimension, but some models have the batch in the second dimension.
+    This is usually the first dimension, but some models have the batch in the second dimension.
     """
     if len(before) != len(after) or any(len(a) != len(b) for a, b in zip(before, after, strict=True)):
         return False

@@ -15,7 +15,7 @@ from legroom.predict.tracing.pause_gc import instances_of
 
 
 class OptionHasNoEffect(Exception):  # noqa: N818
-    """Raised inside a run if an option has no effect on the run."""
+    """Raised inside a run if an option has no effect on it."""
 
 
 def _raise_no_effect() -> NoReturn:
@@ -24,7 +24,7 @@ def _raise_no_effect() -> NoReturn:
 
 @contextlib.contextmanager
 def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_no_effect) -> Iterator[None]:
-    """Inside the `with` block, apply `options` to all code that runs. `no_effect` is called if an option has no effect."""
+    """Apply `options` to all code that runs inside the `with` block. `no_effect` is called if an option has no effect."""
     with _Undo() as undo:
         undo.no_effect = no_effect
         for option in options:
@@ -33,7 +33,7 @@ def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_n
 
 
 class _Undo(contextlib.ExitStack):
-    """Reverts an option when it is closed, and stores the function to call if the option has no effect."""
+    """Reverts an option when it is closed. `no_effect` is the function to call if the option has no effect."""
 
     no_effect: Callable[[], NoReturn]
 
@@ -63,7 +63,7 @@ def _at_first_step(act: Callable[[list[dict[str, Any]]], None], undo: _Undo) -> 
 
 
 def _fused(undo: _Undo) -> None:
-    """Make optimizers use their fused implementation, if they have one, because it allocates no temporaries."""
+    """Make optimizers use their fused implementation, if they have one, because it allocates no temporary tensors."""
 
     def fuse(groups: list[dict[str, Any]]) -> None:
         if all(group.get("fused", True) or group.get("foreach") is False for group in groups):
@@ -75,7 +75,7 @@ def _fused(undo: _Undo) -> None:
 
 
 def _for_loop(undo: _Undo) -> None:
-    """Make optimizers without a fused implementation update one parameter at a time. The temporaries are then only as
+    """Make optimizers without a fused implementation update one parameter at a time. The temporary tensors are then as
     large as one parameter, not as large as all parameters together.
     """
 
@@ -89,7 +89,6 @@ def _for_loop(undo: _Undo) -> None:
 
 
 def _autocast(undo: _Undo) -> None:
-    """Run the forward pass of every model under bf16 autocast."""
     contexts: list[Any] = []
     depth = [0]
 
@@ -112,7 +111,8 @@ def _autocast(undo: _Undo) -> None:
 
 def _checkpoint(undo: _Undo) -> None:
     """Make each repeated block of the model save only its input, and recompute its other activations in the backward
-    pass."""
+    pass.
+    """
 
     def wrap(model: nn.Module) -> None:
         blocks = repeated_blocks(model)
@@ -132,9 +132,7 @@ def _checkpoint(undo: _Undo) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a model. The blocks are those items of the model's outermost module lists that have
-    parameters.
-    """
+    """Return the items of the model's outermost module lists that have parameters."""
     if isinstance(model, nn.ModuleList | nn.Sequential):
         blocks = [block for block in model if any(True for _ in block.parameters())]
         if len(blocks) > 1:
@@ -143,7 +141,9 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _eight_bit_optimizer(undo: _Undo) -> None:
-    """Give every optimizer two state tensors with one byte per parameter, like 8-bit Adam, and no temporary tensors."""
+    """Replace the step of every optimizer by one with two state tensors of one byte per parameter, like 8-bit Adam, and
+    no temporary tensors.
+    """
 
     def step(optimizer: Any, closure: Any = None) -> None:
         with torch.no_grad():
@@ -183,7 +183,7 @@ def _spill(undo: _Undo) -> None:
 
 
 def _freeze(undo: _Undo) -> None:
-    """Freeze all parameters except the parameters of the last child module that has parameters."""
+    """Freeze all parameters except those of the last child module that has parameters."""
 
     def freeze(model: nn.Module) -> None:
         children = [child for child in model.children() if any(True for _ in child.parameters())]

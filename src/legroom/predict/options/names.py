@@ -1,5 +1,6 @@
-"""The memory-saving options that an estimate tries. `apply` applies these options to a run. This module does not
-import torch."""
+"""The memory-saving options that an estimate tries, and that `apply` applies to a run. This module does not import
+torch.
+"""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""Determines the options that save memory, cheapest first. The run is traced with each option to measure the peak."""
+"""Finds the options that save memory, cheapest first. The run is traced with each option to determine the peak."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,18 @@ from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import Trace
 
 StartTrace = Callable[[Sequence[MemoryOption]], Callable[[], Trace]]
-"""A function that starts a trace with the given options applied, and returns another function that waits for the trace."""
+"""Starts a trace with the given options applied, and returns a function that waits for the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOption:
-    """One option that saves memory. All sizes are in bytes."""
-
     name: str
     """The name of the option, for example `activation checkpointing`, or several names if options are combined."""
     peak_device: int
-    """The peak with the option applied."""
     saves: int
     verdict: FitVerdict
     cost: str
-    """The cost of the option: time, precision, or a dependency."""
+    """The cost: time, precision, or a dependency."""
     how: str
     """The change to the user's code or command."""
 
@@ -65,13 +62,13 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
         "the optimizer",
     ),
 }
-"""Maps each option to its cost, and to the change that applies it."""
+"""The cost of each option, and the change that applies it."""
 MIN_SAVING = 0.01
 """The fraction of the peak that an option must save to be listed."""
 
 
 def start_plan(current: Estimate, start: StartTrace) -> list[tuple[MemoryOption, Callable[[], Trace]]]:
-    """Start one trace for each option that may save memory. `finish_plan` waits for these traces."""
+    """Start a trace for each option that may save memory. `finish_plan` waits for these traces."""
     if not current.trace.trains:
         return []
     return [
@@ -92,9 +89,9 @@ def finish_plan(
 ) -> list[PlannedOption]:
     """Return every option that saves memory, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest` is the trace of the largest batch size that fits. If the current batch size does not fit, the largest
-    batch size that fits is also listed as an option. `how` describes the change that sets this batch size. If no single
-    option is enough, options are combined, cheapest first, until the run fits.
+    `largest` is the trace of the largest batch size that fits. If the current batch size does not fit, this batch size
+    is also listed as an option, and `how` describes how to set it. If no single option is enough, options are combined,
+    cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
     for option, finish in started:

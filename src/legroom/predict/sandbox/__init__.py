@@ -1,1 +1,1 @@
-"""A sandbox for traced scripts. When a script writes, renames or deletes files, the user's files do not change."""
+"""A sandbox for traced scripts. The user's files do not change when a script writes, renames or deletes files."""

@@ -1,9 +1,9 @@
 """Blocks changes to the user's files that were not redirected.
 
-Python reports every file change to its audit hooks. The hooks also report calls that bypass the redirected functions,
-such as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside
-the scratch folder is refused. Landlock also refuses most of these changes, but it allows changes to file permissions
-and timestamps. Landlock is not available on every system.
+Python reports every file change to its audit hooks. This includes calls that bypass the redirected functions, such as
+`_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside the
+scratch folder is refused. Landlock also refuses most of these changes, but it allows changes to file permissions and
+timestamps, and it is not available on every system.
 """
 
 import os
@@ -17,10 +17,10 @@ _CHANGED_PATHS = {
     "os.remove": (0,), "os.rmdir": (0,), "os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
     "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "os.setxattr": (0,), "os.removexattr": (0,),
 }  # fmt: skip
-"""Maps each audit event to the positions of those arguments that are paths of changed files."""
+"""The positions of the arguments that are paths of changed files, for each audit event."""
 
 _ACTS_ON_LINK = frozenset(["os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink"])
-"""Audit events that change a directory entry. If the entry is a link, these events change the link and not its target."""
+"""Audit events that change a directory entry. If the entry is a link, the link changes and not its target."""
 
 
 class RefusedChange(LegroomError, PermissionError):  # noqa: N818
@@ -28,7 +28,7 @@ class RefusedChange(LegroomError, PermissionError):  # noqa: N818
 
 
 def refuse_changes(overlay: Overlay) -> None:
-    """For the rest of the process, raise `RefusedChange` if code tries to change a file outside the scratch folder."""
+    """Raise `RefusedChange` for the rest of the process if code tries to change a file outside the scratch folder."""
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

@@ -1,8 +1,7 @@
 """Implements `torch.save` and `torch.load` for a traced script in the sandbox.
 
 A trace has no data, so a saved file contains descriptions of the tensors instead of their values. The script can load
-the files that it saved. A file that the script saved contains a token of this run. Only files with this token are
-unpickled.
+these files again. Each of them contains a token of this run, and only files with this token are unpickled.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ _MARK = b"legroom-traced-checkpoint:" + secrets.token_bytes(16)
 
 @contextlib.contextmanager
 def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
-    """Make saving write to the sandbox, and make loading read the files that were saved there.
+    """Save files to the sandbox inside the `with` block, and load the files that were saved there.
 
     The user's checkpoints are memory-mapped instead of read, because tensors without data need no memory. Files that
     cannot be mapped are read as usual.
@@ -74,11 +73,10 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
 
 
 def no_model_saved() -> None:
-    """Replace the Transformers functions that save models, if the script has loaded that library, because these
-    functions read the data of tensors before they write.
+    """Replace the Transformers functions that save models, if the script has loaded that library. These functions read
+    the data of tensors before they write.
 
-    With a version of Transformers that has none of these functions, a script that saves a model in its first steps
-    fails.
+    If this version of Transformers has none of these functions, a script that saves a model in its first steps fails.
     """
     for module, kind, method in _SAVERS:
         saver = getattr(sys.modules.get(module), kind, None)
@@ -100,7 +98,7 @@ def _save_empty_file(_tensors: Any, filename: Any, *_arguments: Any, **_options:
 
 
 def save(obj: Any, f: Any) -> None:
-    """Write an object to a file. Descriptions replace its tensors."""
+    """Write an object to a file, with descriptions in place of its tensors."""
     content = io.BytesIO()
     content.write(_MARK)
     _Pickler(content, protocol=4).dump(obj)
@@ -126,8 +124,6 @@ def load_saved(f: Any, map_location: Any) -> tuple[bool, Any]:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that writes a description instead of each tensor."""
-
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return NotImplemented
@@ -136,7 +132,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that creates tensors from descriptions, on the devices that `map_location` selects."""
+    """Creates tensors from descriptions, on the devices that `map_location` selects."""
 
     def __init__(self, file: Any, map_location: Any) -> None:
         super().__init__(file)

@@ -1,8 +1,8 @@
-"""Uses Landlock to restrict writes. The Linux kernel denies writes outside given folders, for this process and every
-process that it starts.
+"""Denies writes outside given folders with Landlock, a feature of the Linux kernel. The restriction applies to this
+process and every process that it starts.
 
 Landlock also applies to writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs.
-Landlock is available in Linux 5.13 and newer, needs no privileges and cannot be undone.
+It is available in Linux 5.13 and newer, needs no privileges and cannot be undone.
 """
 
 import contextlib

@@ -1,13 +1,13 @@
-"""A file system overlay. Lets a script write to a scratch folder, and read its own changes from there.
+r"""A file system overlay. A script writes to a scratch folder, and reads its own changes from there.
 
-The user's files are the lower layer and never change. The upper layer is a scratch folder that contains the same paths.
-All files that the script writes are stored in the upper layer. For example, `/home/me/log.csv` becomes
-`UPPER/home/me/log.csv`, and `C:\\me\\log.csv` becomes `UPPER\\C\\me\\log.csv`. Files in the lower layer that the script
+The user's files are the lower layer and never change. The upper layer is a scratch folder with the same folder
+structure. All files that the script writes are stored in the upper layer. For example, `/home/me/log.csv` becomes
+`UPPER/home/me/log.csv`, and `C:\me\log.csv` becomes `UPPER\C\me\log.csv`. Files in the lower layer that the script
 deleted or renamed are recorded in memory.
 
 `resolve` returns the absolute path that the script refers to, with all links resolved. `find` returns the path of the
-real file, in the upper or the lower layer, that contains the data. The overlay resolves links itself. A link that the
-script created can point to a file that exists only in the upper layer, so the kernel would not find it.
+real file, in the upper or the lower layer, that contains the data. The overlay resolves links itself, because a link
+may point to a file that exists only in the upper layer. The kernel would not find this file.
 """
 
 import contextlib
@@ -22,10 +22,9 @@ from types import ModuleType
 from typing import Any
 
 KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
-"""Folders that contain none of the user's files, such as devices, shared memory and the kernel's own files."""
+"""Folders that contain none of the user's files, but devices, shared memory and files of the kernel."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-"""The flags of `os.open` that can change a file."""
 
 _MAX_LINKS = 40
 """The number of links that Linux follows in one path before it reports a loop."""
@@ -40,10 +39,10 @@ class Overlay:
         os.makedirs(self.upper, exist_ok=True)
         self._deleted: set[str] = set()
         self._moved: dict[str, str] = {}
-        """Maps the new path of a renamed file to the path in the lower layer that has its content."""
+        """The path in the lower layer that has the content of a renamed file, by its new path."""
         self._threads = threading.local()
         self._directory: str | None = None
-        """The current directory, if that directory exists only in the upper layer."""
+        """The current directory if it exists only in the upper layer, otherwise None."""
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
@@ -60,8 +59,8 @@ class Overlay:
 
     @contextlib.contextmanager
     def with_opener(self, file: Any) -> Iterator[None]:
-        """Inside the `with` block, the script calls `open(file, opener=...)`. Python's audit hook reports this call as
-        if `open` itself opened the file.
+        """Record that the script calls `open(file, opener=...)`. Python's audit hook reports this call as if `open`
+        itself opened the file.
         """
         self._threads.has_opener = file
         try:
@@ -70,8 +69,8 @@ class Overlay:
             self._threads.has_opener = None
 
     def was_left_to_opener(self, file: Any) -> bool:
-        """Return True if `open` is about to call its argument `opener` for `file`. For each call to `open`, the result
-        is True only once.
+        """Return whether `open` is about to call its argument `opener` for `file`. The result is True only once per
+        call to `open`.
         """
         is_left = file is not None and getattr(self._threads, "has_opener", None) is file
         if is_left:
@@ -79,8 +78,9 @@ class Overlay:
         return is_left
 
     def continue_in(self, upper: Path) -> None:
-        """Replace the upper layer with a copy. A fork needs its own copy, because other forks write to the same
-        paths."""
+        """Continue with a copy of the upper layer. A fork needs its own copy, because other forks write to the same
+        paths.
+        """
         old, self.upper = self.upper, os.path.realpath(upper)
         shutil.copytree(old, self.upper, symlinks=True, dirs_exist_ok=True)
         if self._directory is not None:
@@ -89,16 +89,16 @@ class Overlay:
     # --- locations of paths
 
     def is_scratch(self, path: str) -> bool:
-        """Return True if calls with this resolved path are not redirected. Calls are not redirected for paths in the
-        scratch folder, and for paths that are not user files.
+        """Return whether calls with this resolved path are not redirected, because the path is in the scratch folder or
+        is not a user file.
         """
         return _is_below(path, self._scratch) or _is_kernel(path)
 
     def resolve(self, path: Any, *, follow: bool = True, folder: int | None = None) -> str:
         """Return the absolute path with all links resolved, as the script sees the file system.
 
-        With `follow`, a link at the end of the path is resolved, as well as links in its folders. `folder` is the file
-        descriptor of a directory. Relative paths start from this directory.
+        Links in the parent folders are always resolved. With `follow`, a link at the end of the path is also resolved.
+        `folder` is the file descriptor of the directory from which relative paths start.
         """
         text = os.fsdecode(path)
         current = self.directory_of(folder) if folder is not None else self._directory or os.getcwd()
@@ -133,8 +133,8 @@ class Overlay:
         return current
 
     def _link(self, path: str, may_be_upper: bool) -> tuple[str | None, bool]:
-        """Return the target of a link, or None if the path is not a link. The second item of the result is True if the
-        path is in the upper layer.
+        """Return the target of a link, or None if the path is not a link. The second item is True if the path is in the
+        upper layer.
         """
         if may_be_upper:
             try:
@@ -146,9 +146,7 @@ class Overlay:
         return (None if lower is None else _link_of_user(lower)), False
 
     def find(self, path: str) -> str | None:
-        """Return the path of the real file that has the content of a resolved path, or None if the resolved path does
-        not exist.
-        """
+        """Return the path of the real file for a resolved path, or None if the resolved path does not exist."""
         upper = self._physical(path)
         if os.path.lexists(upper):
             return upper
@@ -156,8 +154,8 @@ class Overlay:
         return lower if lower is not None and os.path.lexists(lower) else None
 
     def location(self, path: str) -> str:
-        """Return the path of the real file that has the content of a resolved path. If the resolved path does not
-        exist, return the path to which the script would write.
+        """Return the path of the real file for a resolved path. If the resolved path does not exist, return the path to
+        which the script would write.
         """
         found = self.find(path)
         if found is None:
@@ -169,15 +167,14 @@ class Overlay:
         return found or self._physical(path)
 
     def require(self, path: str) -> str:
-        """Return the path of the real file that has the content of a resolved path. If the path does not exist, raise
-        the same error as the kernel.
+        """Return the path of the real file for a resolved path. If the resolved path does not exist, raise the same
+        error as the kernel.
         """
         location = self.location(path)
         os.lstat(location)
         return location
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a directory."""
         found: dict[str, None] = {}
         lower = self._lower(path)
         if lower is not None and os.path.isdir(lower):
@@ -189,7 +186,7 @@ class Overlay:
         return list(found)
 
     def is_changed(self, path: str) -> bool:
-        """Return True if a directory differs from the lower layer because entries were written, moved or deleted."""
+        """Return whether a directory differs from the lower layer because entries were written, moved or deleted."""
         return self.find(path) != path or any(
             os.path.dirname(each) == path for each in (*self._deleted, *self._moved)
         )
@@ -198,13 +195,9 @@ class Overlay:
         return self.upper + path_in_layer(path)
 
     def _physical(self, path: str) -> str:
-        """Return the path in the upper layer that corresponds to `path`. A path in the scratch folder is returned
-        unchanged.
-        """
         return path if self.is_scratch(path) else self._upper(path)
 
     def _lower(self, path: str) -> str | None:
-        """Return the path in the lower layer, or None if the script deleted the path or a parent folder."""
         if not self._moved and not self._deleted:
             return path
         below = path
@@ -221,8 +214,9 @@ class Overlay:
     # --- changes
 
     def prepare(self, path: str, *, keep_content: bool) -> str:
-        """Return the path in the upper layer to which a file is written. If `keep_content` is set, the existing
-        content is copied to that path."""
+        """Return the path in the upper layer to which a file is written. With `keep_content`, the existing content is
+        copied there.
+        """
         upper = self._physical(path)
         if not os.path.lexists(upper):
             self._make_parents(path)
@@ -249,7 +243,6 @@ class Overlay:
         os.symlink(target, self._physical(path))
 
     def remove(self, path: str) -> None:
-        """Delete a file, a link or a directory, as the script sees it, from both layers."""
         upper = self._physical(path)
         if is_folder(upper):
             shutil.rmtree(upper)
@@ -263,7 +256,7 @@ class Overlay:
 
     def rename(self, source: str, target: str) -> None:
         """Move a file or a directory, as the script sees it. Content in the lower layer is copied only if `source` or
-        `target` is outside both layers.
+        `target` is in the scratch folder or is not a user file.
         """
         self._make_parents(target)
         self._check_rename(source, target)
@@ -303,7 +296,7 @@ class Overlay:
             shutil.copy2(found, destination, follow_symlinks=False)
 
     def _check_rename(self, source: str, target: str) -> None:
-        """If `target` exists and cannot be replaced by `source`, raise the same error as the kernel."""
+        """Raise the same error as the kernel if `target` exists and `source` cannot replace it."""
         old, new = self.require(source), self.find(target)
         code = 0
         if target == source:
@@ -345,13 +338,12 @@ class Overlay:
         return self._directory
 
     def directory_of(self, descriptor: int) -> str:
-        """Return the path of an open directory, as the script sees it."""
         physical = path_of(descriptor)
         return physical[len(self.upper) :] if _is_below(physical, self.upper) else physical
 
 
 def is_folder(path: str) -> bool:
-    """Return True if a path is a directory. A link to a directory does not count."""
+    """Return whether a path is a directory and not a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
@@ -388,8 +380,7 @@ def _is_kernel(path: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def _link_of_user(path: str) -> str | None:
-    """Return the target of a link in the lower layer. The result is cached, because the lower layer does not change
-    while a script is traced."""
+    # The result is cached, because the lower layer does not change while a script is traced.
     try:
         return os.readlink(path)
     except OSError:
@@ -397,7 +388,6 @@ def _link_of_user(path: str) -> str | None:
 
 
 def path_of(descriptor: int) -> str:
-    """Return the path of an open file or directory."""
     if os.path.isdir("/proc/self/fd"):
         return os.readlink(f"/proc/self/fd/{descriptor}")
     try:

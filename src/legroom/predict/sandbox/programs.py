@@ -45,7 +45,7 @@ class RefusedProgram(LegroomError, PermissionError):  # noqa: N818
 
 
 def refuse_programs() -> None:
-    """For the rest of the process, raise `RefusedProgram` if the script starts a program that could change files."""
+    """Raise `RefusedProgram` for the rest of the process if the script starts a program that could change files."""
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.system":

@@ -1,7 +1,6 @@
 """Redirects Python's file functions to the overlay: `open`, the `os` functions, and `sqlite3.connect`.
 
-These replacements also apply to standard library modules that call these functions (pathlib, shutil, tempfile, logging,
-zipfile, …).
+Standard library modules that call these functions are redirected too (pathlib, shutil, tempfile, logging, zipfile, …).
 """
 
 import builtins
@@ -111,7 +110,7 @@ def _redirect_os(overlay: Overlay) -> None:
     redirect("open", open_descriptor)
 
     def redirect_pair(name: str, how: Callable[[str, str], None]) -> None:
-        """Replace an `os` function that has a source and a target."""
+        """Replace an `os` function whose arguments are a source and a target."""
         function = getattr(os, name)
 
         @functools.wraps(function)
@@ -185,7 +184,7 @@ _PLAIN_OPEN = os.open
 
 
 class _as_given:  # noqa: N801
-    """Inside the `with` block, errors contain the paths that the script passed."""
+    """Makes errors inside the `with` block contain the paths that the script passed."""
 
     def __init__(self, path: Any, second: Any = None) -> None:
         self._paths = (path, second)
@@ -210,8 +209,8 @@ def _redirect_directories(overlay: Overlay) -> None:
         return overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
 
     def names_in(path: Any, resolved: str) -> list[str] | None:
-        """Return the names in a directory if the script has changed the directory, or reaches it through a link that
-        the script created. Return None for any other directory.
+        """Return the names in a directory that the script has changed, or reaches through a link that it created.
+        Return None for any other directory.
         """
         is_reached = isinstance(path, int) or os.path.realpath(path) == resolved
         if is_reached and not overlay.is_changed(resolved):
@@ -287,7 +286,7 @@ def _redirect_open(overlay: Overlay) -> None:
 
 
 _SQLITE_URI = 6
-"""The position of the argument `uri` of `sqlite3.connect`, counted after the argument for the database."""
+"""The index of the argument `uri` of `sqlite3.connect`, not counting the argument for the database."""
 
 
 def _redirect_sqlite(overlay: Overlay) -> None:
@@ -326,8 +325,6 @@ def _redirect_sqlite(overlay: Overlay) -> None:
 
 
 class _Entry:
-    """One entry of a directory, like `os.DirEntry`."""
-
     def __init__(self, given: Any, folder: str, name: str) -> None:
         given = given if isinstance(given, int) else os.fspath(given)
         self.name: Any = os.fsencode(name) if isinstance(given, bytes) else name
@@ -369,8 +366,6 @@ def _with_redirected_links(scan: Any, given: Any, folder: str) -> Iterator[Any]:
 
 
 class _Entries:
-    """The result of `os.scandir`: an iterator that can be closed."""
-
     def __init__(self, entries: Iterator[Any]) -> None:
         self._entries = entries
 

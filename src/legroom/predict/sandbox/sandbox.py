@@ -1,5 +1,4 @@
-"""The sandbox of a traced script. The files that the script writes are placed in a scratch folder, which is
-discarded."""
+"""The sandbox of a traced script. The script writes to a scratch folder, which is deleted afterwards."""
 
 import contextlib
 import os
@@ -25,8 +24,8 @@ class Sandbox:
 
     def __init__(self, folder: Path, own: Path | None = None) -> None:
         """Redirect writes for the rest of the process. `own` is a subfolder of `folder` that this process shares with
-        the process that started it. By default, a new subfolder is created, because several processes of the same
-        estimate use `folder`.
+        its parent process. By default, a new subfolder is created, because several processes of the same estimate use
+        `folder`.
         """
         self._folder = folder
         own = own or Path(tempfile.mkdtemp(dir=folder))
@@ -41,7 +40,7 @@ class Sandbox:
         redirect_files(self.overlay)
         refuse_changes(self.overlay)
         self.is_enforced = forbid_writes_outside([str(folder), "/dev", "/proc"])
-        """True if the kernel denies writes that Python cannot redirect."""
+        """Whether the kernel denies writes that Python cannot redirect."""
         if not self.is_enforced:
             refuse_programs()
         # A process that `multiprocessing` spawns inherits no redirections, unlike a fork.
@@ -49,14 +48,14 @@ class Sandbox:
         self._in_spawned_processes.__enter__()
 
     def continue_in_fork(self) -> None:
-        """Give a fork its own copy of the written files, because other forks write to the same paths."""
+        """Copy the written files for a fork, because other forks write to the same paths."""
         with self.overlay.plain():
             self.overlay.continue_in(self._folder / f"files-{os.getpid()}")
 
     @contextlib.contextmanager
     def located(self, path: Any) -> Iterator[Any]:
-        """Yield the path of the real file that has the content of `path`, for code that opens the file without Python's
-        functions. Inside the `with` block, calls are not redirected.
+        """Yield the path of the real file for `path`, for code that opens the file without Python's functions. Inside
+        the `with` block, calls are not redirected.
         """
         with self.overlay.plain():
             yield self.overlay.location(self.overlay.resolve(path))

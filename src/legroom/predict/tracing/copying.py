@@ -1,8 +1,8 @@
 """Copies a step function and the objects it uses to a traced device. The originals do not change.
 
 Copied tensors have no data, so a copy needs no memory. Small tensors that are not parameters keep their values.
-Modules, optimizers and containers are deep-copied. If two objects share a tensor, their copies share the copy of the
-tensor. In copied variables, the device `cpu` becomes `cuda`, because a step that was written without a GPU uses `cpu`.
+Modules, optimizers and containers are deep-copied. If two objects share a tensor, their copies also share a tensor. In
+copied variables, the device `cpu` becomes `cuda`, because a step that was written without a GPU uses `cpu`.
 """
 
 import copy
@@ -19,7 +19,7 @@ from legroom.observe.fake.known_values import MAX_TRACKED_BYTES
 
 
 class DeviceCopies:
-    """Copies objects to `cuda`. All copies use the same memo, so objects that were shared stay shared."""
+    """Copies objects to `cuda`. All copies use the same memo, so shared objects stay shared."""
 
     def __init__(self) -> None:
         self._memo: dict[int, Any] = {}
@@ -27,7 +27,6 @@ class DeviceCopies:
         self._globals: dict[int, dict[str, Any]] = {}
 
     def copied(self, value: Any) -> Any:
-        """Return a deep copy of `value` whose tensors are on the device."""
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, MethodType) and not isinstance(value.__self__, type | ModuleType):
@@ -80,8 +79,9 @@ class DeviceCopies:
         return copied
 
     def _global(self, name: str, value: Any) -> Any:
-        """Return a copy of a global. A collection that cannot be copied (because it contains a lock or a file) is used
-        unchanged."""
+        """Return a copy of a global. A collection that contains a lock or a file cannot be copied and is used
+        unchanged.
+        """
         try:
             return self._variable(name, value)
         except TypeError:
@@ -95,7 +95,6 @@ class DeviceCopies:
         return self.copied(value)
 
     def _copy_tensors(self, value: Any, seen: set[int]) -> None:
-        """Add a copy of every tensor in `value` to the memo."""
         if id(value) in seen or isinstance(value, _PLAIN):
             return
         seen.add(id(value))
@@ -150,10 +149,10 @@ def standard_step(
     """Return a training step that zeroes the gradients and runs the forward pass, the loss, the backward pass and the
     optimizer.
 
-    If the model returns an output with a `loss` (an attribute or a key), this loss is used. If the model returns
-    several losses in a dict or an object, their sum is used. Otherwise, the last element of the batch is the target.
-    The loss is cross entropy if the target has an integer dtype, and mean squared error otherwise. If there is no
-    target, the loss is the mean of the output.
+    If the model's output has a `loss` (an attribute or a key), this loss is used. If the output contains several
+    losses, their sum is used. Otherwise, the last element of the batch is the target. The loss is cross entropy if the
+    target has an integer dtype, and mean squared error otherwise. If the batch has no target, the loss is the mean of
+    the output.
     """
     optimizer = make_optimizer(parameter for parameter in model.parameters() if parameter.requires_grad)
 
@@ -175,7 +174,6 @@ def loss_of(model: Any, batch: Any) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a model's output."""
     if isinstance(value, torch.Tensor):
         yield value
         return

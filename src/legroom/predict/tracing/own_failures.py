@@ -7,7 +7,7 @@ _ALWAYS = (SyntaxError, ImportError, FileNotFoundError, NotADirectoryError, IsAD
 
 
 def fails_without_legroom(error: BaseException | None, *, device_used: bool) -> bool:
-    """Return True if `error` is certainly an error in the script itself.
+    """Return whether `error` is certainly an error in the script itself.
 
     Before a script uses the device, all its values are real. An error at this stage is the script's own error, unless
     Legroom's code raised it. After the first use of the device, placeholders and shape inference may cause errors.

@@ -2,9 +2,8 @@
 
 Importing torch and transformers creates several hundred thousand objects that stay alive. The collector scans these
 objects repeatedly, which takes a fifth of the import time. After an import, the new objects are frozen (`gc.freeze`),
-and later collections skip them. In forks, the memory pages of frozen objects are not copied, because no collection
-writes to them. Once device memory is in use, the collector runs as usual, because it affects when the script's tensors
-are freed.
+so later collections skip them. No collection writes to their memory pages, so forks do not copy these pages. Once
+device memory is in use, the collector runs as usual, because it affects when the script's tensors are freed.
 """
 
 import builtins
@@ -16,8 +15,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def gc_paused_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
-    """Disable garbage collection while modules are imported. After an import that creates many objects, all existing
-    objects are excluded from garbage collection (`gc.freeze`) if `may_freeze` returns True.
+    """Disable garbage collection while modules are imported. After an import that creates many objects, all objects are
+    frozen (`gc.freeze`) if `may_freeze` returns True.
     """
     plain_import = builtins.__import__
     depth = 0
