@@ -1,10 +1,10 @@
 """Makes torch's dispatcher follow CUDA's implementation for tensors on a virtual device.
 
-Some operations are composed of other operations that depend on the device: attention, dropout, recurrent layers, all
-operations under autocast. Tensors on a virtual device are CPU tensors, so these operations would follow the CPU's
-implementation. These operations would then save different tensors for the backward pass than on CUDA. While `Overrides`
-is active, these operations have kernels that follow CUDA's implementation. Closing `Overrides` restores the original
-kernels.
+Some operations are composed of other operations, and the composition depends on the device. Examples are attention,
+dropout, recurrent layers, and all operations under autocast. Tensors on a virtual device are CPU tensors, so these
+operations would follow the CPU's implementation and save different tensors for the backward pass than on CUDA. While
+`Overrides` is active, these operations have kernels that follow CUDA's implementation. Closing `Overrides` restores the
+original kernels.
 """
 
 import inspect
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 COMPOSITE = ("AutogradCPU", "CPU")
-"""Dispatch keys for the kernel of a composite operation, with and without gradients."""
+"""The dispatch keys for the kernel of a composite operation, with and without gradients."""
 
 MAY_REPLACE = (
     {"allow_override": True}
     if "allow_override" in inspect.signature(torch.library.Library.impl).parameters
     else {}
 )
-"""The option that allows replacing a kernel written in Python, in versions of torch that have it."""
+"""The option that allows replacing a kernel written in Python. Older versions of torch do not have it."""
 
 
 class Overrides:
@@ -37,9 +37,7 @@ class Overrides:
         self._unregistered: set[str] = set()
 
     def put(self, name: str, kernel: Callable[..., Any], *keys: str) -> None:
-        """Make `name` (`dropout`, `softmax.int`) run `kernel`. This method does nothing if torch has no such
-        operation.
-        """
+        """Make `name` (`dropout`, `softmax.int`) run `kernel`, if torch has this operation."""
         if overload(name) is None:
             return
         for key in keys:
@@ -83,10 +81,8 @@ def overload(name: str) -> Any:
 
 
 def _allow_replacement(kernel: str) -> set[str]:
-    """Remove `kernel` from torch's list of kernels written in Python. Older versions of torch refuse to replace kernels
-    in this list.
-
-    Returns the removed entries, which `close` restores. If torch has no list of these kernels, nothing is removed.
+    """Remove `kernel` from torch's list of kernels written in Python, and return the removed entries. Older versions of
+    torch refuse to replace kernels in this list. `close` restores the entries.
     """
     if MAY_REPLACE:
         return set()

@@ -19,7 +19,7 @@ def installed() -> Iterator[None]:
     """Make optimizers, `clip_grad_norm_` and averaged models treat CPU tensors like CUDA tensors.
 
     A virtual GPU disables `foreach` for some optimizers, so that results are bit-for-bit equal to the results on the
-    CPU. In a trace, `foreach` is enabled again, because fake tensors compute nothing. Without torch's private
+    CPU. Fake tensors compute nothing, so `foreach` is enabled again in a trace. Without torch's private
     `_get_foreach_kernels_supported_devices`, optimizers are traced as loops and their temporaries are not counted.
     """
     optimizer: Any = importlib.import_module("torch.optim.optimizer")

@@ -1,7 +1,7 @@
 """The memory plan of an operation: the memory that it allocates and frees on CUDA, step by step.
 
 The order of the requests matters as much as their sizes. The caching allocator serves each request from the blocks that
-are free at that moment. Therefore the free blocks after an operation depend on whether it allocates scratch memory
+are free at that moment. The free blocks after an operation therefore depend on whether it allocates scratch memory
 before or after its result.
 """
 
@@ -13,7 +13,7 @@ from legroom.gpus.catalog import GpuSpec
 
 
 class OutputAlloc(NamedTuple):
-    """Allocate the operation's `index`-th result, unless the result shares the memory of another tensor."""
+    """Allocate result number `index` of the operation, unless the result shares the memory of another tensor."""
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
     bytes: int | None = None
@@ -21,8 +21,8 @@ class OutputAlloc(NamedTuple):
 
 
 class ScratchAlloc(NamedTuple):
-    """Allocate scratch memory. The memory is freed by a `ScratchFree` with the same name, or else at the end of the
-    operation.
+    """Allocate scratch memory. A `ScratchFree` with the same name frees it, or else it is freed when the operation
+    ends.
 
     At the end of the operation, scratch memory is freed in reverse order, because C++ destroys the variables of a
     function in this order.
@@ -31,28 +31,25 @@ class ScratchAlloc(NamedTuple):
     name: str
     bytes: int
     alternatives: tuple[int, ...] = ()
-    """Other possible sizes, if `bytes` is a guess. The sizes are sorted, with the most likely size first."""
+    """Other possible sizes if `bytes` is a guess, most likely first."""
     optional: bool = False
-    """Whether the operation falls back to a kernel without scratch memory if this allocation fails."""
+    """True if the operation uses a kernel without scratch memory when this allocation fails."""
 
 
 class ScratchFree(NamedTuple):
-    """Free scratch memory."""
-
     name: str
 
 
 class PersistentAlloc(NamedTuple):
-    """Memory that a library allocates once and never frees. Only the first allocation with a given name has an
-    effect."""
+    """Memory that a library allocates once and never frees. Further allocations with the same name have no effect."""
 
     name: str
     bytes: int
 
 
 class OutputCopy(NamedTuple):
-    """On CUDA, the operation's `index`-th result is a copy, but in the trace, the result is a view. Allocate the new
-    memory, then free the old memory.
+    """Copy result number `index` of the operation: allocate new memory, then free the old memory. On CUDA, the result
+    is a copy, but in the trace, it is a view.
     """
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
@@ -63,8 +60,9 @@ MemoryStep = OutputAlloc | ScratchAlloc | ScratchFree | PersistentAlloc | Output
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The allocations and frees of one operation, as a list of steps. If no step allocates a result, the
-    result is allocated before the first step."""
+    """The allocations and frees of one operation. If no step allocates a result, the result is allocated before the
+    first step.
+    """
 
     steps: Sequence[MemoryStep] = ()
     notes: tuple[str, ...] = ()
@@ -73,32 +71,29 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class OpCall:
-    """One operation of the trace."""
-
     func: Any
     arguments: dict[str, Any]
-    """Maps the parameter names in the operation's schema to the arguments, including default values."""
+    """The arguments by their names in the operation's schema, including default values."""
     result: Any
     gpu: GpuSpec
     in_backward: bool
-    """Whether the autograd engine runs the operation. The engine has its own thread and its own library handles."""
+    """True if the autograd engine runs the operation. The engine has its own thread and its own library handles."""
 
 
 Rule = Callable[[OpCall], MemoryPlan | None]
 
 
 def scratch(*sizes: int) -> MemoryPlan | None:
-    """Return a plan that allocates the results, then scratch memory of these sizes until the end of the operation."""
+    """Return a plan that allocates the results, then scratch memory of these sizes."""
     steps = [ScratchAlloc(str(index), size) for index, size in enumerate(sizes) if size > 0]
     return MemoryPlan(steps) if steps else None
 
 
 def numbered(name: str, sizes: Sequence[int]) -> list[ScratchAlloc]:
-    """Return a scratch allocation for each of these sizes, with numbered names. Sizes of 0 are skipped."""
     return [ScratchAlloc(f"{name} {index}", size) for index, size in enumerate(sizes) if size > 0]
 
 
 def size_of(tensor: Any) -> int:
-    """Return the size in bytes of a tensor's elements, without gaps."""
+    """Return the size of the tensor's elements in bytes, without gaps."""
     count: int = tensor.numel() * tensor.element_size()
     return count

@@ -34,8 +34,8 @@ from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.notes import COMMUNICATION
 
 MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
-"""The newest release of torch that the rules describe. If the kernels differ between releases, the rules describe the
-kernels of the installed release. A release newer than `MEASURED_RELEASE` is treated like `MEASURED_RELEASE`.
+"""The newest release of torch that the rules describe. The kernels may differ between releases, so the rules describe
+the kernels of the installed release. A newer release is treated like `MEASURED_RELEASE`.
 """
 
 
@@ -43,16 +43,14 @@ class CudaRules:
     """Models the differences between CUDA on `gpu` and a trace over CPU or fake tensors."""
 
     def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] | None = None) -> None:
-        """`release` is the torch release whose kernels the rules describe. None means the installed release (see
-        `MEASURED_RELEASE`).
-        """
+        """The rules describe the kernels of torch `release`, or of the installed release if `release` is None."""
         self.gpu = gpu
         self.release = min(minor_version(torch.__version__), MEASURED_RELEASE) if release is None else release
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
         self._accumulation = accumulation.Accumulation()
         self._fake_checks = FakeTensorChecks()
         self.notes: dict[str, None] = {}
-        """Remarks for the report of an estimate, in the order in which they were added."""
+        """Remarks for the report of an estimate, in order."""
         self._installed = False
         self._uses_cudnn = False
         cudnn_process()  # start it now, so that the forks of a traced script share it
@@ -85,7 +83,7 @@ class CudaRules:
         return plan
 
     def differing_versions(self) -> dict[str, str]:
-        """Return the name and version of each library that the program uses and whose version the rules do not cover."""
+        """Return the versions of the libraries that the program uses and that the rules do not cover, by name."""
         cudnn = installed_cudnn() if self._uses_cudnn else None
         return RULES_VERSION.differing(torch=torch.__version__, cudnn=cudnn)
 
@@ -93,10 +91,9 @@ class CudaRules:
     def installed(
         self, is_on_device: Callable[[torch.Tensor], bool], *, with_data: bool = False
     ) -> Iterator[None]:
-        """Inside the `with` block, composite operations on a virtual device follow CUDA's implementation.
+        """Within the block, composite operations on a virtual device follow CUDA's implementation.
 
-        `with_data` means that the tensors have data. In this case, replacements that only infer shapes are not
-        installed.
+        If the tensors have data (`with_data`), replacements that only infer shapes are not installed.
         """
         with Overrides(is_on_device) as overrides, contextlib.ExitStack() as entered:
             temporaries.install(overrides)
@@ -126,9 +123,9 @@ class CudaRules:
 class FakeTensorChecks:
     """Makes libraries that check for fake tensors behave as on a GPU.
 
-    If transformers finds a fake tensor, it assumes that a graph is traced, and builds attention masks that it skips in
-    real runs. Even a mask of ones allocates a matrix with one value for each query and key. Until `restore` is called,
-    the check in transformers returns False.
+    If transformers finds a fake tensor, it assumes that a graph is being traced. It then builds attention masks that it
+    skips in real runs. Even a mask of ones allocates a matrix with one value for each query and key. Until `restore` is
+    called, the check in transformers returns False.
     """
 
     def __init__(self) -> None:
@@ -154,11 +151,10 @@ def _is_not_fake(tensor: Any) -> bool:
 
 
 _FAKE_TENSOR_CHECKS = {"transformers.utils.import_utils": "is_fake_tensor"}
-"""Maps the name of a library module to the name of its function that checks whether a tensor is fake."""
+"""The function that checks whether a tensor is fake, by the module that defines it."""
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
-    """Return the rule for an operation, and its parameters with their defaults."""
     schema = getattr(func, "_schema", None)
     rule = None if schema is None else _RULES.get(schema.name)
     if rule is None or schema is None:
@@ -171,8 +167,8 @@ def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
 
 
 def _collective(call: OpCall) -> MemoryPlan:
-    """Add a note that NCCL uses memory outside PyTorch's allocator, starting with the first collective. The trace
-    contains no request for this memory.
+    """Note that NCCL allocates memory outside PyTorch's allocator at the first collective. The trace contains no
+    request for this memory.
     """
     return MemoryPlan((), (COMMUNICATION,))
 

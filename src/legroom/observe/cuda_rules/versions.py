@@ -1,5 +1,6 @@
-"""The torch version, the cuDNN version and the GPU that were used to measure the shipped rules, tables and models. This
-module does not import torch.
+"""The torch version, the cuDNN version and the GPU that were used to measure the shipped rules, tables and models.
+
+This module does not import torch.
 """
 
 import re
@@ -8,15 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesVersion:
-    """The versions and the GPU used in the measurements for the CUDA rules. Versions are compared by their major and
-    minor numbers.
-    """
+    """The versions and the GPU of the measurements. Only major and minor version numbers are compared."""
 
     torch: str
     cudnn: str
     gpu: str
     equal_cudnn: tuple[str, str]
-    """The oldest and newest cuDNN versions that choose the same kernels as `cudnn`."""
+    """The oldest and the newest cuDNN version that choose the same kernels as `cudnn`."""
 
     def covers_torch(self, version: str) -> bool:
         return minor_version(version) == minor_version(self.torch)
@@ -26,7 +25,7 @@ class RulesVersion:
         return oldest <= minor_version(version) <= newest
 
     def differing(self, *, torch: str, cudnn: str | None) -> dict[str, str]:
-        """Return a dict with the name and version of each installed library that the rules do not cover.
+        """Return the versions of the installed libraries that the rules do not cover, by name.
 
         `cudnn` is None if cuDNN is not installed, or if the program does not use it.
         """
@@ -38,9 +37,10 @@ class RulesVersion:
 
 RULES_VERSION = RulesVersion(torch="2.11", cudnn="9.19", gpu="NVIDIA H200", equal_cudnn=("9.12", "9.20"))
 """`make rules` rebuilds all shipped rules, tables and models. Change this value after running `make rules` with other
-versions. The range in `equal_cudnn` comes from a comparison: for 600 layers of the table, cuDNN 9.12, 9.19.1 and 9.20
-returned the same 1,800 results as 9.19.0. Version 9.21 returned different results for 26% of the forward passes and 58%
-of the weight gradients.
+versions.
+
+For 600 layers of the table, cuDNN 9.12, 9.19.1 and 9.20 returned the same 1,800 results as 9.19.0. Version 9.21
+returned different results for 26% of the forward passes and 58% of the weight gradients.
 """
 
 

@@ -1,7 +1,4 @@
-"""Allocates and frees device memory for a recorded run, and emits an event for each allocation and free.
-
-This module allocates all memory that is recorded for a run: storages and the workspaces of CUDA kernels.
-"""
+"""Allocates and frees device memory for a recorded run, and emits an event for each allocation and free."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -31,8 +28,6 @@ class AllocatorProtocol(Protocol):
 
 
 class TrackedDevice(Protocol):
-    """A device whose memory is recorded."""
-
     @property
     def index(self) -> int: ...
 
@@ -45,14 +40,13 @@ class HostBlock(NamedTuple):
 
 
 class HostMemory:
-    """Host memory, represented as a device whose allocator counts bytes and does nothing else. This allocator has no
-    cache and never fails."""
+    """Host memory as a device. Its allocator only counts bytes, has no cache and never fails."""
 
     def __init__(self) -> None:
         self.index = 0
         self.allocated = self.peak_allocated = 0
         self._blocks: dict[int, HostBlock] = {}
-        """Maps a size to the block object that all allocations of this size share."""
+        """The block of each size. All allocations of a size share one block object."""
 
     @property
     def allocator(self) -> "HostMemory":
@@ -82,8 +76,6 @@ class HostMemory:
 
 
 class DeviceAllocations:
-    """Allocations on all devices of one run."""
-
     def __init__(
         self,
         sink: Sink,
@@ -94,18 +86,17 @@ class DeviceAllocations:
         on_failure: Callable[[AllocationFailed, int, OpLocation, str], BaseException | None],
     ) -> None:
         """`stream_on(device)` returns the current stream of a device, if the program uses several streams.
-        `on_failure(failure, device, location, op)` returns the exception that the operation raises, or None to retry
-        because memory was freed.
+        `on_failure(failure, device, location, op)` returns the exception that the operation raises. It returns None if
+        memory was freed and the allocation should be retried.
         """
         self.sink = sink
-        """The sink that receives the events, which may be replaced at any time."""
+        """The sink that receives the events. It may be replaced at any time."""
         self.followers = 0
-        """The number of recordings that also receive the events (see `observe.following`)."""
+        """The number of other recordings that also receive the events (see `observe.following`)."""
         self.devices = devices
         self.count = 0
-        """Number of allocations."""
         self.alternatives: dict[int, tuple[int, ...]] = {}
-        """Maps the event number of a workspace allocation of uncertain size to the other possible sizes."""
+        """The other possible sizes of a workspace allocation whose size is uncertain, by event number."""
         self.optional: set[int] = set()
         """The event numbers of workspace allocations that are allowed to fail, because another kernel runs without a
         workspace.
@@ -129,13 +120,12 @@ class DeviceAllocations:
 
     @property
     def seconds(self) -> float:
-        """The number of seconds since the run started."""
         return _now() - self._started
 
     def allocate(
         self, nbytes: int, device: int, category: Category, location: OpLocation, func: Any
     ) -> tuple[int, Any]:
-        """Allocate memory on a device and emit the event. Returns the event's number and the block."""
+        """Allocate memory on a device and emit the event. Return the event's number and the block."""
         allocator = self._allocators[device]
         stream = 0 if self._stream_on is None else self._stream_on(device)
         try:
@@ -168,7 +158,6 @@ class DeviceAllocations:
         raise error from None
 
     def free_storage(self, storage: LiveStorage) -> None:
-        """Free the memory of a storage that no longer exists."""
         block = storage.block
         if block is not None:
             self._allocators[storage.device].free(block)
@@ -177,9 +166,9 @@ class DeviceAllocations:
     def allocate_workspace(
         self, nbytes: int, device: int, location: OpLocation, func: Any
     ) -> tuple[int, Any]:
-        """Allocate a kernel's workspace. Returns the number and the block of the workspace, for `free_workspace`.
+        """Allocate a kernel's workspace. Return the number and the block of the workspace, for `free_workspace`.
 
-        For a size of 0, no block is allocated. An event is still emitted, because the size may be uncertain
+        For a size of 0, no block is allocated. The event is still emitted, because the size may be uncertain
         (`alternatives`).
         """
         if nbytes:
@@ -194,7 +183,6 @@ class DeviceAllocations:
         return number, None
 
     def free_workspace(self, number: int, block: Any, device: int) -> None:
-        """Free the block that `allocate_workspace` returned."""
         if block is not None:
             self._allocators[device].free(block)
         self.sink(Free(self.seconds, number))
@@ -211,7 +199,6 @@ class DeviceAllocations:
             peaks[0] = peaks[1] = 0
 
     def segment_changed(self, device: int, change: int) -> None:
-        """Record that the allocator reserved memory on its device, or released it."""
         self.sink(SegmentChange(self.seconds, device, change))
 
 

@@ -1,9 +1,9 @@
 """The location of an operation in the user's program: line, module and phase of the training loop.
 
 The line is the innermost frame of the user's code, outside torch, site-packages, the standard library and Legroom. A
-backward operation has no such frame, because the autograd engine runs the operation from `loss.backward()`. Therefore
-the location of each forward operation is stored under the sequence number of its autograd node, and is looked up for
-the backward operation.
+backward operation has no such frame, because the autograd engine runs it from `loss.backward()`. The location of each
+forward operation is therefore stored under the sequence number of its autograd node. The backward operation looks up
+this location.
 """
 
 import threading
@@ -24,8 +24,6 @@ from legroom.observe.source.user_files import LIBRARY, USER, is_user_file, kind_
 
 
 class OpLocation(NamedTuple):
-    """The user's line, module path and training phase of an operation."""
-
     frame: Frame | None
     module: str
     phase: Phase
@@ -36,8 +34,8 @@ _MAX_CACHED = 100_000
 
 
 def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
-    """Return an `OpLocation` with these values. Equal locations share one object, because a run stores a location for
-    each operation.
+    """Return an `OpLocation` with these values. A run stores a location for each operation, so equal locations share
+    one object.
     """
     key = (id(frame), module, phase)
     known = _locations.get(key)
@@ -53,28 +51,27 @@ def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
 
 _frames: dict[tuple[str, int, str], Frame] = {}
 _lines: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
-"""Maps the `id` of a code object and an instruction offset to the code object and the line. The code object is stored
-so that its `id` is not reused.
+"""The line of an instruction, by the `id` of its code object and its offset. The code object is stored too, so that its
+`id` is not reused.
 """
 
 
 def _engine_code() -> CodeType | None:
-    """Return the code of the Python function that runs the autograd engine. If torch has no such function, a custom
-    backward pass written in Python is reported at the line of its forward pass.
+    """Return the code of the Python function that runs the autograd engine. If torch has no such function, a backward
+    pass written in Python is reported at the line of its forward pass.
     """
     function = getattr(torch.autograd.graph, "_engine_run_backward", None)
     return getattr(function, "__code__", None)
 
 
 ENGINE = _engine_code()
-"""The code object of the function that runs the autograd engine."""
 
 
 def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
     """Return the user's innermost line at or above `frame`, and whether that line runs the autograd engine.
 
-    If no frame belongs to the user (for example, if a library runs with `python -m`), the innermost library frame is
-    used.
+    If no frame belongs to the user, the innermost library frame is used. An example is a library that runs with `python
+    -m`.
     """
     fallback: FrameType | None = None
     engine = False
@@ -105,8 +102,8 @@ def _line_of(frame: FrameType, code: CodeType) -> Frame:
 
 
 def user_lines(frame: FrameType | None) -> tuple[list[Frame], Frame | None]:
-    """Return the user's lines at or above `frame`, innermost first, and the line that called the innermost running
-    backward pass.
+    """Return the user's lines at or above `frame`, innermost first. Also return the line that called the innermost
+    running backward pass.
     """
     lines: list[Frame] = []
     backward: Frame | None = None
@@ -136,11 +133,12 @@ def _as_frame(code: CodeType, line: int | None) -> Frame:
 
 
 class ModuleStack(threading.local):
-    """Tracks the path of the innermost running module, with torch's global module hooks. Each thread has its own path.
-    Call `attach` and `detach` on the same thread."""
+    """Tracks the path of the innermost running module with torch's global module hooks. Each thread has its own path.
+    Call `attach` and `detach` on the same thread.
+    """
 
     def __init__(self, on_enter: Callable[[nn.Module, tuple[Any, ...], bool], None] | None = None) -> None:
-        """`on_enter(module, args, is_root)` is called before each module's forward."""
+        """`on_enter(module, args, is_root)` is called before the forward pass of each module."""
         self.path = ""
         self.stack: list[str] = []
         """The paths of the running modules, outermost first."""
@@ -168,7 +166,7 @@ class ModuleStack(threading.local):
     @property
     def progress(self) -> float | None:
         """The approximate fraction of the root module's submodules that were called. The value is None outside the root
-        module, or if submodules are called repeatedly.
+        module. The value is also None if submodules are called repeatedly.
         """
         return fraction_entered(self._entered, self._names) if self.stack else None
 
@@ -193,7 +191,7 @@ class ModuleStack(threading.local):
 
 
 class ForwardLocations:
-    """Maps the sequence number of an autograd node to the location of the forward operation that created the node."""
+    """The location of the forward operation that created each autograd node, by the sequence number of the node."""
 
     MAX_ENTRIES = 200_000
 
@@ -203,7 +201,6 @@ class ForwardLocations:
         self._last: OpLocation | None = None
 
     def record(self, location: OpLocation) -> None:
-        """Record the location of the operation that just ran with gradients enabled."""
         if next_sequence_nr is None:
             return
         number = next_sequence_nr() - 1
@@ -217,8 +214,8 @@ class ForwardLocations:
             del self._locations[: self.MAX_ENTRIES // 2]
 
     def find(self, node: Any) -> OpLocation | None:
-        """Return the location of the forward operation that created `node`. No location is recorded for views, so a
-        view gets the location of the last recorded operation before the view.
+        """Return the location of the forward operation that created `node`. Views have no recorded location, so a view
+        gets the location of the last recorded operation before it.
         """
         number = node._sequence_nr()
         if number >= ACCUMULATE_GRAD:

@@ -1,7 +1,7 @@
 """The state of torch's autograd engine on this thread.
 
-The functions that return this state are private to torch. This module looks up each function once. The docstring of
-each function says what Legroom does if the installed torch version lacks the function.
+The functions that return this state are private to torch, and some versions of torch lack them. Each docstring says
+what Legroom does without the function.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 ACCUMULATE_GRAD = 2**63
-"""`AccumulateGrad` nodes have at least this sequence number. Such a node does not belong to a single iteration, because
-it stays alive as long as its parameter.
+"""`AccumulateGrad` nodes have at least this sequence number. Such a node stays alive as long as its parameter, so it
+does not belong to a single iteration.
 """
 
 
@@ -38,8 +38,8 @@ current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_i
 def in_backward_pass() -> bool:
     """Return whether the engine is running on this thread.
 
-    Without torch's private graph task id, the result is always False. In that case, every operation is treated as part
-    of the forward pass, and tensors that a backward pass creates are treated as host memory. Gradients are then also
-    assumed to be accumulated out of place.
+    Without torch's private graph task id, the result is always False. Every operation is then treated as part of the
+    forward pass, and tensors that a backward pass creates are treated as host memory. Gradients are assumed to be
+    accumulated out of place.
     """
     return current_graph_task() != -1

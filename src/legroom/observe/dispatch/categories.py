@@ -1,8 +1,8 @@
 """Assigns each live storage a category as soon as its purpose is known.
 
-Parameters and buffers belong to modules, and optimizer state belongs to an optimizer. Gradients are accumulated by the
-autograd engine, activations are saved by the autograd graph, and inputs are returned by a data loader. A storage whose
-purpose is unknown keeps its category from the time of allocation.
+Parameters and buffers belong to modules, and optimizer state belongs to an optimizer. The autograd engine accumulates
+gradients, the autograd graph saves activations, and a data loader returns inputs. A storage whose purpose is unknown
+keeps its category from the time of allocation.
 """
 
 import weakref
@@ -22,12 +22,13 @@ GUESSES = (Category.TEMPORARY, Category.INPUT)
 """Categories that a storage may have before its purpose is known."""
 _TEMPORARY = (Category.TEMPORARY,)
 _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
-"""Categories of forward-pass storages. A storage may change from one of these categories to another."""
+"""Categories of storages that the forward pass allocates. A storage may change from one of these categories to another.
+"""
 
 
 class CategoryTracker:
-    """Sets the categories of live storages, and stores the categories of host tensors. A device copy of a host tensor
-    gets the category of the host tensor.
+    """Sets the categories of live storages, and remembers the categories of host tensors. A device copy of a host
+    tensor gets the category of the host tensor.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class CategoryTracker:
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
-        """If an AccumulateGrad node is running, assign the category gradient to the result of `detach`, because the
-        result becomes `.grad`.
+        """Set the category gradient for the result of `detach`, if an AccumulateGrad node is running. This result
+        becomes `.grad`.
         """
         node = current_node()
         if node is not None and node._sequence_nr() >= ACCUMULATE_GRAD:
@@ -64,8 +65,8 @@ class CategoryTracker:
     def find_activations(self, roots: Iterable[Any]) -> None:
         """Set the category of the tensors that the graph below `roots` saved for the backward pass.
 
-        If pack hooks hide the saved tensors (checkpointing), live storages of the forward pass are treated as saved,
-        because the graph keeps them alive.
+        Pack hooks, as in checkpointing, hide the saved tensors. In this case, all live storages of the forward pass are
+        treated as saved, because the graph keeps them alive.
         """
         hidden = False
         for node in autograd_graph.nodes(roots):
@@ -84,10 +85,10 @@ class CategoryTracker:
         optimizers: Iterable[torch.optim.Optimizer],
         by_holder: Mapping[int, Category],
     ) -> None:
-        """Update every category that can be determined now. Call this method before a report on the current state.
+        """Update every category that can be determined now, before a report on the current state.
 
-        `tensors` are the tensors whose autograd graphs are searched for activations, for example local variables on the
-        call stack. `by_holder` maps storage keys to categories derived from the objects that retain the storages.
+        The autograd graphs of `tensors` are searched for activations. These tensors may be local variables on the call
+        stack. `by_holder` maps storage keys to categories derived from the objects that retain the storages.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
         for key, category in by_holder.items():

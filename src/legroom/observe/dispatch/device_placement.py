@@ -16,9 +16,9 @@ from legroom.observe.dispatch.checks import device_mismatch
 from legroom.observe.dispatch.storages import LiveStorage, inner_tensor, storage_of, tensors_in
 
 HOST = -1
-"""The value of `CallContext.target` for calls whose results are in host memory."""
+"""The value of `CallContext.target` if the results of the call are in host memory."""
 INHERIT = -2
-"""The value of `CallContext.target` for calls whose results are on the device of their inputs."""
+"""The value of `CallContext.target` if the results of the call are on the device of its inputs."""
 
 
 class CallContext(threading.local):
@@ -26,24 +26,21 @@ class CallContext(threading.local):
 
     target: int = INHERIT
     factory_target: int = INHERIT
-    """The device of the results of operations without tensor inputs. These operations run inside larger operations: for
+    """The device of the results of operations without tensor inputs. These operations run inside larger operations. For
     example, attention creates a causal mask. Outside any call, the value is INHERIT, because the autograd engine runs
     these operations on the device of the backward pass.
     """
     only_named_factories: bool = False
-    """Whether `factory_target` applies only to operations that have a `device` argument. If so, the results of
-    operations without a `device` argument are on the host.
+    """True if `factory_target` applies only to operations that have a `device` argument. The results of operations
+    without this argument are then on the host.
     """
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None
     """The torch function that the program is calling, with its arguments and keyword arguments."""
     backward_device: int = HOST
-    """The device of the last backward operation."""
 
 
 class DevicePlacement:
-    """Looks up the device of each storage in the dict of live device storages."""
-
     def __init__(self, live: dict[int, LiveStorage]) -> None:
         self.live = live
         self.context = CallContext()
@@ -58,7 +55,7 @@ class DevicePlacement:
         return known.device
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Return the key and the allocated bytes of a tensor's storage, or None if the tensor is in host memory."""
+        """Return the key of a tensor's storage and its allocated bytes, or None if the tensor is in host memory."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         return None if known is None or known.block is None else (storage._cdata, known.block.size)
@@ -98,7 +95,7 @@ class DevicePlacement:
         return device, hosts
 
     def check_in_place(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        """Check that all inputs are on one device, for an operation that only writes to its inputs."""
+        """Raise an error if the inputs of an in-place operation are on different devices."""
         device = self.device_of(args[0])
         for other in args[1:]:
             if isinstance(other, torch.Tensor) and self.device_of(other) != device:

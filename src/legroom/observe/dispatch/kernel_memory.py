@@ -20,7 +20,7 @@ from legroom.observe.dispatch.storages import storage_of
 
 
 class AddStorage(Protocol):
-    """A function that allocates memory for a storage. `nbytes` overrides the size of the storage."""
+    """Allocates memory for a storage. `nbytes` overrides the size of the storage."""
 
     def __call__(
         self,
@@ -35,7 +35,7 @@ class AddStorage(Protocol):
 
 
 class KernelMemory:
-    """The memory that kernels allocate in one run. Memory that a library never frees is allocated only once."""
+    """The memory that kernels allocate in one run. If a library never frees some memory, it is allocated only once."""
 
     def __init__(self, rules: CudaRules) -> None:
         self.rules = rules
@@ -91,7 +91,7 @@ class KernelMemory:
 
 
 def _keys_by_index(out: Any) -> dict[int, int]:
-    """Return a dict that maps the index of each result to the key of its storage. Lists of results are flattened."""
+    """Return the key of each result's storage, by the index of the result. Lists of results are flattened."""
     storages = map(storage_of, _flatten(out))
     return {index: storage._cdata for index, storage in enumerate(storages) if storage is not None}
 

@@ -32,7 +32,6 @@ class ThreadState:
 
     def __init__(self) -> None:
         self.in_backward = False
-        """Whether the last operation was part of a backward pass."""
         self.forward_locations = ForwardLocations()
 
 
@@ -43,8 +42,6 @@ class _Threads(threading.local):
 
 
 class OpLocator:
-    """Locates the operations of one run."""
-
     def __init__(self, modules: ModuleStack, clock: TrainingClock, categories: CategoryTracker) -> None:
         self.threads = _Threads()
         self._modules = modules
@@ -57,9 +54,7 @@ class OpLocator:
         return self.threads.state.in_backward
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
-        """Return the location of the running operation. `depth` is the number of Legroom frames above the frame of this
-        method.
-        """
+        """Return the location of the running operation. `depth` is the number of Legroom frames above this method."""
         node = current_node()
         caller = sys._getframe(depth)
         state = self.threads.state
@@ -96,13 +91,13 @@ class OpLocator:
         return location
 
     def interrupted(self) -> None:
-        """Reset the backward state. Call this method when an exception may have ended a backward pass."""
+        """Reset the backward state after an exception, which may have ended a backward pass."""
         self.threads.state.in_backward = False
 
     @staticmethod
     def initial_category(func: Any, phase: Phase) -> Category:
-        """Return the initial category of a tensor. `CategoryTracker` corrects this category when the tensor's purpose
-        becomes known.
+        """Return the initial category of a tensor. `CategoryTracker` corrects it when the tensor's purpose becomes
+        known.
         """
         if phase is Phase.BACKWARD:
             node = current_node()
@@ -114,7 +109,6 @@ class OpLocator:
 
 
 def _requires_grad(args: Iterable[Any]) -> bool:
-    """Return whether a tensor among the arguments requires a gradient."""
     for item in args:
         if isinstance(item, torch.Tensor):
             if item.requires_grad:

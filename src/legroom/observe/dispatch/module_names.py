@@ -14,7 +14,7 @@ class ModuleNames:
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
 
     def below(self, root: nn.Module) -> dict[int, str]:
-        """Return a dict that maps the `id` of each submodule to its path below the root."""
+        """Return the path of each submodule below the root, by `id`."""
         known = self._roots.get(id(root))
         if known is not None and known[0]() is root:
             return known[1]
@@ -30,8 +30,8 @@ class ModuleNames:
         return names
 
     def containing(self, module: nn.Module) -> dict[int, str]:
-        """Return the paths inside the known root that contains the module. If there is no such root, return the paths
-        inside the module itself.
+        """Return the paths inside the known root that contains `module`, or inside `module` itself if there is no such
+        root.
         """
         for root, names in self._roots.values():
             if id(module) in names and root() is not None:
@@ -43,8 +43,8 @@ class ModuleNames:
 
 
 def displayed_path(path: str, module: nn.Module) -> str:
-    """Return the module path without the names that wrappers add. If the path consists only of indices, the module type
-    is added, as in `Tanh (3)`.
+    """Return the module path without the names that wrappers add. If the path has only indices, the module type is
+    added, as in `Tanh (3)`.
     """
     path = _without_wrappers(path)
     return f"{type(module).__name__} ({path})" if path.replace(".", "").isdecimal() else path

@@ -1,5 +1,6 @@
-"""Properties of an operation that the recorder needs before and after the operation runs. These properties are
-determined once per operation.
+"""Properties of an operation that the recorder needs before and after the operation runs.
+
+They are determined once per operation.
 """
 
 from typing import Any
@@ -12,8 +13,6 @@ from legroom.observe.dispatch.operations import overloads
 
 
 class OperationFacts:
-    """The properties of one operation."""
-
     __slots__ = (
         "call",
         "changes_list",
@@ -32,36 +31,33 @@ class OperationFacts:
         self.func = func
         """The operation, stored so that its `id` is not reused."""
         self.call = _fast_call(func)
-        """The function that runs the operation."""
         self.only_aliases = _only_aliases(func)
-        """Whether every result shares the memory of an input, as for views and in-place operations."""
+        """True if every result shares the memory of an input, as in views and in-place operations."""
         self.is_detach = id(func) in _DETACH
         self.resizes = id(func) in _RESIZING
         self.checks_in_place = id(func) in device_mismatch.IN_PLACE
-        """Whether the operation allocates nothing but rejects inputs on several devices."""
+        """True if the operation allocates nothing but rejects inputs on several devices."""
         self.last_result_on_host = id(func) in device_mismatch.LAST_RESULT_ON_HOST
         self.device_position = _device_position(func)
-        """The position of the argument `device` of an operator that a library registered, or None. PyTorch's own
-        operators accept `device` by name only.
+        """The position of the argument `device`, or None. Only operators that a library registered may have such a
+        position. PyTorch's own operators accept `device` by name only.
         """
         self.changes_list = _name(func).startswith("aten::_foreach_") and _name(func).endswith("_")
-        """Whether the operation changes a list of tensors in place (`_foreach_add_`). CUDA kernels increment the
+        """True if the operation changes a list of tensors in place (`_foreach_add_`). CUDA kernels increment the
         version counters of these tensors, but the CPU kernels that run below a dispatch mode do not.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
-        """In a run in host memory: whether the recorder can skip this operation if its result is in a storage that is
-        already recorded.
+        """True if a recorder of host memory can skip the operation when its result is in a storage that is already
+        recorded.
         """
         self.is_silent = self.is_silent_on_host and not self.checks_in_place
-        """In a run on a virtual GPU: whether the recorder can skip this operation if its result is in a storage that is
-        already recorded.
+        """True if a recorder of a virtual GPU can skip the operation when its result is in a storage that is already
+        recorded.
         """
 
 
 FACTS: dict[int, OperationFacts] = {}
-"""Maps the `id` of each operation to its properties. Operations are not keys, because hashing them calls into
-Python.
-"""
+"""The properties of each operation, by `id`. Hashing an operation calls into Python, so operations are not keys."""
 
 
 def facts_of(func: Any) -> OperationFacts:
@@ -72,8 +68,7 @@ def facts_of(func: Any) -> OperationFacts:
 
 
 def _fast_call(func: Any) -> Any:
-    """Return the fastest function that runs this operation. The function takes the same arguments as
-    `__torch_dispatch__`.
+    """Return the fastest function that runs this operation. It takes the same arguments as `__torch_dispatch__`.
 
     The generic function of an operation reads its arguments according to a schema, which takes longer than a small
     kernel. Calling the operation through `_op`, which is private to torch, saves a call to a Python function.
@@ -108,8 +103,8 @@ _RESIZING = overloads("resize_", "resize_as_", "set_")
 
 
 def _functions() -> dict[Any, Any]:
-    """Return torch's C++ function for each common operation. Functions in public modules are not used, because a
-    program may replace them.
+    """Return torch's C++ function for each common operation. A program may replace functions in public modules, so
+    these are not used.
     """
     found: dict[Any, Any] = {}
     for module, names in (

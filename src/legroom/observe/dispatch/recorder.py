@@ -62,8 +62,8 @@ from legroom.observe.training import TrainingClock
 class Recorder:
     """Tracks the live storages of one run and emits an event for every allocation, free and category change.
 
-    `attach()` starts recording on this thread. `mode()` returns a dispatch mode that shares the state of this recorder,
-    for use on another thread. One lock protects the state, because Python threads (DataParallel) share the devices.
+    `attach()` starts recording on this thread. `mode()` returns a dispatch mode for another thread, which shares the
+    state of this recorder. Python threads (DataParallel) share the devices, so one lock protects the state.
     """
 
     def __init__(
@@ -81,14 +81,18 @@ class Recorder:
         room: Callable[[], int] | None = None,
         current_device: Callable[[], int] | None = None,
     ) -> None:
-        """With `host_only`, every storage is recorded, as memory of device 0. `eager` means that the program does not
-        use `torch.compile` until `compiles()` is called. Recording an operation is then cheaper. `stream_on(device)`
-        returns the current stream of a device, if the program uses several streams. With `rules`, the memory that CUDA
-        kernels allocate in addition to their results is also recorded. With `fake_tensors`, device tensors have no
-        data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation raises when
-        an allocation fails, or None to retry. `room()` returns the memory left on the fullest device. An operation
-        fails before it is computed if its results need more memory than `room()` returns. `current_device()` returns
-        the device that `cuda` without an index refers to, if the devices are virtual.
+        """Set the options of the recording.
+
+        - `host_only`: record every storage, as memory of device 0.
+        - `eager`: the program does not use `torch.compile` until `compiles()` is called, so recording is cheaper.
+        - `stream_on(device)` returns the current stream of a device, if the program uses several streams.
+        - `rules`: also record the memory that CUDA kernels allocate in addition to their results.
+        - `fake_tensors`: device tensors have no data.
+        - `on_failure(recorder, failure, device, location, op)` returns the exception that an operation raises when an
+          allocation fails, or None to retry.
+        - `room()` returns the memory left on the fullest device. An operation fails before it is computed if its
+          results need more memory.
+        - `current_device()` returns the device that `cuda` without an index refers to, if the devices are virtual.
         """
         self.rules = rules
         self.fake_tensors = fake_tensors
@@ -109,8 +113,8 @@ class Recorder:
         self._locator = OpLocator(self.modules, self.clock, self.categories)
         self._kernels = KernelMemory(rules) if rules is not None else None
         self._fake_mode = None if fake_tensors is None else fake_tensors.mode
-        """The mode whose fake tensors are recorded: the mode of `fake_tensors`, or a mode that the program entered
-        itself.
+        """The mode whose fake tensors are recorded. It is the mode of `fake_tensors`, or a mode that the program
+        entered itself.
         """
         self._eager = eager
         self._modes: weakref.WeakSet[RecordingMode] = weakref.WeakSet()
@@ -119,14 +123,13 @@ class Recorder:
         self.current_device = current_device
         self._result_sizes = ResultSizes()
         self._ignores_aliases = rules is None and not host_only
-        """Whether a view of an unknown storage can be ignored. On a virtual GPU, the recorder knows all device
+        """True if a view of an unknown storage can be ignored. On a virtual GPU, the recorder knows all device
         storages, so an unknown storage is in host memory.
         """
         self.lock = threading.RLock()
-        """Protects the allocators and the state of the recorder."""
         self._expired: deque[LiveStorage] = deque()
         self._on_expired = self._storage_expired
-        """The callback of all weak references, stored because each access to a method would create a new object."""
+        """The callback of all weak references. It is stored because each access to a method creates a new object."""
         self._exit = contextlib.ExitStack()
         self.on_line: Callable[[Frame | None], None] | None = None
         """Called with the user's line after each operation that allocates memory."""
@@ -161,32 +164,27 @@ class Recorder:
         self.live.clear()
 
     def pause(self) -> None:
-        """Stop recording operations. Storages that the recorder already tracks stay tracked, and their `Free` events
-        are recorded.
+        """Stop recording operations. Storages that the recorder already tracks stay tracked, so their `Free` events are
+        recorded.
         """
         if self in _attached:
             _attached.remove(self)
         self._exit.close()
 
     def mode(self) -> TorchDispatchMode:
-        """Return a dispatch mode for one thread. The mode shares the state of this recorder."""
         mode = EagerMode(self) if self._eager else RecordingMode(self)
         self._modes.add(mode)
         return mode
 
     def compiles(self) -> None:
-        """Prepare for compiled functions. Call this method before the program compiles a function for the first
-        time.
-        """
+        """Prepare for compiled functions, before the program compiles a function for the first time."""
         if self._eager:
             self._eager = False
             for mode in self._modes:
                 mode.__class__ = RecordingMode
 
     def is_recording(self) -> bool:
-        """Return whether operations of this thread are recorded. Operations inside another operation are not recorded
-        separately.
-        """
+        """Return whether operations of this thread are recorded. The result is False inside an operation."""
         return any(
             isinstance(mode, RecordingMode) and mode._recorder is self
             for mode in _get_current_dispatch_mode_stack()
@@ -229,7 +227,6 @@ class Recorder:
         out: Any,
         facts: OperationFacts,
     ) -> None:
-        """Record an operation that has run and returned `out`."""
         live = self.live
         new: list[tuple[int, Any]] | None = None
         if isinstance(out, torch.Tensor):
@@ -267,8 +264,10 @@ class Recorder:
 
     def _is_alias_of_known(self, args: Sequence[Any], key: int) -> bool:
         """Return whether an unknown storage can be skipped, because the first argument is in host memory or already
-        recorded. An in-place operation on a tensor with data returns a tensor without data if another argument has no
-        data. In a sparse tensor, indices and values have different storages.
+        recorded.
+
+        An in-place operation on a tensor with data returns a tensor without data if another argument has no data. In a
+        sparse tensor, indices and values have different storages.
         """
         storage = storage_of(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         if storage is None:
@@ -333,9 +332,8 @@ class Recorder:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
         During the call, the dispatch modes are disabled, because they would take about ten times as long as creating a
-        small tensor. If the operation must go through the modes, this method runs nothing and returns None. An
-        operation must go through the modes if other modes are active, if CUDA rules or fake tensors are used, or if the
-        result may be too large.
+        small tensor. Some operations must go through the modes: if other modes are active, if CUDA rules or fake
+        tensors are used, or if the result may be too large. In these cases, this method runs nothing and returns None.
         """
         if (
             self.rules is not None
@@ -368,9 +366,9 @@ class Recorder:
         category: Category | None = None,
         nbytes: int | None = None,
     ) -> None:
-        """Record a storage that no operation created (it was loaded, copied or shared) as memory of `device`.
-
-        `nbytes` is the memory that the storage uses on the device, if it differs from the storage size."""
+        """Record a storage that no operation created as memory of `device`. Such a storage was loaded, copied or
+        shared. `nbytes` is the memory that the storage uses on the device, if it differs from the storage size.
+        """
         key = storage._cdata
         known = self.live.get(key)
         if known is not None:
@@ -424,8 +422,8 @@ class Recorder:
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Wait up to `seconds` until another thread has dropped storages, then free the memory of these storages.
-        Returns whether memory was freed. The caller holds the lock, so other threads can only append to `_expired`.
+        """Wait up to `seconds` until another thread has dropped storages, then free their memory. Return whether memory
+        was freed. The caller holds the lock, so other threads can only append to `_expired`.
         """
         deadline = time.monotonic() + seconds
         while not self._expired:
@@ -448,9 +446,9 @@ class Recorder:
         return error
 
     def _storage_expired(self, expired: Any) -> None:
-        """Record that a storage was freed. This function is the callback of the weak references, so it may run at any
-        time on any thread, even inside the allocator during a garbage collection. Therefore the callback does not free
-        the memory itself. Instead, the thread that holds the lock frees the memory, when it releases the lock or later.
+        """Record that a storage was freed. This callback of the weak references may run at any time on any thread, even
+        inside the allocator during a garbage collection. The callback therefore does not free the memory itself. The
+        thread that holds the lock frees the memory, when it releases the lock or later.
         """
         if weak_references_end_early and (storage := surviving_storage(expired.key)) is not None:
             again = LiveStorage(storage, self._storage_expired)
@@ -475,7 +473,6 @@ class Recorder:
             lock.release()
 
     def _free_expired(self) -> None:
-        """Free the memory of expired storages. The caller holds the lock."""
         while self._expired:
             expired = self._expired.popleft()
             if self.live.get(expired.key) is expired:
@@ -493,7 +490,6 @@ class Recorder:
             self.allocations.free_storage(known)
 
     def storage_resized(self, storage: Any) -> None:
-        """Record that a storage was resized outside any operation."""
         if storage._cdata in self.live:
             self._maybe_resized(storage, None)
 
@@ -528,7 +524,6 @@ class Recorder:
         )
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the device of a tensor, or None for the host."""
         return self.placement.device_of(tensor)
 
     def is_on_device(self, values: Any) -> bool:
@@ -538,7 +533,6 @@ class Recorder:
         )
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Return the key and the allocated bytes of a tensor's storage, or None if the tensor is in host memory."""
         return self.placement.measure(tensor)
 
     def emit(self, event: Event) -> None:
@@ -546,11 +540,12 @@ class Recorder:
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that runs each operation of one thread, with CUDA rules and fake tensors applied, and passes the
-    operation to the recorder."""
+    """A dispatch mode that runs each operation of one thread and passes it to the recorder. CUDA rules and fake tensors
+    are applied.
+    """
 
     supports_higher_order_operators = True
-    """An operation that takes functions (flex attention) is treated as one operation, like its CUDA kernel."""
+    """An operation that takes functions, such as flex attention, counts as one operation, like its CUDA kernel."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -618,8 +613,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.__torch_dispatch__(func, types, args[:position], {**named, **(kwargs or {})})
 
     def _on_named_device(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that has a device argument and is not passed to the function mode. Operations called in
-        TorchScript, in C++ or inside a torch function are not passed to the function mode.
+        """Run an operation that has a device argument and is not passed to the function mode. Operations that
+        TorchScript, C++ or another torch function calls are not passed to the function mode.
         """
         recorder, context = self._recorder, self._recorder.context
         assert recorder.current_device is not None
@@ -639,8 +634,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             context.target = outer
 
     def _targets_device(self, func: Any) -> bool:
-        """Return whether the results are on a device, even if all inputs are on the host. This is the case if the call
-        requested the device, or if a backward pass runs a factory function.
+        """Return whether the results are on a device, even if all inputs are on the host. The call may have requested
+        the device, or a backward pass may run a factory function.
         """
         context = self._recorder.context
         if context.target >= 0:
@@ -652,8 +647,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
-    """A `RecordingMode` for programs that do not use `torch.compile`. Unlike `RecordingMode`, this class does not use
-    torch's wrapper that disables the compiler inside a mode.
+    """A `RecordingMode` for programs that do not use `torch.compile`. It omits torch's wrapper that disables the
+    compiler inside a mode.
     """
 
 
@@ -662,7 +657,7 @@ EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__) 
 
 def _with_rules_for_modes(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `HigherOrderOperator.dispatch` for versions of torch without `supports_higher_order_operators`. These
-    versions raise an error if no rule for the class of the active dispatch mode is registered for the operation.
+    versions raise an error if the operation has no registered rule for the class of the active dispatch mode.
     """
 
     @functools.wraps(dispatch)
@@ -685,11 +680,10 @@ if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Return whether an operation is composed of other operations. These other operations are recorded instead of the
-    composite operation.
+    """Return whether an operation is composed of other operations. These operations are recorded instead.
 
     An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager
-    mode. Such an operation cannot be run as a composite operation, because there is no composite C++ kernel.
+    mode. It cannot be run as a composite operation, because there is no composite C++ kernel.
     """
     if getattr(func, "namespace", "") != "aten" or _COMPOSITE in getattr(func, "py_kernels", ()):
         return False
@@ -698,14 +692,13 @@ def _is_composite(func: Any) -> bool:
 
 def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the operations of which `func` is composed, as in torch's C++ code. If torch's private `_op_dk` is missing,
-    run the operations in torch's Python decomposition.
+    run torch's Python decomposition.
     """
     run = getattr(func, "_op_dk", None)
     return func.decompose(*args, **kwargs) if run is None else run(_COMPOSITE, *args, **kwargs)
 
 
 _attached: list[Recorder] = []
-"""The recorders that are attached, outermost first."""
 
 
 def active_recorder() -> Recorder | None:
@@ -714,7 +707,7 @@ def active_recorder() -> Recorder | None:
 
 
 def _discard_events_of_forks() -> None:
-    """Discard the events of a forked child (a DataLoader worker), because they must not mix with the events of the
+    """Discard the events of a forked child, such as a DataLoader worker. They must not mix with the events of the
     parent.
     """
     for recorder in _attached:
@@ -734,14 +727,14 @@ _transform: Callable[[], Any] | None = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
 )
 _mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_at", None)
-"""These four functions are private to torch. If one of these functions is missing, every operation goes through the
-dispatch modes.
+"""These four functions are private to torch. If one of them is missing, every operation goes through the dispatch
+modes.
 """
 
 
 def _only_mode() -> Any:
-    """Return the active dispatch mode, or None if several modes or a `torch.func` transform are active. If there is
-    only one mode, it can be bypassed without hiding operations from other modes.
+    """Return the active dispatch mode, or None if several modes or a `torch.func` transform are active. A single mode
+    can be bypassed without hiding operations from other modes.
     """
     if (
         _no_dispatch is None

@@ -1,7 +1,8 @@
-"""Recorded workspaces for convolutions of well-known networks and for random convolutions. The choice of kernels in
-cuDNN is not documented, so the choices for measured layers are looked up. The table (`convolutions_h200.table.xz`,
-written by `bench/rules/convolution/table.py`) lists the converted tensors and all other workspace bytes for each layer
-at several batch sizes. The table is valid for Hopper GPUs, on which it was measured.
+"""Recorded workspaces for convolutions of well-known networks and for random convolutions.
+
+cuDNN's choice of kernels is not documented, so the choices for measured layers are looked up. The table
+(`convolutions_h200.table.xz`, written by `bench/rules/convolution/table.py`) lists the converted tensors and all other
+workspace bytes for each layer at several batch sizes. The table is valid for Hopper GPUs, on which it was measured.
 """
 
 import json
@@ -20,12 +21,12 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 TABLE = Path(__file__).with_name("convolutions_h200.table.xz")
 UNIT = 512
-"""The number of bytes to which the allocator rounds sizes. Workspace sizes are stored as multiples of this number."""
+"""The allocator rounds sizes to a multiple of this number of bytes. The table stores sizes in this unit."""
 
 Row = tuple[int, int, int, int, int, int, int]
-"""The batch size, followed by two numbers for each of three workspaces: the workspaces of the forward pass, the input
-gradient and the weight gradient. The first number is an index into `WORKSPACE_KINDS`. The second number is the size of
-the rest of the workspace, as a multiple of `UNIT`.
+"""The batch size, followed by two numbers for each of the three workspaces: forward pass, input gradient and weight
+gradient. The first number is an index into `WORKSPACE_KINDS`. The second number is the size of the rest of the
+workspace, as a multiple of `UNIT`.
 """
 
 
@@ -44,9 +45,7 @@ class ConvLayer(NamedTuple):
     groups: int
     transposed: bool
     padding: tuple[int, ...] | None = None
-    """The padding, or None if it is not recorded. In most convolutions without a recorded padding, the image size does
-    not change.
-    """
+    """The padding, or None if it is not recorded. Most layers without a recorded padding keep the image size."""
 
 
 class ConvQuery(NamedTuple):
@@ -56,19 +55,16 @@ class ConvQuery(NamedTuple):
     batch: int
     output_sizes: tuple[int, ...]
     deterministic: bool = False
-    """The value of `torch.backends.cudnn.deterministic`."""
 
 
 class WorkspaceKind(NamedTuple):
-    """The tensors that a workspace contains."""
-
     input: bool
     weight: bool
     output: bool
     padding: int
-    """Channels are padded to a multiple of this number."""
+    """The number of channels is padded to a multiple of this number."""
     copies: bool
-    """True if there is a float32 copy of the weights per image."""
+    """True if the workspace contains a float32 copy of the weights for each image."""
 
 
 WORKSPACE_KINDS = (
@@ -94,13 +90,12 @@ def kind_bytes(kind: WorkspaceKind, c: Convolution) -> int:
 
 
 def recorded_workspaces(row: Row, c: Convolution) -> ConvWorkspaces:
-    """Return the workspaces of a layer from its row in the table."""
     sizes = [kind_bytes(WORKSPACE_KINDS[row[index]], c) + row[index + 1] * UNIT for index in (1, 3, 5)]
     return ConvWorkspaces(*sizes)
 
 
 def look_up(layer: ConvLayer, c: Convolution) -> ConvWorkspaces | None:
-    """Return the recorded workspaces of this layer at this batch size, or None if this case was not measured."""
+    """Return the recorded workspaces of this layer at this batch size, or None if they were not measured."""
     known = family_rows(family_of(layer))
     rows = [*known.get(layer, []), *known.get(layer._replace(padding=None), [])]
     return next((recorded_workspaces(row, c) for row in rows if row[0] == c.batch), None)
@@ -160,23 +155,22 @@ def family_of(layer: ConvLayer) -> LayerFamily:
 
 
 def table() -> Iterator[tuple[ConvLayer, list[Row]]]:
-    """Yield every recorded layer with its rows."""
     for family in _table().families:
         yield from family_rows(family).items()
 
 
 DTYPES = ("float32", "float32_strict", "float16", "bfloat16")
 LAYER_COLUMNS = "BHHHB"
-"""The array type codes of the columns that contain one number per layer: the index of the dtype, the numbers of input
-and output channels, the number of groups and the number of rows.
+"""The type codes of the columns with one number per layer: the index of the dtype, the numbers of input and output
+channels, the number of groups and the number of rows.
 """
 DIMENSION_COLUMNS = "IHH"
-"""The array type codes of the columns that contain one number per dimension of a layer: the size, the dilation, and the
-padding plus 1 (0 if the padding is not recorded).
+"""The type codes of the columns with one number per dimension of a layer: the size, the dilation, and the padding plus
+1. The last number is 0 if the padding is not recorded.
 """
 ROW_COLUMNS = "BBIBIBI"
-"""The array type codes of the columns of `Row`. The batch size is an index into the list of all batch sizes. The sizes
-are stored in blocks of `BLOCK` rows, and are sorted by workspace kind within each block.
+"""The type codes of the columns of `Row`. The batch size is an index into the list of all batch sizes. The workspace
+sizes are stored in blocks of `BLOCK` rows. Within each block, they are sorted by workspace kind.
 """
 BLOCK = 4096
 
@@ -185,7 +179,7 @@ class _Table(NamedTuple):
     """The recorded table, stored by columns as in the file."""
 
     families: dict[LayerFamily, tuple[slice, slice, slice]]
-    """Maps each family to its slices of the layer columns, the dimension columns and the row columns."""
+    """The slices of the layer columns, the dimension columns and the row columns that belong to each family."""
     batches: list[int]
     layers: list[Sequence[int]]
     dimensions: list[Sequence[int]]
@@ -194,8 +188,8 @@ class _Table(NamedTuple):
 
 @lru_cache(maxsize=256)
 def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
-    """Return the recorded layers of one family. Families are converted on demand, because a network needs only a few of
-    them, and converting all of them takes more than a second.
+    """Return the recorded layers of one family. A network uses only a few families, and converting all families takes
+    more than a second. Each family is therefore converted on demand.
     """
     columns = _table()
     if family not in columns.families:
@@ -220,8 +214,8 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
 
 
 def _remainders(place: int, rows: slice) -> Sequence[int]:
-    """Return column `place + 1` of these rows in the original order. In the file, this column is sorted by the
-    workspace kinds in column `place`.
+    """Return column `place + 1` of these rows in the original order. The file sorts this column by the workspace kinds
+    in column `place`.
     """
     first = rows.start // BLOCK
     blocks = (_block_remainders(place, block) for block in range(first, -(-rows.stop // BLOCK)))
@@ -238,8 +232,8 @@ def _block_remainders(place: int, block: int) -> Sequence[int]:
 
 @lru_cache(maxsize=1)
 def _table() -> _Table:
-    """Read the table. The first line of the file lists all families in JSON, with their numbers of layers and rows. The
-    second line lists all batch sizes. The columns follow as arrays.
+    """Read the table. The first line of the file is JSON. It lists all families, with their numbers of layers and rows.
+    The second line lists all batch sizes. The columns follow as arrays.
     """
     if not TABLE.exists():
         return _Table({}, [], [], [], [])
@@ -266,7 +260,6 @@ def _table() -> _Table:
 
 
 def decompress(path: Path) -> BytesIO:
-    """Return the content of an xz file."""
     try:
         import lzma
     except ImportError:
@@ -278,7 +271,6 @@ def decompress(path: Path) -> BytesIO:
 
 
 def read_array(file: BytesIO, kind: str, count: int) -> Sequence[Any]:
-    """Read little-endian numbers."""
     values: array[Any] = array(kind)
     values.frombytes(file.read(values.itemsize * count))
     if sys.byteorder == "big":
@@ -287,9 +279,9 @@ def read_array(file: BytesIO, kind: str, count: int) -> Sequence[Any]:
 
 
 def ungroup(groups: Sequence[int], values: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
-    """Restore the original order of `values`. `groups` contains the group of each value in this order. In the files,
-    the values of group 0 come first, followed by the values of group 1, and so on. Values of the same group are
-    similar, so this order compresses better. `counts` contains the number of values in each group.
+    """Restore the original order of `values`. `groups` contains the group of each value in this order, and `counts` the
+    number of values in each group. The files store the values of group 0 first, then the values of group 1, and so on.
+    Values of the same group are similar, so they compress better.
     """
     parts = [iter(values[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True)]
     return [*map(next, map(parts.__getitem__, groups))]

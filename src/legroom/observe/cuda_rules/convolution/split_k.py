@@ -3,10 +3,11 @@
 A convolution is a matrix product that is computed in tiles. Each block computes one tile, and the tiles that are
 computed at the same time are called a wave. The tiles after the last full wave would keep only a few SMs busy, so their
 sums are split along the depth of the matrices. Each block computes a partial sum and writes it to the workspace in
-float32. The tile and the cluster of blocks are reported by cuDNN. Without a GPU, the number of clusters that run at
-once is unknown, so the workspace size that cuDNN reports includes too few partial sums or none. The formula was derived
-from queries on a real H200. The formula is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile
-and dtype).
+float32.
+
+cuDNN reports the tile and the cluster of blocks. Without a GPU, the number of clusters that run at once is unknown, so
+the workspace size that cuDNN reports includes too few partial sums or none. The formula was derived from queries on a
+real H200. It is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
 """
 
 from dataclasses import replace
@@ -23,19 +24,16 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import (
 
 
 class MatrixProduct(NamedTuple):
-    """A convolution as a matrix product."""
-
     rows: int
     columns: int
     depth: int
     column_taps: int = 1
-    """The number of kernel positions that each have their own columns. The value is 1 except for weight gradients."""
+    """The number of kernel positions that have their own columns. The value is 1 except for weight gradients."""
     depth_taps: int = 1
-    """The number of kernel positions whose values are part of the depth. The value is 1 for weight gradients."""
+    """The number of kernel positions that are part of the depth. The value is 1 for weight gradients."""
 
 
 def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """Return the matrix product that computes an operation."""
     near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
     (inputs, before), (outputs, after) = (far, near) if c.transposed else (near, far)
     operation = actual_operation(operation, c.transposed)
@@ -47,8 +45,8 @@ def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
 
 
 def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """Return the result of `product_of` for convolutions with groups. A single matrix product computes all groups. The
-    groups are in its rows for weight gradients, and in its columns for other operations.
+    """Like `product_of`, for convolutions with groups. A single matrix product computes all groups. The groups are in
+    its rows for weight gradients, and in its columns for other operations.
     """
     if c.groups == 1:
         return product_of(c, operation)
@@ -73,8 +71,8 @@ _TRANSPOSED = {
 
 
 def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dtype: str) -> int:
-    """Return the size in bytes of the partial sums. `tile` is the number that cuDNN assigns to the tile. `dtype` is one
-    of the names in `recorded_table.DTYPES`.
+    """Return the size of the partial sums in bytes. `tile` is cuDNN's number for the tile. `dtype` is a name in
+    `recorded_table.DTYPES`.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
@@ -99,8 +97,8 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the size in bytes of the partial sums if the sums are split into enough parts to keep all blocks busy in
-    the last wave. In measurements, partial sums were rarely larger. Returns 0 if the tiles of the kernel are unknown.
+    """Return the size of the partial sums in bytes, if enough parts are split off to keep all blocks busy in the last
+    wave. In measurements, partial sums were rarely larger. Return 0 if the tiles of the kernel are unknown.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
@@ -110,7 +108,6 @@ def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[in
 
 
 def _count(product: MatrixProduct, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the number of tiles."""
     height, width = TILES[tile]
     return round_up(ceil_div(product.rows, height), cluster[0]) * round_up(
         ceil_div(product.columns, width) * product.column_taps, cluster[1]
@@ -119,16 +116,13 @@ def _count(product: MatrixProduct, tile: int, cluster: tuple[int, int]) -> int:
 
 MANY_PARTS = 8
 _MIN_DEPTH = 1024
-"""The minimum depth of a part, if a matrix product is split into as many parts as possible. This is done if there are
-more than `MANY_PARTS` parts of this depth. Otherwise, the product is split into the number of parts with the lowest
-cost.
+"""A matrix product is split into as many parts of at least this depth as possible if there are more than `MANY_PARTS`
+such parts. Otherwise, the product is split into the number of parts with the lowest cost.
 """
 
 
 def _split_cost(dtype: str, tile: int, waves: int) -> float:
-    """Return the cost of doubling the number of parts, as a number of steps (`_STEP`). The cost is lower after a full
-    wave.
-    """
+    """Return the cost of doubling the number of parts, in steps of `_STEP` bytes. The cost is lower after a full wave."""
     costs = (_SPLIT_COST_LATER if waves else _SPLIT_COST)[dtype]
     return costs.get(tile, costs[0])
 
@@ -136,26 +130,26 @@ def _split_cost(dtype: str, tile: int, waves: int) -> float:
 TILES = {
     0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
 }  # fmt: skip
-"""Maps the number that cuDNN uses for a tile to the tile's rows and columns."""
+"""The rows and columns of each tile, by cuDNN's number for the tile."""
 _BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 112}
-"""Maps the cluster size to the number of blocks that an H200 runs at once. The number depends on the cluster size,
-because all blocks of a cluster run in the same GPC (a group of SMs).
+"""The number of blocks that an H200 runs at once, by cluster size. All blocks of a cluster run in the same GPC (a group
+of SMs), so the number depends on the cluster size.
 """
 _STEP = 128
-"""A block of threads multiplies its matrices in steps of this many bytes along the inner dimension."""
+"""The number of bytes along the inner dimension that a block multiplies in one step."""
 _SPLIT_COST = {
     "float16": {0: 8, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 9, 9: 7},
     "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},
     "float32": {0: 14, 1: 18, 3: 12, 4: 14, 5: 24, 7: 18},
 }
-"""The costs that `_split_cost` returns before the first full wave, by dtype and tile. The cost for bfloat16 is much
-higher than for float16, for an unknown reason.
+"""The cost of a split before the first full wave, by dtype and tile. The cost for bfloat16 is much higher than for
+float16, for an unknown reason.
 """
 _SPLIT_COST_LATER = {
     "float16": {0: 3, 3: 2, 5: 5, 7: 4},
     "bfloat16": {0: 26, 1: 30, 3: 24, 5: 42, 6: 24, 7: 32},
     "float32": {0: 5, 1: 6, 3: 3, 5: 10, 9: 4},
 }
-"""The costs that `_split_cost` returns after the first full wave, by dtype and tile."""
+"""The cost of a split after the first full wave, by dtype and tile."""
 _LAST_SPLIT_WAVE = {("float16", 1): 6, ("float16", 6): 6}
-"""Maps a dtype and a tile to a number of full waves. If a convolution has more full waves, its sums are not split."""
+"""A maximum number of full waves, by dtype and tile. If a convolution has more full waves, its sums are not split."""

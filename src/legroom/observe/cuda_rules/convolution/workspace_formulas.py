@@ -1,7 +1,8 @@
-"""Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes. The kernels of cuDNN
-differ in the copies that they make in a different layout, and in their partial sums. The copies and the partial sums
-follow exactly from the number of the kernel and a few of its settings. The formulas were derived from 424,000 queries
-to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
+"""Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes.
+
+cuDNN's kernels differ in the copies that they make in a different layout, and in their partial sums. Both follow
+exactly from the number of the kernel and a few of its settings. The formulas were derived from 424,000 queries to cuDNN
+9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
 """
 
 # | formula | bytes |
@@ -48,7 +49,7 @@ NO_BYTES = "0"
 
 
 def formula_bytes(formula: str, query: ConvQuery, c: Convolution, operation: ConvOperation) -> int:
-    """Return the workspace size in bytes that a formula yields for one convolution. `query` and `c` describe the same
+    """Return the workspace size in bytes that a formula yields for a convolution. `query` and `c` describe the same
     convolution.
     """
     if formula == NO_BYTES:
@@ -92,14 +93,14 @@ def _evaluate(formula: str, query: ConvQuery, c: Convolution, operation: ConvOpe
 
 
 _COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 159
-"""Small numbers of bytes that a kernel needs in addition to its copies. The four cases are: the kernel copies tensors,
-may split sums, copies weights, or copies weights in tiles.
+"""The bytes that a kernel uses in addition to its copies, in four cases: the kernel copies tensors, may split sums,
+copies weights, or copies weights in tiles.
 """
 
 
 def _tiled_copies(c: Convolution, operation: ConvOperation, unpadded: bool, tile: int, count: int) -> int:
-    """Return the workspace size in bytes. The workspace contains `count` copies of the result, padded to whole tiles,
-    and one semaphore for each tile in the result and in each copy.
+    """Return the workspace size in bytes. The workspace contains `count` copies of the result, padded to whole tiles.
+    The result and each copy also have one semaphore per tile.
     """
     height, width = _TILES[tile]
     if c.groups > 1:
@@ -120,8 +121,8 @@ def formula_for(
     c: Convolution,
     operation: ConvOperation,
 ) -> str:
-    """Return the formula for a kernel with this workspace. If the number and the settings of the kernel determine a
-    formula that yields exactly this size, that formula is returned. Otherwise, the closest formula is returned.
+    """Return the formula for a kernel whose workspace has this size. The number and the settings of the kernel may
+    determine a formula that yields exactly this size. Otherwise, return the formula with the closest result.
     """
     if size < _NEGLIGIBLE:
         return NO_BYTES
@@ -144,7 +145,6 @@ _MAX_COPIES = 1000
 
 
 def kernel_formula(engine: int, knobs: Mapping[int, int], c: Convolution, operation: ConvOperation) -> str:
-    """Return the formula of a kernel, given its number and its settings."""
     kernel = (actual_operation(operation, c.transposed), engine)
     algorithm = ALGORITHMS.get(kernel)
     if algorithm is not None:
@@ -174,7 +174,9 @@ _LAYOUT_OF = {
     (ConvOperation.WEIGHT_GRADIENT, 30): "J", (ConvOperation.WEIGHT_GRADIENT, 34): "J", (ConvOperation.WEIGHT_GRADIENT, 48): "J", (ConvOperation.WEIGHT_GRADIENT, 50): "J",
     (ConvOperation.WEIGHT_GRADIENT, 37): "U", (ConvOperation.WEIGHT_GRADIENT, 39): "U", (ConvOperation.WEIGHT_GRADIENT, 40): "L",
 }  # fmt: skip
-"""Maps an operation (`actual_operation`) and cuDNN's number for a kernel to the kernel's layout, if it is not `P`."""
+"""The layout of each kernel whose layout is not `P`, by operation (`actual_operation`) and cuDNN's number for the
+kernel.
+"""
 _SUMS_IN_PLACE = {(ConvOperation.WEIGHT_GRADIENT, 47), (ConvOperation.WEIGHT_GRADIENT, 48)}
 """Kernels that write no copies of the result to the workspace, even if their `Knob.COPIES` setting is not 0."""
 _TILES = {
@@ -187,12 +189,11 @@ _TILES = {
     14: (16, 64),
     23: (32, 128),
 }
-"""Maps the number that cuDNN uses for a tile to the tile's rows and columns. Kernels without clusters use tiles that
-are not in `TILES`.
+"""The rows and columns of each tile, by cuDNN's number for the tile. Kernels without clusters use tiles that are not in
+`TILES`.
 """
 _WITHOUT_GROUPS = {
     *((ConvOperation.FORWARD, number) for number in (1, 27, 35, 45, 46, 63, 70)),
     *((ConvOperation.INPUT_GRADIENT, number) for number in (1, 2, 25, 57, 58, 59, 60, 64, 65, 74)),
     *((ConvOperation.WEIGHT_GRADIENT, number) for number in (20, 33, 34, 45, 47, 48, 49, 50, 67)),
 }
-"""Kernels without group support."""

@@ -1,11 +1,15 @@
-"""Rules for the workspace of a convolution, and helper functions that all workspace estimates share. The fast kernels
-of cuDNN read and write channels-last images. If the tensors are contiguous, these kernels first convert the input and
-the weights to channels-last, and convert the result back at the end. The workspace contains the converted copies of
-input, weights and output. Pointwise convolutions need no conversion, because they are matrix products in either layout.
-For very small inputs, cuDNN has special kernels. The gradient of the weights is a sum over all pixels, which many
-blocks compute together. Each block stores its partial sum in its own float32 copy of the weights. The choice of kernels
-in cuDNN is not documented. These rules and thresholds were fitted to 5,500 convolutions measured on an H200 (cuDNN
-9.19), half of them with random shapes.
+"""Rules for the workspace of a convolution, and helper functions that all workspace estimates share.
+
+The fast kernels of cuDNN read and write channels-last images. If the tensors are contiguous, these kernels first
+convert the input and the weights to channels-last, and convert the result back at the end. The workspace contains the
+converted copies of input, weights and output. Pointwise convolutions need no conversion, because they are matrix
+products in either layout. For very small inputs, cuDNN has special kernels.
+
+The gradient of the weights is a sum over all pixels, which many blocks compute together. Each block stores its partial
+sum in its own float32 copy of the weights.
+
+cuDNN's choice of kernels is not documented. These rules and thresholds were fitted to 5,500 convolutions measured on an
+H200 (cuDNN 9.19), half of them with random shapes.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +18,7 @@ from typing import NamedTuple
 from legroom.gpus.catalog import GpuSpec
 
 TILE = 128
-"""One block computes a square tile with this many rows and columns."""
+"""The number of rows and columns of the tile that one block computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,6 @@ class Convolution:
 
     @property
     def weights(self) -> int:
-        """The number of weights."""
         return self.inputs * self.outputs * self.kernel_area // self.groups
 
     @property
@@ -75,9 +78,9 @@ class ConvWorkspaces(NamedTuple):
 
 def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
     """Return the workspace sizes for kernels that convert all tensors. The workspace contains the input, the weights
-    and the output with padded channels, and the partial sums of the weight gradient. In 3 to 10% of the measured cases,
-    the kernel needed over 2% more memory, because of further copies of the weights. Channels-last tensors are padded
-    but not converted.
+    and the output with padded channels, and the partial sums of the weight gradient. Channels-last tensors are padded
+    but not converted. In 3 to 10% of the measured cases, the kernel used over 2% more memory, because of further copies
+    of the weights.
     """
     if c.channels_last:
         return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
@@ -87,7 +90,6 @@ def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
 
 
 def forward(c: Convolution) -> int:
-    """Return the workspace size in bytes for the forward pass."""
     if c.depthwise:
         return 0
     if c.channels_last:
@@ -115,7 +117,6 @@ def forward(c: Convolution) -> int:
 
 
 def input_gradient(c: Convolution) -> int:
-    """Return the workspace size in bytes for the gradient of the input."""
     if c.depthwise:
         return 0
     if c.channels_last:
@@ -129,7 +130,6 @@ def input_gradient(c: Convolution) -> int:
 
 
 def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
-    """Return the workspace size in bytes for the gradient of the weights."""
     half = c.element == 2
     if c.depthwise:
         return _depthwise_weights(c, gpu)
@@ -145,8 +145,8 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
     """Return the workspace size in bytes for a pointwise convolution. Each image has its own matrix product and its own
-    copy of the weight gradient. If these copies would be much larger than the images, cuDNN uses a different kernel,
-    which needs as much workspace as for other convolutions.
+    copy of the weight gradient. If these copies would be much larger than the images, cuDNN uses a different kernel.
+    That kernel needs as much workspace as for other convolutions.
     """
     if c.output_area == 1:
         return 0
@@ -160,9 +160,9 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
 
 
 def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Return the size in bytes of the partial sums for channels-last tensors. There are eight partial sums per image
-    and channel. For float32 tensors and large convolution kernels, the image is unrolled, and each of four blocks per
-    SM has its own partial sums.
+    """Return the size in bytes of the partial sums for channels-last tensors. Each image and channel has eight partial
+    sums. For float32 tensors and large convolution kernels, the image is unrolled. Each of four blocks per SM then has
+    its own partial sums.
     """
     if not c.channels_last or c.batch < 8:
         return 0
@@ -174,31 +174,25 @@ def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
 
 
 def one_group(c: Convolution) -> Convolution:
-    """Return the sizes of one group as a convolution without groups."""
     return replace(c, inputs=c.inputs // c.groups, outputs=c.outputs // c.groups, groups=1)
 
 
 def group_width(c: Convolution) -> int:
-    """Return the number of channels per group for kernels that support groups. The result is the same for input and
-    output channels.
-    """
+    """Return the number of channels per group that kernels with group support use, for both inputs and outputs."""
     return round_up(max(c.inputs, c.outputs) // c.groups, 4)
 
 
 PARALLEL_GROUPS = 8
-"""Kernels that do not support groups compute this number of groups at the same time, and each group has its own
-workspace.
-"""
+"""Kernels without group support compute this number of groups at the same time. Each group has its own workspace."""
 
 
 def tensor_bytes(c: Convolution) -> int:
-    """Return the size in bytes of the input, the weights and the output."""
     return c.converted() + (c.weights * c.element if c.pointwise else 0)
 
 
 def _padding(c: Convolution) -> int:
-    """Return the size in bytes of padded copies. Channels-last tensors are copied only if their channels must be padded
-    to 16 bytes.
+    """Return the size of the padded copies in bytes. Channels-last tensors are copied only if their channels must be
+    padded to 16 bytes.
     """
     multiple = 16 // c.element
     input, output = bool(c.inputs % multiple), bool(c.outputs % multiple)
@@ -208,7 +202,7 @@ def _padding(c: Convolution) -> int:
 
 
 def partial_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Return the number of weight copies that keeps all SMs busy."""
+    """Return the size in bytes of the partial weight gradients that keep all SMs busy."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
     tiles = round_up(rows, TILE) // TILE * (round_up(columns, TILE) // TILE)
     copies = min(gpu.sm_count // tiles, c.batch * c.output_area // 1024)

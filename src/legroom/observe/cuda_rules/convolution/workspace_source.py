@@ -1,8 +1,8 @@
 """Selects the source of the workspace size of a convolution: cuDNN's library, the recorded table, the decision forest,
 or the rules.
 
-The table is used first if it was recorded with the installed version of cuDNN, because it contains cuDNN's choices on a
-real H200. Otherwise, the installed library is the most reliable source, because it chooses the kernels that will run.
+The table contains cuDNN's choices on a real H200, so it is used first if it was recorded with the installed version of
+cuDNN. Otherwise, the installed library is the most reliable source, because it chooses the kernels that will run.
 Without a GPU, cuDNN reports a wrong size for 1 to 2% of the convolutions, because it omits partial sums and kernels
 that only a GPU can compile. If the table was recorded with another version, its size is only an alternative. If cuDNN
 crashes, the table, the forest and the rules are used. Only Hopper GPUs were measured. For other GPUs, the library or
@@ -23,18 +23,14 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 
 class WorkspaceGuess(NamedTuple):
-    """The most likely workspace sizes of a convolution, and their alternatives."""
-
     likely: ConvWorkspaces
     others: tuple[ConvWorkspaces, ...] = ()
     """Alternative sizes, most likely first. The tuple is empty if the sizes are certain."""
     crashed: bool = False
-    """Whether cuDNN crashed when it was queried about this convolution."""
+    """Whether cuDNN crashed during the query for this convolution."""
 
 
 class _Sizes(NamedTuple):
-    """The workspace sizes of one operation. See `WorkspaceGuess`."""
-
     likely: int
     others: tuple[int, ...]
 
@@ -80,9 +76,7 @@ def _operation_sizes(
     answer: Answer | None,
     recorded: ConvWorkspaces | None,
 ) -> _Sizes | None:
-    """Return the workspace sizes of one operation in `OPERATIONS`, or None if no other source than the rules provides a
-    size.
-    """
+    """Return the workspace sizes of one operation in `OPERATIONS`, or None if only the rules provide a size."""
     answered = answer.sizes[index] if answer and answer.sizes else ()
     if answered and answer and answer.logs_skipped_kernels:
         sizes = answered if recorded is None else (*answered, recorded[index])
@@ -111,19 +105,19 @@ def _operation_sizes(
 
 MIN_SHARE = 0.3
 """A size above the most likely size becomes an alternative if at least this fraction of the trees votes for it. An
-estimate that is too low can make a run fail. An estimate that is too high costs little.
+estimate that is too low can make a run fail, but an estimate that is too high costs little.
 """
 MAJORITY = 0.5
-"""A size above the size that cuDNN reports becomes an alternative if more than this fraction of the trees votes for it."""
+"""A size above cuDNN's size becomes an alternative if more than this fraction of the trees votes for it."""
 HUGE = 4
-"""If a workspace is more than this many times as large as input, weights and output together, it is plausible only if a
-majority of the trees votes for it.
+"""A workspace may be this many times as large as input, weights and output together. A larger workspace is plausible
+only if a majority of the trees votes for it.
 """
 
 
 def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> bool:
-    """Return whether the convolution probably uses a GPU-only kernel. If cuDNN does not log the kernels that it skips,
-    its results do not include GPU-only kernels.
+    """Return whether the convolution probably uses a kernel that cuDNN skips without a GPU. If cuDNN does not log the
+    kernels that it skips, its results do not include such kernels.
     """
     return c.pointwise or any(
         one.share > MAJORITY and one.formula[0] in GPU_ONLY and one.size > answered for one in candidates[:1]
@@ -131,9 +125,10 @@ def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> b
 
 
 GPU_ONLY = "=R"
-"""The first letters of formulas for GPU-only kernels (Winograd and FFT) and for unknown kernels."""
+"""The first letters of formulas for unknown kernels and for kernels that cuDNN skips without a GPU (Winograd and FFT).
+"""
 OLDEST_CAPABILITY = (7, 5)
-"""The oldest compute capability for which cuDNN 9 has specialized kernels, and not only generic kernels."""
+"""The oldest compute capability for which cuDNN 9 has specialized kernels. Older GPUs have only generic kernels."""
 
 
 def by_rules(c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:

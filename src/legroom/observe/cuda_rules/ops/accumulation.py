@@ -4,14 +4,15 @@ If two paths of the graph lead to the same tensor (as with every residual connec
 gradient to the first gradient. If no other object references the first gradient, the engine writes the sum into its
 memory (`accumulate` in torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor belongs to a
 subclass, the engine allocates a third tensor instead. A trace would therefore use memory that the real run does not
-use. Some derivative formulas also write in place: the gradients of selected values (`max`, `gather`, `x[index]`) are
-written into a tensor of zeros. If a tensor belongs to a subclass, the formula writes into a new tensor instead
-(`areAnyTensorSubclassLike` in FunctionsManual.cpp). The engine never adds to a gradient that is a view, such as the
-gradient of a linear layer with a 3D input. `instead_of` returns the operation that would run without the mode.
+use. The engine never adds to a gradient that is a view, such as the gradient of a linear layer with a 3D input.
 
-The reference counts of the first gradient, compared with the counts of an unshared gradient, show whether another
-object references the first gradient. `Accumulation()` runs a small backward pass to measure the counts of an unshared
-gradient. Therefore do not create an `Accumulation` while an operation is being dispatched.
+Some derivative formulas also write in place: the gradients of selected values (`max`, `gather`, `x[index]`) are written
+into a tensor of zeros. If a tensor belongs to a subclass, the formula writes into a new tensor instead
+(`areAnyTensorSubclassLike` in FunctionsManual.cpp). `instead_of` returns the operation that would run without the mode.
+
+Reference counts show whether another object references the first gradient: they are higher than those of an unshared
+gradient. `Accumulation()` runs a small backward pass to measure the counts of an unshared gradient. Therefore do not
+create an `Accumulation` while an operation is being dispatched.
 """
 
 from functools import lru_cache
@@ -47,20 +48,18 @@ _IN_PLACE_FORMULA = "BinaryCrossEntropyWithLogitsBackward0"
 _COUNT_EQUALS = frozenset(("ScatterReduceBackward0", "IndexReduceBackward0"))
 """Autograd nodes whose formulas allocate a separate tensor to count equal values (`scatter_reduce_backward`)."""
 _TWO_GRADIENTS = frozenset(("VarMeanBackward0", "StdMeanBackward0"))
-"""Autograd nodes of functions with two results. Their formulas add one gradient for each result (`var_mean_backward` in
-FunctionsManual.cpp).
+"""Autograd nodes of functions with two results. Their formulas add the gradients of both results (`var_mean_backward`
+in FunctionsManual.cpp).
 """
 
 
 class Accumulation:
-    """Decides whether the autograd engine would add two gradients in place."""
-
     def __init__(self) -> None:
         self._unshared = _counts_of_an_unshared_gradient()
         self._added_up = -1
         """The sequence number of the last node in `_TWO_GRADIENTS` that added its two gradients."""
         self._begun = (-1, -1)
-        """The ids of the last `_IN_PLACE_FORMULA` node: the graph task of its backward pass, and its sequence number."""
+        """The graph task and the sequence number of the last `_IN_PLACE_FORMULA` node that ran."""
 
     def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
         """Return the operation to run instead of `func`. The result is the in-place variant if the engine would add in
@@ -96,8 +95,8 @@ class Accumulation:
         return not (begins and func is torch.ops.aten.mul.Tensor)
 
     def _adds_two_gradients(self) -> bool:
-        """Return whether the running formula adds its two gradients out of place. Afterwards, the engine adds their sum
-        to other gradients.
+        """Return whether the running formula adds its two gradients out of place. The engine adds the sum to other
+        gradients later.
         """
         node = current_node()
         if node is None or node.name() not in _TWO_GRADIENTS or node._sequence_nr() == self._added_up:
@@ -107,9 +106,7 @@ class Accumulation:
 
 
 def _writes_into_zeros(func: Any, args: Any) -> bool:
-    """Return whether the operation is called by a derivative formula in torch, and not by an autograd function written
-    in Python.
-    """
+    """Return whether a derivative formula in torch calls the operation, and not an autograd function written in Python."""
     if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
         return False  # sets some elements of a gradient to zero
     node = current_node()
@@ -136,15 +133,12 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the reference counts of a tensor and of its storage."""
     counted: Any = tensor
     assert count_references is not None
     return counted._use_count(), count_references(counted.untyped_storage()._cdata)
 
 
 class _CountAtAddition(TorchDispatchMode):
-    """Records the reference counts of the first gradient when two gradients are added."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: tuple[int, int] | None = None
@@ -157,8 +151,8 @@ class _CountAtAddition(TorchDispatchMode):
 
 @lru_cache(maxsize=1)
 def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
-    """Return the reference counts of a gradient that no other object references, or None if this version of torch does
-    not expose them.
+    """Return the reference counts of a gradient that no other object references. Return None if this version of torch
+    does not expose them.
     """
     if count_references is None or not hasattr(torch.Tensor, "_use_count"):
         return None
@@ -173,19 +167,20 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 
 
 def _view(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan for the gradient of a view. On CUDA, the gradient of a view that was changed in place is
-    copied. In a trace, the engine would compute it by replaying the view, without a copy.
+    """Plan the gradient of a view. On CUDA, the gradient of a view that was changed in place is copied. In a trace, the
+    engine would compute it by replaying the view, without a copy.
 
-    An instance norm returns a view of the tensor that a batch norm computed. An in-place activation after the instance
-    norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the gradient of the
-    view into them by strides (`AsStridedBackward`), and frees the gradient. If the tensors have no data, torch instead
-    replays the view in reverse. The size of the gradient is the same, but its memory is at a different address.
+    For example, an instance norm returns a view of the tensor that a batch norm computed. An in-place activation after
+    the instance norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the
+    gradient of the view into them by strides (`AsStridedBackward`), and frees the gradient. If the tensors have no
+    data, torch instead replays the view in reverse. The gradient has the same size, but its memory is at a different
+    address.
     """
     return MemoryPlan([OutputCopy(0)]) if call.in_backward and _precedes_copy_slices() else None
 
 
 def _precedes_copy_slices() -> bool:
-    """Return whether the next autograd node is `CopySlices`, which writes the gradient of a modified view into the
+    """Return whether the next autograd node is `CopySlices`. This node writes the gradient of a modified view into the
     gradient of its base.
     """
     node = current_node()

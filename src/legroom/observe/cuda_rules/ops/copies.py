@@ -1,11 +1,11 @@
-"""Copies for kernels that need contiguous inputs. An input that is not contiguous is copied, and the copy is freed when
-the operation ends.
+"""Copies for kernels that need contiguous inputs.
 
-Inputs are not contiguous after a transposition, a slice or an expansion. The input gradient of a sum is not contiguous,
-because it is an expanded scalar. Measurements on an H200 show which kernels support channels-last images, and whether
-the copy is allocated before the result (`bench/sweep/operations.py`: pooling, padding and interpolation in every memory
-format). Most of these kernels call `contiguous` on an argument (AveragePool2d.cu, DilatedMaxPool2d.cu,
-AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu).
+An input that is not contiguous is copied, and the copy is freed when the operation ends. Inputs are not contiguous
+after a transposition, a slice or an expansion. The input gradient of a sum is not contiguous, because it is an expanded
+scalar. Measurements on an H200 show which kernels support channels-last images, and whether the copy is allocated
+before the result (`bench/sweep/operations.py`: pooling, padding and interpolation in every memory format). Most of
+these kernels call `contiguous` on an argument (AveragePool2d.cu, DilatedMaxPool2d.cu, AdaptiveAveragePooling.cu,
+AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu).
 """
 
 from typing import Any
@@ -25,8 +25,8 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def contiguous(name: str) -> Rule:
-    """Return the rule for kernels that require this argument to be contiguous, and copy it after the results are
-    allocated.
+    """Return the rule for kernels that read the argument `name` only if it is contiguous. Other tensors are copied
+    after the results are allocated.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -37,8 +37,8 @@ def contiguous(name: str) -> Rule:
 
 
 def contiguous_in_any_format(name: str) -> Rule:
-    """Return the rule for kernels that require this argument to be contiguous or channels-last, and copy it after the
-    results are allocated.
+    """Return the rule for kernels that read the argument `name` only if it is contiguous or channels-last. Other
+    tensors are copied after the results are allocated.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -53,7 +53,7 @@ def contiguous_in_any_format(name: str) -> Rule:
 
 
 def _in_format_of_input(*names: str) -> Rule:
-    """Return the rule for operations that convert these arguments to the memory format of the input."""
+    """Return the rule for operations that convert the arguments `names` to the memory format of the input."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         layout = format_of(call.arguments["self"])
@@ -65,7 +65,7 @@ def _in_format_of_input(*names: str) -> Rule:
 
 def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
     """Return the rule for operations that allocate the copy before the result. `channels_last` means that the kernel
-    also supports the channels-last format.
+    also reads channels-last tensors.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -79,14 +79,12 @@ def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
 
 
 def _contiguous_gradients(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a backward kernel that copies its gradient and its result if they are not
-    contiguous."""
+    """Plan a backward kernel that copies its gradient and its result if they are not contiguous."""
     tensors = (call.arguments["grad_output"], call.result)
     return scratch(*(size_of(one) for one in tensors if not one.is_contiguous()))
 
 
 def format_of(tensor: Any) -> torch.memory_format:
-    """Return the memory format that corresponds to a tensor's strides."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if last is not None and tensor.stride(1) == 1 and tensor.shape[1] > 1:
         return last
@@ -94,8 +92,8 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `im2col`. The kernel copies the input. An input that is not contiguous is copied twice.
-    If the patches do not overlap, one copy fewer is needed.
+    """Plan `im2col`. The kernel copies the input, and copies an input that is not contiguous twice. If the patches do
+    not overlap, it makes one copy fewer.
     """
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
@@ -106,8 +104,8 @@ def _unfold(call: OpCall) -> MemoryPlan | None:
 
 
 def _fold(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `col2im`. The storage of the result is at least as large as the input columns, even if
-    the result itself is smaller, because the columns are summed into it.
+    """Plan `col2im`. The columns are summed into the storage of the result. This storage is therefore at least as large
+    as the columns, even if the result itself is smaller.
     """
     columns = call.arguments["self"]
     steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]

@@ -1,9 +1,9 @@
 """CTC loss saves a score for every frame and every target position for the backward pass.
 
 The rules follow ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. The number of scores depends on
-the length of the longest target. PyTorch cannot infer the shape of the scores, because it depends on values in the
-tensor of lengths. However, the lengths are on the host or were copied from the host, so their values are known. The
-cuDNN kernel that torch uses for int32 targets on the host is not modeled.
+the longest target length, which is a value in a tensor, so PyTorch cannot infer their shape. However, the lengths are
+on the host or were copied from the host, so their values are known. The cuDNN kernel that torch uses for int32 targets
+on the host is not modeled.
 """
 
 from typing import Any
@@ -57,8 +57,6 @@ def _listed(lengths: Any) -> list[int]:
 
 
 class _Losses(torch.autograd.Function):
-    """An autograd function that computes one loss per sequence."""
-
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, targets: Tensor, longest: int) -> Tensor:
         frames, count, _ = log_probs.shape

@@ -25,7 +25,7 @@ SEGMENT = 10
 
 
 def _embedding(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of an embedding. Indices that are not contiguous are copied first."""
+    # Indices that are not contiguous are copied first.
     indices = call.arguments["indices"]
     if indices.is_contiguous():
         return None
@@ -56,16 +56,17 @@ def _bag_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _coalesce(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of coalescing a sparse gradient: indices are sorted, and rows with the same index are
-    summed (`_coalesce_sparse_cuda`).
+    """Plan the coalescing of a sparse gradient. The indices are sorted, and rows with the same index are summed
+    (`_coalesce_sparse_cuda`).
     """
     indices = call.arguments["self"]._nnz() * 8
     return MemoryPlan([ScratchAlloc("linear", indices), ScratchAlloc("positions", indices), ScratchAlloc("range", indices), ScratchAlloc("sort", 2 * indices), ScratchFree("sort"), OutputAlloc(0)])  # fmt: skip
 
 
 def _sparse_mask(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `sparse_mask`: rows of the dense matrix are gathered at the indices of the sparse
-    matrix, then copied into the result."""
+    """Plan `sparse_mask`. Rows of the dense matrix are gathered at the indices of the sparse matrix, then copied into
+    the result.
+    """
     mask = call.arguments["mask"]
     return MemoryPlan(
         [

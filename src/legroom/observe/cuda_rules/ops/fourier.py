@@ -21,7 +21,7 @@ from legroom.observe.cuda_rules.plan import (
 )
 
 LARGEST_RADIX = 13
-"""A length has a specialized kernel if its largest prime factor is at most this number."""
+"""The largest prime factor of a length that has a specialized kernel."""
 SHORT, LONG, LONGEST = 64, 1024, 16_384
 """Every length up to `SHORT` has a specialized kernel. Above `LONG`, real transforms have specialized kernels only for
 powers of two. Above `LONGEST`, there are no specialized kernels.
@@ -55,8 +55,8 @@ def _has_regular_batch(tensor: Any, dims: Sequence[int]) -> bool:
 
 
 def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
-    """Return the size of cuFFT's workspace in bytes. `full_side` is the larger of the input and the result. In a real
-    transform, the other tensor contains only half of the frequencies. `element` is the size of a complex value in
+    """Return the size of cuFFT's workspace in bytes. `full_side` is the input or the result, whichever is larger. In a
+    real transform, the other tensor contains only half of the frequencies. `element` is the size of a complex value in
     bytes.
     """
     lengths = [int(full_side.shape[dim]) for dim in dims]
@@ -72,7 +72,6 @@ def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
 
 
 def _largest_prime(number: int) -> int:
-    """Return the largest prime factor of a number."""
     largest = 1
     for factor in range(2, math.isqrt(number) + 1):
         while number % factor == 0:

@@ -1,8 +1,7 @@
-"""Losses and softmax: the intermediate tensors of the computation, and the gradients.
+"""Losses and softmax: the temporary tensors of the computation, and the gradients.
 
 Most losses compute one value per element and then the mean or sum. Each loss function allocates different temporary
-tensors during this computation. The sizes were measured on an H200 for each loss, with every reduction, precision and
-memory format.
+tensors. The sizes were measured on an H200 for each loss, with every reduction, precision and memory format.
 """
 
 from collections.abc import Callable
@@ -26,8 +25,8 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def _loss_and_result(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a loss that first allocates its result with the size of the inputs. The memory is not
-    freed when the result is resized to a scalar. The losses are stored in a second tensor.
+    """Plan a loss that first allocates its result with the size of the inputs. When the result is resized to a scalar,
+    this memory is not freed. The losses are stored in a second tensor.
     """
     if not _reduces(call):
         return None
@@ -36,8 +35,8 @@ def _loss_and_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_in_place(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a loss that is computed in the memory of its result. The result is resized to a scalar,
-    but its storage stays as large as the losses of all elements.
+    """Plan a loss that is computed in the memory of its result. When the result is resized to a scalar, its storage
+    stays as large as the losses of all elements.
     """
     if not _reduces(call):
         return None
@@ -45,7 +44,7 @@ def _loss_in_place(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_then_result(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a loss that allocates the losses first, then the result."""
+    """Plan a loss that allocates the losses first, then the result."""
     if not _reduces(call):
         return None
     return MemoryPlan(
@@ -54,8 +53,8 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `binary_cross_entropy_with_logits` (Loss.cpp). The kernel computes the log sigmoid and
-    multiplies it by `pos_weight`, if given. Then the losses are computed.
+    """Plan `binary_cross_entropy_with_logits` (Loss.cpp). The kernel computes the log sigmoid and multiplies it by
+    `pos_weight`, if given. Then it computes the losses.
     """
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
@@ -69,8 +68,9 @@ def _logits_loss(call: OpCall) -> MemoryPlan:
 
 
 def _soft_margin_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of the soft margin loss. The kernel computes exp(-target × input) in three
-    steps, then the gradient (`soft_margin_loss_backward_out` in Loss.cpp)."""
+    """Plan the gradient of the soft margin loss. The kernel computes exp(-target × input) in three steps, then the
+    gradient (`soft_margin_loss_backward_out` in Loss.cpp).
+    """
     size = size_of(call.arguments["self"])
     return MemoryPlan(
         [
@@ -89,7 +89,6 @@ def _reduces(call: OpCall) -> bool:
 
 
 def _staged(call: OpCall) -> list[ScratchAlloc]:
-    """Return the staging buffers of the reduction."""
     sizes = reductions.of_tensor(_flat(call.arguments["self"]), None, call.gpu, accumulator=4)
     return numbered("part", sizes)
 
@@ -99,7 +98,7 @@ def _flat(tensor: Any) -> Any:
 
 
 class _Flat:
-    """A stand-in for a flattened tensor, with only the attributes that the reduction rule reads."""
+    """A flattened tensor with only the attributes that the reduction rule reads."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = (tensor.numel(),)
@@ -112,11 +111,11 @@ class _Flat:
 
 
 def install(overrides: Overrides) -> None:
-    """Make a softmax that converts float16 inputs to float32 run as one kernel, as on CUDA. On the CPU, torch converts
-    the input before the softmax.
+    """Make a softmax from float16 to float32 run as one kernel, as on CUDA. On the CPU, torch converts the input before
+    the softmax.
 
-    The rule follows `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. On CUDA and on the CPU, bfloat16 inputs are
-    converted before the softmax. Under autocast, every softmax has a float32 result.
+    The rule follows `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. On both devices, torch converts bfloat16
+    inputs before the softmax. Under autocast, every softmax has a float32 result.
     """
     overrides.composite("softmax.int", _to_float32(torch.ops.aten._softmax))
     overrides.composite("log_softmax.int", _to_float32(torch.ops.aten._log_softmax))

@@ -1,10 +1,9 @@
 """Indexing by masks and by indices: the positions of a mask's true values, and the prefix sum of a mask.
 
-The source code of these operations is `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda
-(IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting by a mask needs the positions of its true values, and each
-position consists of one int64 per dimension. Scattering needs a prefix sum of the mask, which contains one int64 per
-element. For a batch of embeddings, the prefix sum is larger than the embeddings, because an int64 is larger than a
-float.
+The rules follow `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda (IndexKernel.cpp,
+Indexing.cu, Nonzero.cu). Selecting by a mask needs the positions of its true values, and each position consists of one
+int64 per dimension. Scattering needs a prefix sum of the mask, which contains one int64 per element. For a batch of
+embeddings, the prefix sum is larger than the embeddings, because an int64 is larger than a float.
 """
 
 import math
@@ -24,7 +23,7 @@ from legroom.observe.cuda_rules.plan import (
 )
 
 TILE, TILE_BYTES, SCAN_BYTES = 896, 16, 1151
-"""A prefix sum needs 16 bytes for each tile of 896 values, and 1151 additional bytes (cub's DeviceScan on an H200)."""
+"""A prefix sum uses 16 bytes for each tile of 896 values, and 1151 additional bytes (cub's DeviceScan on an H200)."""
 
 
 def _select(call: OpCall) -> MemoryPlan:
@@ -48,9 +47,8 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of `masked_scatter`. The kernel allocates a tensor with the shape of the
-    source for the gradients that the mask selects. The number of true values in the mask is unknown, so the plan
-    assumes the size of the source.
+    """Plan the gradient of `masked_scatter`. The kernel copies the gradients that the mask selects to a tensor with the
+    shape of the source. The number of true values in the mask is unknown, so the plan assumes the size of the source.
     """
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
     selected = ScratchAlloc("selected", size_of(call.result))
@@ -60,9 +58,9 @@ def _scatter_backward(call: OpCall) -> MemoryPlan:
 
 
 def _index(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of an indexing operation. A mask is converted to the positions of its true values. Each
-    position consists of one int64 per dimension. Indices for several dimensions are broadcast to one shape. Indices
-    that do not have this shape yet are copied (`AdvancedIndex` in TensorAdvancedIndexing.cpp).
+    """Plan an indexing operation. A mask is converted to the positions of its true values. Each position consists of
+    one int64 per dimension. Indices for several dimensions are broadcast to one shape. Indices with another shape are
+    copied (`AdvancedIndex` in TensorAdvancedIndexing.cpp).
     """
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
     masks = [t for t in indices if t.dtype == torch.bool]
@@ -80,7 +78,6 @@ def _true_values(tensor: Any, mask: Any, values: Any) -> int:
 
 
 def _broadcast_copies(indices: list[Any]) -> list[ScratchAlloc]:
-    """Return a scratch allocation for each index tensor that must be expanded to the common shape."""
     shape = torch.broadcast_shapes(*(t.shape for t in indices))  # type: ignore[no-untyped-call]
     return [
         ScratchAlloc(f"index {number}", math.prod(shape) * t.element_size())
@@ -90,8 +87,9 @@ def _broadcast_copies(indices: list[Any]) -> list[ScratchAlloc]:
 
 
 def _index_put(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `index_put`. With `accumulate`, linear indices are sorted together with their
-    positions, and the values are copied."""
+    """Plan `index_put`. With `accumulate`, linear indices are sorted together with their positions, and the values are
+    copied.
+    """
     if not call.arguments.get("accumulate"):
         return None
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]

@@ -1,10 +1,14 @@
 """Matrix products, dense and sparse: cuBLAS workspaces, copies of operands, and operations that are computed as
-products. For each library handle and stream, cuBLAS allocates one workspace from PyTorch's allocator, and keeps it
-until the process ends. The autograd engine runs backward operations on its own thread with its own handle, so there are
-two workspaces. The rule for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a
-workspace is 32 MiB on Hopper and newer GPUs, and 4096 KiB × 2 + 16 KiB × 8 on older GPUs. The environment variable
-`CUBLAS_WORKSPACE_CONFIG` can set another size. A product that adds a bias uses cuBLASLt, which has its own workspace.
-In the measured histories, the size of the cuBLASLt workspace is 1 MiB, and it is allocated after the cuBLAS workspace.
+products.
+
+For each library handle and stream, cuBLAS allocates one workspace from PyTorch's allocator, and keeps it until the
+process ends. The autograd engine runs backward operations on its own thread with its own handle, so there are two
+workspaces. The rule for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. A workspace has 32
+MiB on Hopper and newer GPUs, and 4096 KiB × 2 + 16 KiB × 8 on older GPUs. The environment variable
+`CUBLAS_WORKSPACE_CONFIG` can set another size.
+
+A product that adds a bias uses cuBLASLt, which has its own workspace. In the measured histories, this workspace has 1
+MiB and is allocated after the cuBLAS workspace.
 """
 
 import math
@@ -43,7 +47,6 @@ def workspace(gpu: GpuSpec, config: str | None = None) -> int:
 
 
 def cublas_workspace(call: OpCall) -> PersistentAlloc:
-    """Return the cuBLAS workspace of the thread that runs the operation."""
     return PersistentAlloc(
         f"cublas {_thread(call)}", workspace(call.gpu, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
     )
@@ -54,7 +57,7 @@ def _thread(call: OpCall) -> str:
 
 
 def _product(*operands: str, bias: str | None = None) -> Rule:
-    """Return the rule for an operation that multiplies the named matrices and adds `bias`."""
+    """Return the rule for an operation that multiplies the matrices `operands` and adds `bias`."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         if any(call.arguments[name].layout is not torch.strided for name in operands):
@@ -74,7 +77,7 @@ def _product(*operands: str, bias: str | None = None) -> Rule:
 
 
 def _uses_cublaslt(bias: Any, matrix: Any) -> bool:
-    """Return whether cuBLASLt is used. PyTorch uses cuBLASLt to add a bias per column, unless there is a single column
+    """Return whether torch uses cuBLASLt. It uses cuBLASLt to add a bias per column, unless there is a single column
     (`isInputCompliesAddmmCudaLt` in Blas.cpp).
     """
     return bool(bias.dim() == 1 and min(matrix.shape) > 1)
@@ -96,8 +99,8 @@ def _is_readable(matrix: Any) -> bool:
 
 
 def _affine_grid(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `affine_grid_generator` (AffineGridGenerator.cpp). The kernel multiplies the base grid
-    by the matrix of each image.
+    """Plan `affine_grid_generator` (AffineGridGenerator.cpp), which multiplies the base grid by the matrix of each
+    image.
     """
     result = call.result
     base = result.numel() // max(1, result.shape[-1]) * (result.shape[-1] + 1) * result.element_size()
@@ -119,9 +122,9 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `nn.Bilinear`. The kernel of `nn.Bilinear` loops over one dimension. In each iteration,
-    the kernel multiplies the first two operands, multiplies their product by the third operand, and adds it to the
-    result (`_trilinear` in ATen/native/Linear.cpp). CUDA and the CPU use the same kernel.
+    """Plan `nn.Bilinear`. The kernel loops over one dimension. In each iteration, it multiplies the first two operands,
+    multiplies their product by the third operand, and adds it to the result (`_trilinear` in ATen/native/Linear.cpp).
+    CUDA and the CPU use the same kernel.
     """
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
@@ -146,7 +149,7 @@ def _trilinear(call: OpCall) -> MemoryPlan:
 
 
 def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
-    """Return the shape of a tensor after dimensions of size 1 are inserted at the positions in `new`."""
+    """Return the shape of the tensor with dimensions of size 1 at the positions in `new`."""
     sizes = list(tensor.shape)
     for dim in sorted(new):
         sizes.insert(dim, 1)
@@ -154,8 +157,8 @@ def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
 
 
 def _euclidean(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `torch.cdist`, which squares, sums, scales and concatenates both inputs to compute one
-    product (`_euclidean_dist` in ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200.
+    """Plan `torch.cdist`. To compute one product, it squares, sums, scales and concatenates both inputs
+    (`_euclidean_dist` in ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200.
     """
     steps: list[MemoryStep] = []
     for side in ("x1", "x2"):
@@ -178,9 +181,9 @@ def _euclidean(call: OpCall) -> MemoryPlan:
 
 
 def _cdist_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of `torch.cdist`. The kernel computes the gradient of every pair and
-    column before it sums over the pairs (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with
-    measurements on an H200, except for sums over very few columns, which use more memory.
+    """Plan the gradient of `torch.cdist`. The kernel computes the gradient of every pair and column before it sums over
+    the pairs (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with measurements on an H200, except for
+    sums over very few columns, which use more memory.
     """
     given = call.arguments["x1"]
     pairs, columns = call.arguments["cdist"].numel(), given.shape[-1]
@@ -199,8 +202,8 @@ def _cdist_backward(call: OpCall) -> MemoryPlan:
 
 
 def _pdist_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of `pdist`. The kernel computes the gradients of all pairs before it sums
-    them (`pdist_backward_kernel_impl`).
+    """Plan the gradient of `pdist`. The kernel computes the gradients of all pairs before it sums them
+    (`pdist_backward_kernel_impl`).
     """
     given = call.arguments["self"]
     rows = given.shape[0] if given.dim() else 0
@@ -210,11 +213,11 @@ def _pdist_backward(call: OpCall) -> MemoryPlan:
 def install_linear(overrides: Overrides) -> None:
     """Make linear layers add their bias in place if a fused product cannot be used, as on CUDA.
 
-    The rule follows `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs
-    (permuted images, the output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a
-    tensor is a subclass, the product is followed by `add`, which allocates a second tensor. A trace would then allocate
-    and free different blocks than the real run. With this rule, the estimated reserved memory of LSTMs under autocast
-    is exact. Without the rule, the estimate was 20% too low.
+    The rule follows `linear` in ATen/native/Linear.cpp. For matrices and contiguous inputs, torch calls `addmm`. For
+    other inputs, such as permuted images or the output of a recurrent layer, it calls `add_` after the product. Under a
+    dispatch mode, or if a tensor is a subclass, it calls `add`, which allocates a second tensor. A trace would then
+    allocate and free different blocks than the real run. With this rule, the estimated reserved memory of LSTMs under
+    autocast is exact.
     """
     overrides.composite("linear", _linear)
 
@@ -229,7 +232,7 @@ def _linear(
 
 
 def sparse_product(call: OpCall) -> MemoryPlan | None:
-    """Return the plan of a product whose first operand is sparse.
+    """Plan a product whose first operand is sparse.
 
     The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. The kernels of
     cuSPARSE need 32-bit indices and write the result in column order, so the result is first computed in a temporary

@@ -32,8 +32,9 @@ def install(overrides: Overrides, release: tuple[int, int]) -> None:
 
 
 def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    """cuDNN needs contiguous images. Images in another layout are copied, and the contiguous copy is saved for the
-    backward pass (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). PyTorch's own kernel reads any layout.
+    """Run a batch norm on contiguous images, because cuDNN requires them. Images in another layout are copied, and the
+    contiguous copy is saved for the backward pass (`_batch_norm_impl_index` in ATen/native/Normalization.cpp).
+    PyTorch's own kernel reads any layout.
     """
     if input.dim() >= 3 and weight is not None and bias is not None and _uses_cudnn(input, weight):
         input = input.contiguous(memory_format=format_of(input))
@@ -41,16 +42,15 @@ def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias
 
 
 def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> Any:
-    """Run a group norm on a contiguous copy, because CUDA's kernel needs contiguous images. If the images are not
-    contiguous (for example channels-last), a contiguous copy is saved for the backward pass (`group_norm` in
-    ATen/native/group_norm.cpp).
+    """Run a group norm on contiguous images, because CUDA's kernel requires them. For other images (for example
+    channels-last), a contiguous copy is saved for the backward pass (`group_norm` in ATen/native/group_norm.cpp).
     """
     return original.decompose(input.contiguous(), *rest)
 
 
 def _uses_cudnn(input: Any, weight: Any) -> bool:
-    """Return whether cuDNN computes the norm. PyTorch's own kernel is used for bfloat16 inputs, norms without weights
-    and weights in half precision.
+    """Return whether cuDNN computes the norm. For bfloat16 inputs, norms without weights and weights in half precision,
+    PyTorch uses its own kernel.
     """
     return (
         input.dtype in (torch.float32, torch.float16) and weight is not None and weight.dtype == torch.float32
@@ -58,8 +58,9 @@ def _uses_cudnn(input: Any, weight: Any) -> bool:
 
 
 def _layer_norm(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a layer norm. The kernel copies an input that is not contiguous (`native_layer_norm` in
-    layer_norm_kernel.cu)."""
+    """Plan a layer norm. The kernel copies an input that is not contiguous (`native_layer_norm` in
+    layer_norm_kernel.cu).
+    """
     input = call.arguments["input"]
     if input.is_contiguous():
         return None
@@ -67,10 +68,9 @@ def _layer_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan for the gradient of a layer norm. Inputs that are not contiguous are copied, as in the
-    forward pass. For many short rows, the gradients of the weights are summed in two passes
-    (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for every 32 rows, and the second
-    pass reduces these sums.
+    """Plan the gradient of a layer norm. Inputs that are not contiguous are copied, as in the forward pass. For many
+    short rows, the gradients of the weights are summed in two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first
+    pass computes one partial sum for every 32 rows, and the second pass reduces these sums.
     """
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
     steps: list[MemoryStep] = []
@@ -99,7 +99,7 @@ def _rms_norm_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[MemoryStep]:
-    """Return steps that allocate the partial sums of all given gradients, then run one reduction after the other."""
+    """Allocate the partial sums of the gradients `names`, then run one reduction after the other."""
     width = 1
     for size in call.arguments["normalized_shape"]:
         width *= size
@@ -117,11 +117,11 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a batch norm. For channels-last images, cuDNN allocates partial sums. Their size is
-    proportional to the size of the image, with channels padded to a multiple of 64. The forward pass allocates one pair
-    of float32 values for every 32 pixels (80 pixels in half precision), and one more value for every 128 of these
-    values. The backward pass allocates one value for every 48 pixels. The rule matches 60 layers measured on an H200,
-    to within a few tens of bytes. The partial sums of torch's own kernel are small.
+    """Plan a batch norm. For channels-last images, cuDNN allocates partial sums. Their size is proportional to the size
+    of the image, with channels padded to a multiple of 64. The forward pass allocates one pair of float32 values for
+    every 32 pixels (80 pixels in half precision), and one more value for every 128 of these values. The backward pass
+    allocates one value for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of
+    bytes. The partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -147,8 +147,8 @@ def _batch_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _batch_norm_results(input: Any) -> MemoryPlan | None:
-    """Return the memory plan of a batch norm without partial sums. Means and standard deviations are float32. For 2D
-    inputs, means and standard deviations are also allocated in evaluation mode.
+    """Plan a batch norm without partial sums. Means and standard deviations are float32. For 2D inputs, they are also
+    allocated in evaluation mode.
     """
     if input.element_size() == 4 and input.dim() > 2:
         return None
@@ -157,9 +157,8 @@ def _batch_norm_results(input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
-    """Return the memory plan of torch's own batch norm kernel. For an input that is neither contiguous nor
-    channels-last, the kernel computes the variance by a reduction of a float32 copy (`batch_norm_mean_var`,
-    `Impl::General` in Normalization.cu).
+    """Plan torch's own batch norm kernel. For an input that is neither contiguous nor channels-last, the kernel
+    computes the variance by a reduction of a float32 copy (`batch_norm_mean_var`, `Impl::General` in Normalization.cu).
     """
     if input.is_contiguous() or input.is_contiguous(memory_format=format_of(input)):
         return _batch_norm_results(input)
@@ -173,8 +172,8 @@ def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
-    """Return the memory plan of cuDNN's batch norm gradient. The kernel needs the gradient in the memory format of the
-    input (`cudnn_batch_norm_backward`).
+    """Plan cuDNN's batch norm gradient. The kernel needs the gradient in the memory format of the input
+    (`cudnn_batch_norm_backward`).
     """
     gradient = call.arguments.get("grad_out", call.arguments.get("grad_output"))
     if gradient is None or gradient.is_contiguous(memory_format=format_of(input)):
@@ -185,9 +184,9 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """Return the memory plan of torch's own kernel for a batch norm of contiguous channels. If there are eight or more
-    blocks of rows, each block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the
-    input is allocated after the sums.
+    """Plan torch's own kernel for a batch norm of contiguous channels. If there are eight or more blocks of rows, each
+    block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated
+    after the sums.
     """
     rows, channels = input.shape[0], input.shape[1] * 4
     blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)
@@ -212,8 +211,9 @@ def _staged(size: int) -> list[MemoryStep]:
 
 
 def _group_norm(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a group norm. The kernel combines weights and means into one scale and one shift per
-    channel of each image (`GroupNormKernelImplInternal`)."""
+    """Plan a group norm. The kernel combines weights and means into one scale and one shift per channel of each image
+    (`GroupNormKernelImplInternal`).
+    """
     if call.arguments["HxW"] == 1 or (call.arguments["weight"] is None and call.arguments["bias"] is None):
         return None  # another kernel, without these buffers
     each = _bytes_per_channel(call)
@@ -229,8 +229,9 @@ def _group_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _group_norm_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan for the gradient of a group norm. The kernel allocates two sums per channel of each image,
-    and three factors computed from these sums (`GroupNormBackwardKernelImplInternal`)."""
+    """Plan the gradient of a group norm. The kernel allocates two sums per channel of each image, and three factors
+    computed from these sums (`GroupNormBackwardKernelImplInternal`).
+    """
     each, groups = _bytes_per_channel(call), call.arguments["N"] * call.arguments["group"] * 4
     steps: list[MemoryStep] = [
         OutputAlloc(0),
@@ -246,7 +247,6 @@ def _group_norm_backward(call: OpCall) -> MemoryPlan:
 
 
 def _bytes_per_channel(call: OpCall) -> int:
-    """Return the size in bytes of one float32 value per channel of each image."""
     return int(call.arguments["N"] * call.arguments["C"]) * 4
 
 
@@ -265,11 +265,11 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """Run an RMS norm as on CUDA, where one fused kernel saves its input and one number per row. On the CPU, the norm
-    is composed of five operations.
+    """Run an RMS norm as on CUDA. A fused kernel saves its input and one number per row. On the CPU, the norm is
+    composed of five operations.
 
     The rule follows `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu
-    (torch 2.9 and later). CUDA also uses these five operations if weights and input have different dtypes, or if the
+    (torch 2.9 and later). CUDA also uses the five operations if weights and input have different dtypes, or if the
     images are channels-last.
     """
     last = input.dim() in (4, 5) and not input.is_contiguous() and input.stride(1) == 1
@@ -280,8 +280,8 @@ def _rms_norm(
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """An autograd function that allocates and saves the same tensors as the fused kernel. The function only allocates
-    tensors, because fake tensors have no values to compute.
+    """An autograd function that allocates and saves the same tensors as the fused kernel. It computes nothing, because
+    fake tensors have no values.
     """
 
     @staticmethod

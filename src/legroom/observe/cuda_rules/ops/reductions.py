@@ -1,13 +1,14 @@
 """Sums, means, norms and other reductions: the staging buffer of CUDA's reduction kernel.
 
-The rules follow ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks compute one output.
-Each block writes a partial result to global memory, and the last block combines the partial results. The buffer
-reserves memory for the partial result of every thread in a block. If the elements along the reduced dimension are not
-adjacent in memory, the buffer is `block.x` × vector width times larger than necessary. The bias gradient of a linear
-layer is the sum of a tall matrix over its rows. The buffer of this sum may therefore be larger than the matrix.
+The rules follow `setReduceConfig` in ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread
+blocks compute one output. Each block writes a partial result to global memory, and the last block combines the partial
+results. The buffer reserves memory for the partial result of every thread in a block. If the elements along the reduced
+dimension are not adjacent in memory, the buffer is `block.x` × vector width times larger than necessary. The bias
+gradient of a linear layer is the sum of a tall matrix over its rows, so the buffer of this sum may be larger than the
+matrix.
 
-The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once affects
-the size. The sizes match sums measured on an H200 to the byte.
+Of the GPU's properties, only the number of blocks that run at once affects the size. The sizes match sums measured on
+an H200 to the byte.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def buffers(
     is enough.
 
     `accumulator` is the size in bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector` is the
-    number of inputs that are loaded at once if all dimensions are reduced, or 1 if the kernel does not vectorize.
+    number of inputs that are loaded at once if all dimensions are reduced. It is 1 if the kernel does not vectorize.
     """
     inner = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d in reduced])
     outer = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d not in reduced])
@@ -125,7 +126,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
-    """Return the sizes that `buffers` computes for a reduction of `tensor` over the dimensions `dims`."""
+    """Return the sizes of `buffers` for a reduction of `tensor` over the dimensions `dims`."""
     rank = tensor.dim()
     chosen = [dims] if isinstance(dims, int) else list(dims or ())
     reduced = {d % rank for d in chosen} if chosen else set(range(rank))
@@ -136,7 +137,7 @@ def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector:
 
 def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
     """Return the rule for operations that consist of one reduction. `accumulator` is the size in bytes of a partial
-    result for inputs of 4 bytes or fewer. None means that a partial result has the same size as an input.
+    result for inputs of 4 bytes or fewer. If `accumulator` is None, a partial result has the same size as an input.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -163,8 +164,7 @@ def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
 
 
 def _count(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of `count_nonzero`, which sums the mask of nonzero values in 64 bits
-    (TensorAdvancedIndexing.cpp)."""
+    """Plan `count_nonzero`, which sums the mask of nonzero values in 64 bits (TensorAdvancedIndexing.cpp)."""
     tensor = call.arguments["self"]
     staged = of_tensor(tensor, call.arguments.get("dim"), call.gpu, accumulator=8) if tensor.dim() else ()
     return MemoryPlan(
@@ -178,8 +178,8 @@ def _count(call: OpCall) -> MemoryPlan:
 
 
 def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
-    """Return the size in bytes of a flattened copy. The copy is needed because the kernel computes the index of the
-    maximum in a contiguous tensor.
+    """Return the size of a flattened copy in bytes. The kernel computes the index of the maximum in a contiguous
+    tensor, so it needs this copy.
     """
     finds_index = call.func._schema.name in ("aten::argmax", "aten::argmin")
     return (
@@ -190,7 +190,7 @@ def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
 
 
 def _widened(call: OpCall, tensor: Any) -> int:
-    """Return the size in bytes of an int64 copy. Sums and products of booleans and small integers need an int64 copy
+    """Return the size of an int64 copy in bytes. Sums and products of booleans and small integers need this copy
     (`make_reduction`).
     """
     is_sum = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")
@@ -199,8 +199,8 @@ def _widened(call: OpCall, tensor: Any) -> int:
 
 
 SUM, WELFORD, INDEXED = 4, 16, 16
-"""The sizes in bytes of three kinds of partial results: a float, the statistics of a variance (mean, squared distance
-and two counts), and a value with its index.
+"""The sizes in bytes of three kinds of partial results. The first is a float. The second is the statistics of a
+variance (mean, squared distance and two counts). The third is a value with its index.
 """
 
 _VALUES_ONLY = ("aten::max", "aten::min")

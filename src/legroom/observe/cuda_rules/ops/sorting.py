@@ -42,7 +42,6 @@ def _sort(call: OpCall) -> MemoryPlan | None:
 
 
 def _has_contiguous_rows(tensor: Any, dim: int) -> bool:
-    """Return whether the rows are contiguous and adjacent."""
     is_dense = tensor.is_contiguous() or tensor.transpose(dim, -1).is_contiguous()
     return bool(is_dense and tensor.stride(dim) == 1)
 
@@ -60,14 +59,14 @@ def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
 
 
 def _sort_buffer(count: int, pairs: int) -> int:
-    """Return the size in bytes of cub's buffer: a second copy of the pairs, and about three bytes for every 16 pairs
-    for the digit counts.
+    """Return the size of cub's buffer in bytes. The buffer contains a second copy of the pairs. The digit counts use
+    about three bytes for every 16 pairs.
     """
     return pairs + count * 3 // 16
 
 
 def _median(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a median of all values, which is read from the sorted values (`median_impl`)."""
+    """Plan the median of all values, which is read from the sorted values (`median_impl`)."""
     if "dim" in call.arguments:
         return None
     tensor = call.arguments["self"]
@@ -88,16 +87,14 @@ def _median(call: OpCall) -> MemoryPlan | None:
 
 
 def _randperm(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `randperm`. Random keys are sorted together with the numbers. Small permutations are
-    computed by a single block.
-    """
+    """Plan `randperm`. Random keys are sorted together with the numbers. A single block computes small permutations."""
     count = call.result.numel() if isinstance(call.result, torch.Tensor) else 0
     return scratch(count * 8, count * 8, count * 8, count * 16) if count > 30_000 else None
 
 
 def _topk(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `topk`. If a row is too long for one block, several blocks count the digits of its
-    values, as in a radix sort. The counts use a few words of memory for every 4096 values.
+    """Plan `topk`. If a row is too long for one block, several blocks count the digits of its values, as in a radix
+    sort. The counts use a few words of memory for every 4096 values.
     """
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])
@@ -109,9 +106,8 @@ def _topk(call: OpCall) -> MemoryPlan | None:
 
 
 def _multinomial(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `multinomial`. For one sample, or for several samples without replacement, the
-    probabilities are divided by exponential noise, and the largest quotients are selected. In all other cases, the
-    kernel uses a prefix sum.
+    """Plan `multinomial`. For one sample, or for several samples without replacement, the probabilities are divided by
+    exponential noise, and the largest quotients are selected. In all other cases, the kernel uses a prefix sum.
     """
     probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:
@@ -122,8 +118,8 @@ def _multinomial(call: OpCall) -> MemoryPlan | None:
 
 
 def _isin(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `isin` (TensorCompare.cpp). If there are only a few test values, each one is compared
-    with all elements at once. If there are many test values, they are sorted together with the elements.
+    """Plan `isin` (TensorCompare.cpp). If there are only a few test values, each test value is compared with all
+    elements at once. If there are many test values, they are sorted together with the elements.
     """
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()

@@ -1,6 +1,6 @@
 """Operations that allocate temporary tensors: copies of inputs that are not contiguous, products, masks, sorted keys.
 
-Each operation was measured separately on an H200. The docstring of each rule gives the reason for the allocation.
+Each operation was measured separately on an H200.
 """
 
 import math
@@ -24,7 +24,7 @@ from legroom.observe.cuda_rules.plan import (
 )
 
 CHUNK = 65_536
-"""One block of a foreach kernel processes this many values of a tensor."""
+"""The number of values that one block of a foreach kernel processes."""
 
 
 def _softmax_backward(call: OpCall) -> MemoryPlan | None:
@@ -61,44 +61,42 @@ def _logsumexp(call: OpCall) -> MemoryPlan | None:
 
 
 def _staged(name: str, tensor: Any, dims: Any, call: OpCall, accumulator: int) -> list[MemoryStep]:
-    """Allocate the staging buffers of a reduction, then free them."""
     sizes = reductions.of_tensor(tensor, dims, call.gpu, accumulator=accumulator)
     buffers = numbered(name, sizes)
     return [*buffers, *(ScratchFree(one.name) for one in reversed(buffers))]
 
 
 def _log_sigmoid(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the log sigmoid. The CPU saves a buffer for the backward pass. On CUDA, this buffer is
-    empty (Activation.cpp).
+    """Plan the log sigmoid. The CPU saves a buffer for the backward pass. On CUDA, this buffer is empty
+    (Activation.cpp).
     """
     return MemoryPlan([OutputAlloc(0), OutputAlloc(1, 0)])
 
 
 def _zeros_without_memory(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the zero tensors that torch uses in forward-mode derivatives. These tensors have no
-    memory (ZeroTensorFallback.cpp).
-    """
+    """Plan the zero tensors of forward-mode derivatives. These tensors have no memory (ZeroTensorFallback.cpp)."""
     return MemoryPlan([OutputAlloc(0, 0)])
 
 
 def _roll(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `roll`. Dimensions are rolled one after the other. The intermediate tensor is allocated
-    before the result."""
+    """Plan `roll`. Dimensions are rolled one after the other, and the intermediate tensor is allocated before the
+    result.
+    """
     if len(call.arguments["shifts"]) < 2:
         return None
     return MemoryPlan([ScratchAlloc("intermediate", size_of(call.arguments["self"])), OutputAlloc(0)])
 
 
 def _cumulative(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of a cumulative operation. Integers and booleans are converted to 64 bits first."""
+    """Plan a cumulative operation. Integers and booleans are converted to 64 bits first."""
     tensor = call.arguments["self"]
     narrow = not tensor.is_floating_point() and tensor.element_size() < 8
     return scratch(tensor.numel() * 8) if narrow else None
 
 
 def _norms(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of `_foreach_norm`. The kernel allocates a partial sum per chunk. The number of partial
-    sums is the same for all tensors, and is determined by the largest tensor (`foreach_tensor_norm_cuda`).
+    """Plan `_foreach_norm`. The kernel allocates a partial sum per chunk. The largest tensor determines the number of
+    partial sums for all tensors (`foreach_tensor_norm_cuda`).
     """
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):
@@ -116,16 +114,16 @@ def _complex_abs(call: OpCall) -> MemoryPlan | None:
 
 
 def _native_dropout(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of a fused dropout. The mask is allocated before the result."""
+    # The mask is allocated before the result.
     return MemoryPlan([OutputAlloc(1), OutputAlloc(0)])
 
 
 def install(overrides: Overrides) -> None:
     """Make dropout use one fused kernel that saves a boolean mask, as on CUDA. On the CPU, PyTorch multiplies the input
-    by a mask that has the input's dtype.
+    by a mask with the dtype of the input.
 
-    The rule follows `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and dropouts of whole
-    channels have no fused kernel on either device.
+    The rule follows `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and dropouts of whole channels
+    have no fused kernel on either device.
     """
     overrides.composite("dropout", _dropout)
 

@@ -1,11 +1,11 @@
 """Memory plans of LSTM and GRU cells. CUDA has one fused kernel for all gates, while the CPU computes the gates one by
 one.
 
-The rules follow `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA, the two matrix products are
-computed without adding the biases. One kernel adds the biases, computes the gates and saves them for the backward pass
-(four per unit for an LSTM, five for a GRU). The backward pass is computed by one kernel, followed by a sum over all
-rows for the bias gradients. PyTorch has no functions that infer the result shapes of a GRU, or of an LSTM without
-biases, so this module defines them.
+The rules follow `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA, the two matrix products do
+not add the biases. One kernel adds the biases, computes the gates and saves them for the backward pass (four per unit
+for an LSTM, five for a GRU). In the backward pass, one kernel computes the gradients, and a sum over all rows yields
+the bias gradients. PyTorch has no functions that infer the result shapes of a GRU, or of an LSTM without biases, so
+this module defines them.
 """
 
 from collections.abc import Sequence
@@ -100,9 +100,8 @@ def _gru_backward_shapes(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> 
 
 
 def _bias_sums(*sums: tuple[int, int]) -> Rule:
-    """Return a rule for an operation that computes bias gradients. Each pair contains the result index of the gate
-    gradients and the result index of the bias gradient. The bias gradient is the sum of the gate gradients over all
-    rows.
+    """Return a rule for an operation that computes bias gradients. Each pair contains the result indices of the gate
+    gradients and of the bias gradient. The bias gradient is the sum of the gate gradients over all rows.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -119,7 +118,6 @@ def _bias_sums(*sums: tuple[int, int]) -> Rule:
 
 
 def _saved_gates_first(results: Sequence[int]) -> Rule:
-    """Return a rule that allocates the saved gates before the states."""
     plan = MemoryPlan([OutputAlloc(index) for index in results])
     return lambda call: plan
 

@@ -3,9 +3,10 @@ module step by step.
 
 The rules follow ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`),
 and their gradients are in another buffer. The data for the backward pass is in one opaque buffer, the reserve. Under
-autocast, the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). Torch's
-shape function for cuDNN's forward pass returns an empty reserve, and torch has no shape function for the backward pass.
-This module defines the size of the reserve and the result shapes of the backward pass.
+autocast, the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp).
+
+Torch's shape function for cuDNN's forward pass returns an empty reserve, and torch has no shape function for the
+backward pass. This module defines the size of the reserve and the result shapes of the backward pass.
 """
 
 import contextlib
@@ -44,8 +45,8 @@ Tensor = torch.Tensor
 
 @contextlib.contextmanager
 def installed(overrides: Overrides, gpu: GpuSpec) -> Iterator[None]:
-    """Inside the `with` block, recurrent layers make the same calls as with cuDNN, and modules put their weights into
-    one buffer.
+    """Within the block, recurrent layers make the same calls as with cuDNN, and modules put their weights into one
+    buffer.
     """
     overrides.put("_cudnn_rnn", _forward_shapes, "Meta")
     overrides.put("_cudnn_rnn_backward", _backward_shapes, "Meta")
@@ -107,8 +108,6 @@ def _parts(buffer: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
-    """Return the kernel `lstm(input, hx, params, has_biases, num_layers, ...)` for sequences of one length."""
-
     def run(
         original: Any,
         input: Tensor,
@@ -131,8 +130,6 @@ def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
 
 
 def _packed(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
-    """Return the kernel `lstm(data, batch_sizes, hx, params, ...)` for packed sequences."""
-
     def run(
         original: Any,
         data: Tensor,
@@ -189,7 +186,6 @@ def _call(
 
 
 def _buffer_of(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return the buffer of all weights, or None if they are not in one buffer."""
     if len({w.untyped_storage()._cdata for w in weights}) > 1:
         return None
     return weights[0].detach().as_strided((sum(w.numel() for w in weights),), (1,), 0)
@@ -206,8 +202,8 @@ def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor
 
 
 def _pack(overrides: Overrides) -> Callable[..., Any]:
-    """Run `_pack_padded_sequence` on fake tensors. The shape of the result follows from the lengths, which are on the
-    host and therefore known.
+    """Run `_pack_padded_sequence` on fake tensors. The shape of the result follows from the lengths. The lengths are on
+    the host, so their values are known.
 
     The rule follows ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. In the result, the rows of one
     time step are followed by the rows of the next time step.
@@ -229,7 +225,7 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
 
 
 class _Packed(torch.autograd.Function):
-    """An autograd function that removes the padding from sequences. The gradient of a padding element is zero."""
+    """Removes the padding from sequences. The gradient of a padding element is zero."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:
@@ -323,8 +319,8 @@ def _has_biases(arguments: dict[str, Any]) -> bool:
 
 
 def _forward(call: OpCall) -> MemoryPlan:
-    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve. Measurements
-    show this order of allocations.
+    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve. This order was
+    measured.
     """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
@@ -344,8 +340,8 @@ def _forward(call: OpCall) -> MemoryPlan:
 
 def _backward(call: OpCall) -> MemoryPlan:
     """Allocate the gradients of the inputs and states, even if they are not needed, then the gradients of the weights.
-    Both need a workspace. Measurements show this order of allocations. If only the last states are used, the gradient
-    of the outputs is allocated as zeros first (RNN.cpp).
+    Both need a workspace. This order was measured. If only the last states are used, the gradient of the outputs is
+    allocated as zeros first (RNN.cpp).
     """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
@@ -402,7 +398,7 @@ def _reordered(arguments: dict[str, Any]) -> bool:
 
 
 def _has_steps_first(arguments: dict[str, Any]) -> bool:
-    """Return whether the gradient of the outputs is stored step by step in memory, regardless of the order of its
+    """Return whether the memory of the output gradient contains the values step by step, whatever the order of its
     dimensions.
     """
     gradient = arguments["grad_output"]

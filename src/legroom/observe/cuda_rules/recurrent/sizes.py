@@ -2,12 +2,11 @@
 
 The sizes were fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py`. The
 survey covers LSTM, GRU and RNN, one to four layers, both directions, projections, dropout, packed sequences and three
-dtypes. Reserves are exact to the byte, except for dropout masks. The workspaces are not documented. Each workspace
-consists of a whole number of output sequences, input sequences and states, plus 8 MiB per layer. The tables below
-contain the numbers of sequences and states. `bench/rules/recurrent/compare.py` prints the remaining differences between
-rules and measurements.
+dtypes. Reserves are exact to the byte, except for dropout masks.
 
-`get_algo` in ATen/native/cudnn/RNN.cpp selects cuDNN's algorithm.
+Workspaces are not documented. A workspace consists of a whole number of output sequences, input sequences and states,
+plus 8 MiB per layer. The tables below contain these numbers. `bench/rules/recurrent/compare.py` prints the remaining
+differences between rules and measurements. `get_algo` in ATen/native/cudnn/RNN.cpp selects cuDNN's algorithm.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ LSTM = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentLayer:
-    """One call to cuDNN, for all layers of a module."""
+    """One call to cuDNN, which computes all layers of a module."""
 
     mode: int
     steps: int
@@ -38,11 +37,10 @@ class RecurrentLayer:
     projected: int = 0
     """The value of `proj_size`, or 0 without projections."""
     rows: int = 0
-    """The total number of steps of packed sequences, or 0 if the sequences are not packed."""
+    """The total number of time steps in all packed sequences, or 0 if the sequences are not packed."""
 
     @property
     def element(self) -> int:
-        """The size of one value in bytes."""
         return 4 if self.dtype == "float32" else 2
 
     @property
@@ -56,7 +54,7 @@ class RecurrentLayer:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a layer in one direction. Each sample has one output per time step."""
+        """The number of outputs of a layer in one direction: one per sample and time step."""
         return self.rows or self.steps * self.batch
 
     @property
@@ -87,15 +85,15 @@ def reserve(layer: RecurrentLayer) -> int:
 
 
 class WorkspaceParts(NamedTuple):
-    """The size of a workspace, given as numbers of output sequences (`hidden`), input sequences and states."""
+    """The size of a workspace as numbers of output sequences (`hidden`), input sequences and states."""
 
     hidden: int
     inputs: int
     states: int
     """The number of states of one time step in one layer."""
     wider: tuple[tuple[float, float], ...] = ()
-    """Each pair (a, b) adds a × (inputs - b × hidden) values if this number is positive. These values are in additional
-    buffers for inputs or outputs.
+    """Each pair (a, b) adds a × (inputs - b × hidden) values, if this number is positive. The values belong to
+    additional buffers for inputs or outputs.
     """
 
 
@@ -113,8 +111,8 @@ _STANDARD: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 2, False): WorkspaceParts(10, 2, 14, ((4, 1),)),
     ("rnn", 2, True): WorkspaceParts(12, 2, 14, ((4, 1),)),
 }
-"""The sizes of workspaces for training. The keys contain the cell type, the number of directions, and whether there are
-several layers.
+"""The workspaces for training. A key contains the cell type, the number of directions, and whether there are several
+layers.
 """
 
 _PERSISTENT: dict[tuple[str, int, bool], WorkspaceParts] = {
@@ -131,9 +129,7 @@ _PERSISTENT: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 2, False): WorkspaceParts(19, 2, 14, ((4, 1),)),
     ("rnn", 2, True): WorkspaceParts(21, 2, 14, ((4, 1),)),
 }
-"""The sizes of workspaces for persistent algorithms, which keep the weights in registers and copy the gates of all
-steps.
-"""
+"""The workspaces for persistent algorithms, which keep the weights in registers and copy the gates of all steps."""
 
 _PACKED: dict[tuple[str, int], WorkspaceParts] = {
     ("lstm", 1): WorkspaceParts(4, 0, 6, ((1, 3),)),
@@ -143,7 +139,7 @@ _PACKED: dict[tuple[str, int], WorkspaceParts] = {
     ("rnn", 1): WorkspaceParts(2, 0, 1, ((1, 1),)),
     ("rnn", 2): WorkspaceParts(8, 0, 6, ((4, 1),)),
 }
-"""The sizes of workspaces for packed sequences, which cuDNN does not copy to another layout."""
+"""The workspaces for packed sequences, which cuDNN does not copy to another layout."""
 
 _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("lstm", 1, False): WorkspaceParts(5, 1, 10),
@@ -159,8 +155,8 @@ _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 1, True): WorkspaceParts(6, 1, 4),
     ("rnn", 2, True): WorkspaceParts(12, 1, 10),
 }
-"""The sizes of workspaces for evaluation. The keys contain the cell type, the number of directions, and whether the
-algorithm is persistent.
+"""The workspaces for evaluation. A key contains the cell type, the number of directions, and whether the algorithm is
+persistent.
 """
 
 CHUNK = 256
@@ -168,7 +164,6 @@ CHUNK = 256
 
 
 def workspace(layer: RecurrentLayer, *, backward: bool = False) -> int:
-    """Return the workspace size of one cuDNN call in bytes."""
     is_persistent = persistent(layer, backward=backward)
     parts = _parts(layer, is_persistent)
     width = parts.hidden * layer.hidden + parts.inputs * layer.inputs + layer.directions * layer.projected
@@ -202,20 +197,22 @@ def _parts(layer: RecurrentLayer, is_persistent: bool) -> WorkspaceParts:
 
 
 def _has_dropout_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether cuDNN has a separate buffer for the outputs to which dropout was applied."""
+    """Return whether cuDNN stores the outputs after dropout in a separate buffer."""
     if layer.layers == 1 or layer.directions == 2:
         return False
     return layer.kind == "lstm" or (layer.kind == "gru" and not is_persistent)
 
 
 def _shares_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether cuDNN uses one buffer both for wide inputs and for the outputs to which dropout was applied."""
+    """Return whether cuDNN uses one buffer for wide inputs and for the outputs after dropout."""
     is_standard = layer.training and not (is_persistent or layer.rows or layer.projected)
     return is_standard and layer.kind == "lstm" and layer.directions == 1 and layer.layers > 1
 
 
 def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether gates are copied in chunks, as in an LSTM for long sequences and in a GRU with several layers."""
+    """Return whether gates are copied in chunks. This happens in an LSTM with long sequences, and in a GRU with several
+    layers.
+    """
     if layer.directions == 2 or is_persistent or layer.rows:
         return False
     if layer.projected and layer.training and layer.inputs > layer.hidden:
@@ -225,8 +222,8 @@ def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
     """Return the number of values in the workspace if gates are copied in chunks. The workspace of the forward pass
-    includes the gates of one chunk. The workspace of the backward pass includes more values per step, but no gates. In
-    training, the larger of the two numbers is returned, because both passes run.
+    includes the gates of one chunk. The workspace of the backward pass includes more values per step, but no gates.
+    Training runs both passes, so the larger number is returned.
     """
     hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
     gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch
@@ -245,9 +242,9 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
-    """Return whether torch selects an algorithm that keeps the weights in registers. PyTorch always selects a
-    persistent algorithm, which keeps the weights in registers, for small layers. On Ampere and newer GPUs, torch also
-    selects a persistent algorithm for a single wide layer in float16, at some batch sizes.
+    """Return whether torch selects a persistent algorithm, which keeps the weights in registers. PyTorch always selects
+    a persistent algorithm for small layers. On Ampere and newer GPUs, it also selects one for a single wide layer in
+    float16, at some batch sizes.
     """
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False

@@ -5,9 +5,9 @@ The tensors of a virtual GPU are CPU tensors, so only this check prevents a prog
 tensors. Mixing devices is the most common mistake in code that was never run on a GPU.
 
 PyTorch checks the inputs of an operation, but not the operations inside it. A composite operation moves its own
-intermediate results to the right device (`lengths.to(log_probs.device)`). On a virtual GPU, where all tensors are CPU
-tensors, this move runs no copy operation. An operation that mixes devices is therefore an error only if the *call* in
-the program mixes devices as well.
+intermediate results to the right device (`lengths.to(log_probs.device)`). On a virtual GPU, all tensors are CPU
+tensors, so this move runs no copy operation. An operation that mixes devices is therefore an error only if the *call*
+in the program mixes devices as well.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,9 +36,7 @@ IN_PLACE = overloads(
     "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "addmm_", "baddbmm_", "eq_", "pow_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
-"""Operations that allocate no storage, most of them in-place operations. The inputs of these operations are checked as
-well.
-"""
+"""Operations that allocate no storage, most of them in-place operations. Their inputs are checked as well."""
 LAST_RESULT_ON_HOST = overloads("_pack_padded_sequence")
 """Operations whose last result is in host memory, regardless of the device of their inputs."""
 _ACCEPT_HOST_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
@@ -99,8 +97,10 @@ def _check_indexing(
     args: Any, device_of: Callable[[torch.Tensor], int | None], call_tensors: Iterable[torch.Tensor]
 ) -> None:
     """Check the devices of an indexing operation. A device tensor accepts indices on the host. A host tensor accepts
-    only indices on the host. Values must be on the same device as the tensor. Inside `vmap`, an assigned number becomes
-    a host tensor with dimensions. The user's call contains no host tensor, so the operation is allowed.
+    only indices on the host. Values must be on the same device as the tensor.
+
+    Inside `vmap`, an assigned number becomes a host tensor with dimensions. This is allowed, because the user's call
+    contains no host tensor.
     """
     indexed, indices = device_of(args[0]), args[1]
     for index in indices:

@@ -1,4 +1,5 @@
-"""Checks indices and labels before a GPU kernel uses them, so an out-of-range value raises an exception at the right line.
+"""Checks indices and labels before a GPU kernel uses them, so an out-of-range value raises an exception at the right
+line.
 
 A kernel that reads a label out of range triggers a device-side assert. The error is reported later, at a different
 line, and the process cannot use CUDA afterwards. `IndexChecks` therefore compares the values on the device before each
@@ -18,7 +19,7 @@ Bounds = tuple[torch.Tensor, float, float, int | None]
 
 
 class IndexChecks(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that checks the indices of operations on `device_type`, on the thread that entered it."""
+    """A dispatch mode that checks the indices of operations on `device_type`, for the thread that entered it."""
 
     def __init__(self, device_type: str = "cuda") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,7 +45,7 @@ def _is_outside(tensor: torch.Tensor, low: float, high: float, extra: int | None
 
 
 def _fail(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor, low: float, high: float) -> NoReturn:
-    """Raise the exception that the CPU raises for the same operation, with the allowed range as a note."""
+    """Raise the exception that the CPU raises for the same operation. Add the allowed range as a note."""
     found = f"{tensor.min().item()} to {tensor.max().item()}"
     message = f"{func._opname} received values from {found}, but the allowed range is {low:g} to {high:g}"
     try:
@@ -63,12 +64,10 @@ def _on_host(value: Any) -> Any:
 
 
 def _embedding(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """Return the bounds for `embedding(weight, indices)`."""
     yield args[1], 0, args[0].shape[0] - 1, None
 
 
 def _nll_loss(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """Return the bounds for `nll_loss_forward(input, target, weight, reduction, ignore_index)`."""
     values, target = args[0], args[1]
     classes = values.shape[1] if values.dim() > 1 else values.shape[0]
     ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
@@ -76,14 +75,13 @@ def _nll_loss(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
 
 
 def _gather(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """Return the bounds for `gather(self, dim, index)` and similar operations."""
     values, dimension, index = args[0], args[1], args[2]
     if isinstance(index, torch.Tensor) and values.dim():
         yield index, 0, values.shape[dimension] - 1, None
 
 
 def _index(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """Return the bounds for `index(self, [indices])`. Negative indices count from the end."""
+    # Negative indices count from the end.
     for dimension, index in enumerate(args[1]):
         if index is None:
             continue
@@ -94,13 +92,12 @@ def _index(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
 
 
 def _binary_cross_entropy(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """Return the bounds for `binary_cross_entropy(input, target)`."""
     yield args[0], 0, 1, None
     yield args[1], 0, 1, None
 
 
 def _multinomial(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """Return the bounds for `multinomial(weights)`. Weights must not be negative, NaN or infinite."""
+    # Weights must not be negative, NaN or infinite.
     yield args[0], 0, torch.finfo(args[0].dtype).max, None
 
 

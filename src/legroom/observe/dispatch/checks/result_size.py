@@ -2,8 +2,8 @@
 
 A virtual GPU computes on the CPU. If the results of an operation are far too large for the GPU, computing them could
 exhaust host memory before the allocator rejects the results. The size comes from an evaluation on torch's `meta`
-device, which computes shapes only. Evaluations are cached. The evaluation is skipped if a rough upper bound shows that
-the results fit.
+device, which computes shapes only. Evaluations are cached. If a rough upper bound shows that the results fit, the
+evaluation is skipped.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,12 @@ LARGEST_ELEMENT = 16
 
 
 class ResultSizes:
-    """The result sizes of operations, cached by argument shapes."""
-
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
     def new_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, room: int) -> int:
-        """Return the size in bytes of the results that share no memory with an input. The result is 0 if these results
-        certainly need at most `room` bytes, or if their size is unknown.
+        """Return the size in bytes of the results that share no memory with an input. Return 0 if they certainly need
+        at most `room` bytes, or if their size is unknown.
         """
         if upper_bound(args) * LARGEST_ELEMENT <= room:
             return 0
@@ -75,9 +73,7 @@ def _described(argument: Any) -> Any:
 
 
 def _evaluated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """Return the size in bytes of the new storages among the results. The result is 0 if torch cannot evaluate the
-    shapes of this operation.
-    """
+    """Return the size in bytes of the new storages among the results, or 0 if torch cannot evaluate the shapes."""
     inputs: set[int] = set()
 
     def on_meta(tensor: torch.Tensor) -> torch.Tensor:
