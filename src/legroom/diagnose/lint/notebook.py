@@ -1,7 +1,6 @@
 """Reads the code cells of a notebook, and replaces their source without changing the rest of the file.
 
-The new source is written into the raw JSON, in the style of the notebook (a string or a list of lines, indentation,
-escaping of non-ASCII characters). A diff therefore shows only the changed lines.
+The new source has the JSON style of the notebook, so that a diff shows only the changed lines.
 """
 
 import json
@@ -16,19 +15,17 @@ _OTHER_LANGUAGES = re.compile(r"^\s*%%(?!time\b|timeit\b|capture\b|prun\b)\w+")
 
 
 class NotebookError(Exception):
-    """Raised if a file is not a notebook, with the reason as its message."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A code cell."""
-
     number: int
-    """The number of the cell among all cells, from 1."""
+    """The number of the cell, from 1. Markdown cells are counted too."""
     source: str
     start: int
     end: int
-    """The span of the source in the raw text."""
+    """The start and end of the source in the raw text."""
 
 
 def code_cells(raw: str) -> Iterator[Cell]:
@@ -49,7 +46,7 @@ def code_cells(raw: str) -> Iterator[Cell]:
 
 
 def mask_magics(source: str) -> str:
-    """Return the source with magics and shell commands replaced by `pass`. The number of lines is unchanged."""
+    """Replace magics and shell commands by `pass`, without changing the number of lines."""
     if _OTHER_LANGUAGES.match(source):
         return re.sub(r"[^\n]+", "", source)
     lines = []
@@ -66,7 +63,6 @@ def mask_magics(source: str) -> str:
 
 
 def replace_sources(raw: str, cells: Sequence[Cell], sources: Sequence[str]) -> str:
-    """Return the notebook's text with new sources in its code cells."""
     for cell, source in sorted(zip(cells, sources, strict=True), key=lambda pair: -pair[0].start):
         if source != cell.source:
             raw = raw[: cell.start] + _encode_source(raw, cell, source) + raw[cell.end :]
@@ -74,7 +70,6 @@ def replace_sources(raw: str, cells: Sequence[Cell], sources: Sequence[str]) -> 
 
 
 def _encode_source(raw: str, cell: Cell, source: str) -> str:
-    """Encode the source code of a cell as JSON, in the same style (string or list) as in the original notebook."""
     old = raw[cell.start : cell.end]
     ascii_only = raw.isascii()
     if not old.startswith("["):
@@ -89,7 +84,6 @@ def _encode_source(raw: str, cell: Cell, source: str) -> str:
 
 
 def _source_spans(raw: str) -> Iterator[tuple[int, int] | None]:
-    """Yield the span of each cell's source, or None for a cell without source."""
     decoder = json.JSONDecoder()
     for key, at in _members(raw, _skip(raw, 0), decoder):
         if key == "cells":
@@ -104,7 +98,6 @@ def _source_spans(raw: str) -> Iterator[tuple[int, int] | None]:
 
 
 def _members(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[tuple[str, int]]:
-    """Yield each key of an object with the position of its value."""
     at = _skip(raw, at + 1)
     while raw[at] != "}":
         key, at = decoder.raw_decode(raw, at)
@@ -116,7 +109,6 @@ def _members(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[tuple[str
 
 
 def _items(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[int]:
-    """Yield the start position of each item of a JSON list."""
     at = _skip(raw, at + 1)
     while raw[at] != "]":
         yield at

@@ -1,7 +1,7 @@
-"""Proofs for safe fixes: a value is a tensor, and a change of its graph does not change the output of the program.
+"""Proofs that a fix is safe.
 
-The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires a proof.
-Each function in this module returns True only if the code in the file proves that its condition holds.
+For a finding, the flow analysis may guess from names. A fix that `--fix` applies requires a proof: each function
+returns True only if the code in the file proves its condition.
 """
 
 import libcst as cst
@@ -52,8 +52,10 @@ def is_proven_tensor(
     at: Fact | None = None,
     seen: frozenset[str] = frozenset(),
 ) -> bool:
-    """Return True if the file shows that an expression in a function is a tensor. `at` is the call or statement that
-    uses the expression."""
+    """Return True if the file proves that an expression is a tensor.
+
+    `at` is the call or statement that uses the expression.
+    """
     if len(seen) > _MAX_DEPTH:
         return False
     if isinstance(node, cst.BinaryOperation):
@@ -98,14 +100,15 @@ def runs_backward(program: Program, path: str, function: Function, at: Fact | No
 
 
 def frees_graph(program: Program, path: str, function: Function, at: Fact) -> bool:
-    """Return True if `path.backward()` runs before `at` and frees the graph, so nothing can run backward again."""
+    """Return True if `path.backward()` runs before `at` and frees the graph, so that no other backward pass can use
+    it.
+    """
     return runs_backward(program, path, function, at) and not any(
         call.method == "backward" and keyword(call.node, "retain_graph") for call in program.calls
     )
 
 
 def _is_always_tensor(program: Program, path: str, function: Function, seen: frozenset[str]) -> bool:
-    """Return True if every assignment to a local name assigns a tensor."""
     key = f"{function.qualified_name}:{path}"
     if key in seen:
         return True
@@ -125,7 +128,7 @@ def _is_always_tensor(program: Program, path: str, function: Function, seen: fro
 
 
 def _is_unpacked(store: StoreFact) -> bool:
-    """Return True for an assignment such as `output, state = model(x)`, which unpacks the value into several names."""
+    """Return True for an assignment to several names, such as `output, state = model(x)`."""
     return isinstance(store.node, cst.Assign) and any(
         isinstance(each.target, (cst.Tuple, cst.List)) for each in store.node.targets
     )
@@ -240,8 +243,10 @@ _HARMLESS = split_words(
 
 
 def may_be_printed(program: Program, target: str) -> bool:
-    """Return True if the text of a stored tensor, which includes its `grad_fn`, may be printed or saved. A function
-    in another file is assumed to print its arguments."""
+    """Return True if the program may print or save the text of a stored tensor, which includes `grad_fn`.
+
+    A function in another file may print its arguments.
+    """
     names = derived_names(program, target)
     return (
         any(
@@ -289,7 +294,6 @@ def _formats_text(node: cst.BaseExpression) -> bool:
 
 
 def _is_read_raw(node: cst.CSTNode, names: set[str]) -> bool:
-    """Return True if an expression reads one of the names without converting it to a number."""
     if isinstance(node, (cst.FormattedString, cst.ConcatenatedString)):
         return False  # its expressions are checked one by one
     if isinstance(node, cst.Call) and (
@@ -317,8 +321,7 @@ def escapes(program: Program, store: StoreFact) -> bool:
 
 
 def can_be_detached(program: Program, parts: list[cst.BaseExpression], store: StoreFact) -> bool:
-    """Return True if `.detach()` can be added to the stored subexpressions without changing the behavior of the
-    program."""
+    """Return True if `.detach()` on the stored subexpressions does not change the behavior of the program."""
     if may_be_printed(program, store.target):
         return False
     return all(

@@ -1,8 +1,8 @@
 """Decides quickly whether a rule can report anything in a file.
 
-Most files in a library define models and never run them. For these files, parsing with libcst and analyzing the flow
-takes 25 times as long as this check, which uses Python's own parser. The check may accept a file without findings,
-but it must not reject a file with findings.
+Most files of a library define models and never run them. For these files, parsing with libcst and the flow analysis
+take 25 times as long as this check, which uses Python's own parser. The check may accept a file without findings, but
+it must not reject a file with findings.
 """
 
 import ast
@@ -20,7 +20,7 @@ _WORDS = split_words(
     "register_backward_hook register_forward_hook register_forward_pre_hook register_full_backward_hook register_hook "
     "register_module_forward_hook retain_graph size_average vgg16 vgg19 zero_grad"
 )
-"""If a file contains none of these names, most rules report nothing."""
+"""Most rules report nothing in a file that contains none of these names."""
 _AMP = re.compile(r"torch\.(?:cuda|cpu)\.amp")
 _ADDING = split_words(
     "add append appendleft extend insert put put_nowait setdefault update heappush register register_buffer"
@@ -31,7 +31,6 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictC
 
 
 def may_have_findings(tree: ast.Module, text: str) -> bool:
-    """Return False if no rule can report anything in a file."""
     if _AMP.search(text):
         return True
     nodes = list(ast.walk(tree))
@@ -47,12 +46,11 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
 
 
 def _builds_model(node: ast.AST) -> bool:
-    """Return True for a method whose loops are not steps: they iterate over the layers of a model."""
+    """Return True for a method whose loops iterate over the layers of a model and have no steps."""
     return isinstance(node, _Function) and node.name in {"forward", "__init__"}
 
 
 def _functions_of_forward(nodes: list[ast.AST]) -> list[_Function]:
-    """Return the functions that a model's `forward` runs, directly or through other functions in the file."""
     functions = [node for node in nodes if isinstance(node, _Function)]
     reached, pending = set[str](), {"forward"}
     while pending:
@@ -68,7 +66,7 @@ def _functions_of_forward(nodes: list[ast.AST]) -> list[_Function]:
 
 
 class _Names:
-    """The names that a file imports or defines, and the names under which it imports torch."""
+    """The names that a file imports or defines, and its names for torch."""
 
     def __init__(self, nodes: list[ast.AST]) -> None:
         self.defined: set[str] = set()
@@ -125,8 +123,7 @@ def _reads(node: ast.AST, name: str) -> bool:
 
 
 def _runs_model(loop: ast.AST, names: _Names) -> bool:
-    """Return True if a loop may run a model: it calls a name that suggests a model, or an object that the file does not
-    define."""
+    """Return True if a loop calls a name that suggests a model, or an object that the file does not define."""
     iterated = loop.iter if isinstance(loop, (ast.For, ast.AsyncFor)) else None
     sources = [iterated] if iterated is not None else [each.iter for each in getattr(loop, "generators", [])]
     if any(LOADER_NAMES.search(ast.unparse(each)) for each in sources):
@@ -154,7 +151,7 @@ def _runs_model(loop: ast.AST, names: _Names) -> bool:
 
 
 def _stores_beyond_call(function: _Function) -> bool:
-    """Return True if a function stores something that outlives its call: in an argument, an attribute or a global."""
+    """Return True if a function stores a value in an argument, an attribute or a global."""
     if function.name == "__init__":
         return False
     local = {
@@ -185,7 +182,6 @@ def _own_nodes(function: _Function) -> Iterator[ast.AST]:
 
 
 def _outlives(node: ast.expr, local: set[str]) -> bool:
-    """Return True if a container is not a local variable."""
     while isinstance(node, (ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return not (isinstance(node, ast.Name) and node.id in local)

@@ -1,7 +1,7 @@
 """Stores the report of each file by its content, so that a second run checks only files that changed.
 
-The key of a report includes everything that affects it: the content of the file, the enabled rules, the source code of
-the linter, and the versions of Python and libcst.
+The key of a report is a hash of everything that affects the report: the file, the enabled rules, the linter, and the
+versions of Python and libcst.
 """
 
 import hashlib
@@ -18,11 +18,10 @@ from legroom.user_cache import cache_folder, read_json, write_json
 
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_REPORTS = 20_000
-"""If the cache contains more than this number of reports, the older half of the reports is removed."""
+"""If the cache contains more reports than this, the older half is removed."""
 
 
 def load_report(file: Path, codes: Iterable[str]) -> LintReport | None:
-    """Return the stored report of a file with this content, or None."""
     stored = _stored(file, codes)
     content = read_json(stored, max_bytes=_MAX_BYTES) if stored is not None else None
     try:
@@ -68,7 +67,6 @@ def _stored(file: Path, codes: Iterable[str]) -> Path | None:
 
 @cache
 def _linter() -> str:
-    """Return a fingerprint of the linter."""
     found = hashlib.sha256(f"{sys.version} {version('libcst')}".encode())
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         found.update(file.read_bytes())

@@ -11,12 +11,10 @@ from legroom.diagnose.lint.flow.program import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One violation of a rule."""
-
     node: cst.CSTNode
-    """The part of the code that contains the problem."""
+    """The expression or statement with the problem."""
     message: str
-    """The problem in one sentence without a final period, using the names in the code."""
+    """The problem in one sentence without a final period, with the names of the code."""
     help: str
     """The fix, without a final period."""
     edits: tuple[Edit, ...] = ()

@@ -38,13 +38,14 @@ _DATA = re.compile(
     r"|dataset|records|rows|prompts|recordings|segments|windows|pages|utterances|tiles|patches|molecules)$",
     re.IGNORECASE,
 )
-"""Names of datasets over which a program iterates without a loader."""
+"""Names of datasets that programs use without a loader."""
 _DATA_CALLS = split_words("glob rglob iterdir listdir iterrows itertuples batched scandir")
 
 
 def iterates_data_set(loop: LoopFact) -> bool:
-    """Return True for a loop over `range(0, len(texts), size)`, over `folder.glob("*.png")`, or over a name that
-    suggests a dataset."""
+    """Return True for a loop over `range(0, len(texts), size)`, `folder.glob("*.png")` or a name that suggests a
+    dataset.
+    """
     if not isinstance(loop.node, cst.For):
         return False
     iterable = loop.node.iter
@@ -59,13 +60,14 @@ def iterates_data_set(loop: LoopFact) -> bool:
 
 
 def is_step_loop(loop: LoopFact) -> bool:
-    """Return True if each iteration of a loop is a training or evaluation step. The iterations over a model's layers
-    are not steps."""
+    """Return True if each iteration of a loop is a training or evaluation step.
+
+    A loop over the layers of a model has no steps.
+    """
     return loop.trains or (loop.runs_model and loop.function.name not in {"forward", "__init__"})
 
 
 def iterates_data(loop: LoopFact) -> bool:
-    """Return True if a loop trains, iterates over a loader, or is in a function whose name suggests evaluation."""
     return (
         loop.trains
         or loop.iterable.kind is ValueKind.LOADER
@@ -74,7 +76,10 @@ def iterates_data(loop: LoopFact) -> bool:
 
 
 def is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
-    """Return True for a loop over steps that contains no other loop over steps. A loop over epochs is not innermost."""
+    """Return True for a loop over steps that contains no other loop over steps.
+
+    A loop over epochs is not innermost.
+    """
     if not (is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER):
         return False
     return not any(
@@ -87,7 +92,6 @@ def is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
 
 
 def has_step_loop(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
-    """Return True if a function, or one that it calls, contains a loop over steps."""
     if function in seen:
         return False
     if any(loop.function is function and is_step_loop(loop) for loop in program.loops):
@@ -97,7 +101,6 @@ def has_step_loop(program: Program, function: Function, seen: frozenset[Function
 
 
 def runs_every_step(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
-    """Return True if a function is called in every step."""
     if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
         return False
     if function.name in STEP_FUNCTIONS:
@@ -122,5 +125,4 @@ def is_forward(program: Program, function: Function) -> bool:
 
 
 def is_in_step_code(program: Program, fact: Fact) -> bool:
-    """Return True if a fact was recorded in code that runs in every training step."""
     return any(is_step_loop(loop) for loop in fact.loops) or runs_every_step(program, fact.function)

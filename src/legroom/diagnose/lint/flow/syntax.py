@@ -1,6 +1,7 @@
-"""Functions that query a libcst tree, for example for the children of a node, dotted names or imports. libcst's
-visitors rebuild every node, and its scope metadata is slower than all rules together. Rules need only a few queries,
-which this module implements on the plain nodes.
+"""Queries of a libcst tree, for example for the children of a node, dotted names or imports.
+
+The visitors of libcst rebuild every node, and its scope metadata is slower than all rules together. The rules need
+only a few queries of the plain nodes.
 """
 
 from collections.abc import Iterator
@@ -62,16 +63,14 @@ _is_node = _NodeTypes()
 
 
 _children: dict[cst.CSTNode, tuple[cst.CSTNode, ...]] = {}
-"""The children of all nodes of the current file. Rules walk the same nodes many times."""
+"""The children of all nodes of the current file, because the rules visit the same nodes many times."""
 
 
 def forget_file() -> None:
-    """Release the nodes of the previous file."""
     _children.clear()
 
 
 def children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
-    """Return the children of a node in source order, without whitespace and punctuation."""
     known = _children.get(node)
     if known is not None:
         return known
@@ -98,8 +97,7 @@ def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTN
 
 
 def dotted(node: cst.CSTNode | None) -> str | None:
-    """Return the dotted path of a name or a chain of attributes, such as `self.model`, and None for any other
-    node."""
+    """Return the path of a name or a chain of attributes, such as `self.model`, and None for any other node."""
     parts: list[str] = []
     while type(node) is cst.Attribute:
         parts.append(node.attr.value)
@@ -110,8 +108,7 @@ def dotted(node: cst.CSTNode | None) -> str | None:
 
 
 def path_of(node: cst.CSTNode | None) -> str | None:
-    """Return the dotted path of a node. The path of an item is the path of its container: `history` for
-    `history["loss"]`."""
+    """Return the path of a node, which is the path of the container for an item: `history` for `history["loss"]`."""
     while True:
         if isinstance(node, cst.Subscript):
             node = node.value
@@ -124,7 +121,7 @@ def path_of(node: cst.CSTNode | None) -> str | None:
 
 
 def keys_of(node: cst.CSTNode | None) -> list[str | None]:
-    """Return the keys from the container to the item: `["train", "loss"]` for `history["train"]["loss"]`."""
+    """Return the keys of an item: `["train", "loss"]` for `history["train"]["loss"]`."""
     if isinstance(node, cst.Subscript):
         return [*keys_of(node.value), literal_key(node)]
     if isinstance(node, cst.Call) and method_name(node) in {"setdefault", "get"}:
@@ -133,7 +130,7 @@ def keys_of(node: cst.CSTNode | None) -> list[str | None]:
 
 
 def literal_key(node: cst.Subscript | cst.Call) -> str | None:
-    """Return `loss` for `history["loss"]` and `history.get("loss", 0)`, and None if the key is not a literal."""
+    """Return `loss` for `history["loss"]` and `history.get("loss", 0)`, and None without a literal key."""
     if isinstance(node, cst.Call):
         return string_value(node.args[0].value) if node.args else None
     part = node.slice[0].slice if len(node.slice) == 1 else None
@@ -141,8 +138,7 @@ def literal_key(node: cst.Subscript | cst.Call) -> str | None:
 
 
 def contained_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the expressions that a new object contains, such as the items of a tuple or dict, or the arguments of
-    `Transition(...)`."""
+    """Return the expressions in a new object, such as the items of a tuple or the arguments of `Transition(...)`."""
     if isinstance(expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):
         return [each.value for each in expression.elements]
     if isinstance(expression, cst.Call):
@@ -153,35 +149,33 @@ def contained_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
 
 
 def has_modulo(node: cst.CSTNode) -> bool:
-    """Return True if an expression contains `%`, as in `ring[step % 8]`."""
+    """Return True for an expression with `%`, such as `step % 8`."""
     return any(
         isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
     )
 
 
 def root(path: str) -> str:
-    """Return the first name of a path, for example `self` for `self.losses`."""
+    """Return `self` for `self.losses`."""
     return path.partition(".")[0]
 
 
 def last_name(path: str) -> str:
-    """Return the last component of a path, for example `losses` for `self.losses`."""
+    """Return `losses` for `self.losses`."""
     return path.rpartition(".")[2]
 
 
 def method_name(call: cst.Call) -> str | None:
-    """Return the name of the called method, for example `append` for `losses.append(x)`, or None for a call to a
-    plain name."""
+    """Return `append` for `losses.append(x)`, and None for a call of a plain name."""
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
 
 
 def receiver(call: cst.Call) -> cst.BaseExpression | None:
-    """Return the object of a method call, for example `losses` for `losses.append(x)`."""
+    """Return `losses` for `losses.append(x)`."""
     return call.func.value if isinstance(call.func, cst.Attribute) else None
 
 
 def keyword(call: cst.Call, name: str) -> cst.Arg | None:
-    """Return the keyword argument with the given name."""
     for argument in call.args:
         if argument.keyword is not None and argument.keyword.value == name:
             return argument
@@ -198,7 +192,7 @@ def is_call_of(node: cst.CSTNode, name: str) -> bool:
 
 
 def has_star(call: cst.Call) -> bool:
-    """Return True if a call has `*args` or `**options`, which may contain any argument."""
+    """Return True for a call with `*args` or `**options`, which may contain any argument."""
     return any(each.star for each in call.args)
 
 
@@ -243,13 +237,15 @@ _FUNCTIONS_WITHOUT_GRAPH = NUMBER_FUNCTIONS | {"torch.sign"}
 
 
 def names_in(node: cst.CSTNode) -> set[str]:
-    """Return all dotted paths that an expression reads. `model.fc.weight` includes `model.fc` and `model`."""
+    """Return all paths that an expression reads: `model`, `model.fc` and `model.fc.weight` for `model.fc.weight`."""
     return set(_paths(node, live=False))
 
 
 def bound_paths(target: cst.BaseExpression) -> set[str]:
-    """Return the names and attributes that a loop or assignment rebinds. `for state.step in ...` rebinds `state.step`,
-    but not `state`."""
+    """Return the names and attributes that a loop or assignment rebinds.
+
+    `for state.step in ...` does not rebind `state`.
+    """
     if isinstance(target, (cst.Tuple, cst.List)):
         return set[str]().union(*(bound_paths(each.value) for each in target.elements))
     path = dotted(target)
@@ -257,8 +253,9 @@ def bound_paths(target: cst.BaseExpression) -> set[str]:
 
 
 def names_with_graph(node: cst.CSTNode) -> set[str]:
-    """Return the names that an expression reads with their graph. A name is not included if the expression uses only
-    its shape, a number such as `loss.item()`, or its detached value.
+    """Return the names that an expression reads with their graph.
+
+    A name does not count if the expression uses only its shape, its detached value or a number such as `loss.item()`.
     """
     return set(_paths(node, live=True))
 
@@ -288,8 +285,7 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
 
 
 class Imports:
-    """Maps the names in a file to the full names of imported objects. For example, `F.mse_loss` is
-    `torch.nn.functional.mse_loss`."""
+    """Maps the names in a file to full names: `F.mse_loss` is `torch.nn.functional.mse_loss`."""
 
     def __init__(self, module: cst.Module, nodes: list[cst.CSTNode]) -> None:
         self.full_names: dict[str, str] = {}
@@ -300,7 +296,7 @@ class Imports:
                 self._from(node)
 
     def qualified(self, node: cst.CSTNode | None) -> str | None:
-        """Return the full name that an expression refers to, or the name as written if it is not imported."""
+        """Return the full name of an expression, or the name as written if it is not imported."""
         path = dotted(node)
         if path is None:
             return None
@@ -308,8 +304,7 @@ class Imports:
         return self.full_names.get(first, first) + dot + rest
 
     def name_for(self, qualified: str) -> str | None:
-        """Return the name under which this file imports an object such as `torch.no_grad`, or None if it does not
-        import the object."""
+        """Return the name under which this file imports an object such as `torch.no_grad`, or None."""
         best: str | None = None
         for name, full_name in self.full_names.items():
             if qualified == full_name:
@@ -341,7 +336,7 @@ class Imports:
 
 
 def innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the innermost iterable of nested calls, for example `loader` for `enumerate(tqdm(loader))`."""
+    """Return `loader` for `enumerate(tqdm(loader))`."""
     while isinstance(node, cst.Call) and (arguments := positional(node)):
         if method_name(node) in {"items", "values", "keys"}:
             break

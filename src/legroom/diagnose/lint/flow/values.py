@@ -1,7 +1,6 @@
 """Abstract values of the flow analysis, which mainly record whether a value has an autograd graph.
 
-The tables list the results of PyTorch's functions and methods. The tables also list common names of models, losses
-and loaders, which are used if the code does not define a name.
+The tables list the results of PyTorch's functions and methods, and common names of models, losses and loaders.
 """
 
 import re
@@ -18,13 +17,12 @@ def split_words(text: str) -> frozenset[str]:
 class ValueKind(Enum):
     UNKNOWN = auto()
     PLAIN = auto()
-    """A number, a string or a shape; not a tensor."""
+    """A value that is not a tensor, such as a number, a string or a shape."""
     TENSOR = auto()
-    """A tensor without a graph."""
     GRAPH = auto()
     """A tensor with an autograd graph, which keeps saved activations alive."""
     PARAMETER = auto()
-    """A leaf that requires gradients; results computed from it have a graph."""
+    """A tensor that requires gradients. Tensors computed from it have a graph."""
     MODEL = auto()
     CRITERION = auto()
     OPTIMIZER = auto()
@@ -37,33 +35,27 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The known facts about a value."""
-
     kind: ValueKind
     element: "Value | None" = None
-    """The elements of a container. For a dict, these are the elements that are not in `items_by_key`."""
+    """The elements of a container. For a dict, `items_by_key` has the other elements."""
     items: "tuple[Value, ...] | None" = None
     """The items of a tuple, or the values that a closure keeps alive."""
     class_name: str | None = None
-    """The class of the instance, if it is defined in this file."""
+    """The class of the object, if this file defines it."""
     function: str | None = None
-    """The qualified name of the function, if it is defined in this file."""
+    """The qualified name of the function, if this file defines it."""
     bounded: bool = False
-    """True if the container has a limited size (`deque(maxlen=...)`)."""
     mapping: bool = False
-    """True if the container is a dict, which grows with new keys."""
     is_counter: bool = False
     """True if the container is a `Counter`, whose `update` adds to existing values."""
     items_by_key: "tuple[tuple[str, Value], ...]" = ()
-    """The values under literal keys of a dict, for example of `{"step": 0, "losses": []}`."""
+    """The values under the literal keys of a dict such as `{"step": 0, "losses": []}`."""
     host: bool = False
-    """True if a tensor was moved to host memory."""
     output: bool = False
-    """True if a tensor without a graph was computed by a model."""
+    """True if a model computed the tensor without a graph."""
     frozen: bool = False
-    """True if no parameter of a model requires gradients."""
     trainable: bool = False
-    """True if this file creates the model, and its parameters require gradients."""
+    """True if this file creates the model with parameters that require gradients."""
 
     @property
     def has_graph(self) -> bool:
@@ -76,16 +68,15 @@ class Value:
 
     @property
     def has_output(self) -> bool:
-        """True if storing the value keeps the output of a model alive, or a tensor computed from it."""
+        """True if storing the value keeps the output of a model alive."""
         return self.output or self.kind is ValueKind.GRAPH or any(each.has_output for each in self.contents)
 
     @property
     def contents(self) -> "tuple[Value, ...]":
-        """The values of all known items of a container."""
         return (*_unkeyed(self), *(value for _, value in self.items_by_key))
 
     def get(self, key: str | None) -> "Value | None":
-        """Return the value that is stored under a key in this container. `None` means a key that is not a literal."""
+        """Return the value under a key of this container. None stands for any key that is not a literal."""
         if key is None:
             return _join_all(self.contents)
         named = dict(self.items_by_key).get(key)
@@ -126,8 +117,7 @@ def container(
 
 
 def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) -> Value:
-    """Return the container with an additional element. `keys` is the path to the nested container to which the
-    element is added."""
+    """Return the container with an additional element. `keys` is the path to a nested container."""
     if keys:
         inner = known.get(keys[0]) or container()
         return with_item(known, keys[0], with_element(inner, element, keys[1:]))
@@ -135,7 +125,6 @@ def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) 
 
 
 def with_item(known: Value, key: str | None, value: Value) -> Value:
-    """Return the dict with a new value under a key."""
     if key is None or (len(known.items_by_key) >= _MAX_KEYS and key not in dict(known.items_by_key)):
         return with_element(known, value)
     items_by_key = {**dict(known.items_by_key), key: prune(value)}
@@ -148,15 +137,16 @@ def with_item(known: Value, key: str | None, value: Value) -> Value:
 
 
 _MAX_KEYS = 60
-"""The maximum number of items that are tracked by key. All items of a larger dict share one value."""
+"""Up to this number of keys, each key of a dict has its own value. The items of a larger dict share one value."""
 
 
 _MAX_DEPTH = 2
 
 
 def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
-    """Return the value without the contents of containers that are nested deeper than `levels`. Without this limit, the
-    value of a container that is added to itself would grow without end.
+    """Return the value without the contents of containers that are nested deeper than `levels`.
+
+    The value of a container that contains itself would otherwise grow without end.
     """
     if value.kind is not ValueKind.CONTAINER or not value.contents:
         return value
@@ -202,12 +192,11 @@ def _unkeyed(known: Value) -> tuple[Value, ...]:
 
 
 def _join_all(values: Sequence[Value]) -> Value | None:
-    """Return one abstract value that represents several possible values, or None if there are no values."""
     return reduce(join_values, values) if values else None
 
 
 def join_values(first: Value, second: Value) -> Value:
-    """Return one abstract value that represents two possible values."""
+    """Return an abstract value for two possible values."""
     if first == second:
         return first
     if first.kind is second.kind is ValueKind.CONTAINER:
@@ -264,7 +253,7 @@ GRAPHLESS_METHODS = split_words(
     "unique bincount histc count_nonzero new_zeros new_ones new_full new_empty new_tensor requires_grad_"
 )
 MADE_LIKE_METHODS = split_words("type_as expand_as view_as reshape_as to")
-"""Functions that use only the type, device or shape of their argument."""
+"""Methods that use only the type, device or shape of their argument."""
 VALUE_AND_INDEX_METHODS = split_words("max min topk sort mode median kthvalue cummax cummin")
 NUMBER_ATTRIBUTES = split_words(
     "shape dtype device ndim requires_grad is_leaf is_cuda layout itemsize nbytes"
@@ -332,7 +321,7 @@ _NOT_A_MODEL = re.compile(
 
 
 def guess_from_name(name: str) -> Value:
-    """Return the value that a name such as `model` usually has, for names that the code does not define."""
+    """Return the value that a name such as `model` usually has."""
     if (_VERBS.match(name.lstrip("_")) and not LOADER_NAMES.search(name)) or _NOT_A_MODEL.search(name):
         return UNKNOWN
     if CRITERION_NAMES.search(name):

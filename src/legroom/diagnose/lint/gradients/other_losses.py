@@ -1,4 +1,4 @@
-"""Finds models that run with gradients for the loss of another model in the same loop, for LG201."""
+"""Finds models that run with gradients only for the loss of another model, for LG201."""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,10 @@ from legroom.diagnose.lint.gradients.untrained_models import (
 
 
 def models_of_other_losses(program: Program) -> Iterator[tuple[CallFact, str]]:
-    """Yield calls such as `fake = generator(z)`, if only the loss of the discriminator uses the result, and the gradients of
-    the generator are set to zero before its own backward pass."""
+    """Yield calls such as `fake = generator(z)`, whose result only the loss of the discriminator uses.
+
+    The program sets the generator's gradients to zero before the generator's own backward pass.
+    """
     reported: set[str] = set()
     for call in program.calls:
         path = model_path(program, call)
@@ -47,8 +49,9 @@ def models_of_other_losses(program: Program) -> Iterator[tuple[CallFact, str]]:
 
 
 def _is_for_other_model(program: Program, events: list[CallFact], backward: CallFact, path: str) -> bool:
-    """Return True if the first optimizer step after a backward pass trains another model, and the gradients of this model
-    are set to zero before its own step."""
+    """Return True if the first optimizer step after a backward pass trains another model, and the gradients are set
+    to zero before the model's own step.
+    """
     names = model_aliases(program, path)
     if may_be_frozen(program, names):
         return False
@@ -78,7 +81,7 @@ def _trains(program: Program, step: CallFact, names: set[str]) -> bool | None:
 
 
 def _is_used_only_before(program: Program, call: CallFact, backward: CallFact) -> bool:
-    """Return True if the result is a local variable that is read before the backward pass and not after it."""
+    """Return True if no code reads the result after the backward pass."""
     targets = {
         each.target
         for each in program.stores

@@ -17,8 +17,9 @@ _PHASE = re.compile(r"train|phase|mode|split|optim|^opt$|is_|stage|update", re.I
 
 
 def evaluations_in_phases(program: Program) -> Iterator[Problem]:
-    """Find model calls in a loop with `if phase == "train": loss.backward()`, if the program also runs the loop for
-    another phase and does not disable gradients there."""
+    """Find model calls in a loop with `if phase == "train": loss.backward()`, if the other phase has gradients
+    enabled.
+    """
     seen: set[Function] = set()
     for call in program.calls:
         if call.method not in {"backward", "manual_backward"} or not call.loops or call.function in seen:
@@ -38,7 +39,7 @@ def evaluations_in_phases(program: Program) -> Iterator[Problem]:
 
 
 def _phase_test(program: Program, call: CallFact) -> cst.BaseExpression | None:
-    """Return the condition under which the backward pass runs, if its result is the same in all iterations of the loop."""
+    """Return the condition of the backward pass, if it does not change within the loop."""
     function, loop = call.function, call.loops[-1]
     if any(isinstance(node, cst.Name) and node.value in _SWITCHES for node in walk(function.node)):
         return None
@@ -58,8 +59,9 @@ def _phase_test(program: Program, call: CallFact) -> cst.BaseExpression | None:
 
 
 def _runs_without_training(program: Program, call: CallFact, test: cst.BaseExpression) -> bool:
-    """Return True if the program also runs the loop with a phase for which the condition is False. The phase comes from
-    an outer loop, or from an argument of a call.
+    """Return True if the program also runs the loop with a phase for which the condition is False.
+
+    An outer loop or an argument of a call sets the phase.
     """
     name, value = _compared(test)
     if name is None or not _PHASE.search(name):
@@ -89,8 +91,7 @@ def _runs_without_training(program: Program, call: CallFact, test: cst.BaseExpre
 
 
 def _compared(test: cst.BaseExpression) -> tuple[str | None, str | bool]:
-    """Return `phase` and `"train"` for `phase == "train"`, and `training` and True for `training` or `training is not
-    None`."""
+    """Return `phase` and `"train"` for `phase == "train"`, and `training` and True for `training`."""
     if isinstance(test, cst.Name):
         return test.value, True
     if isinstance(test, cst.Comparison) and len(test.comparisons) == 1 and isinstance(test.left, cst.Name):
@@ -114,7 +115,6 @@ def _default(function: Function, name: str) -> cst.BaseExpression | None:
 def _runs_in_both_phases(
     program: Program, call: CallFact, backward: CallFact, test: cst.BaseExpression
 ) -> bool:
-    """Return True if a call runs a model with gradients in every phase, not only in the training phase."""
     if call.function is not backward.function or call.loops != backward.loops or call.no_grad:
         return False
     if call.receiver.kind is not ValueKind.MODEL or not call.result.has_graph or not call.arguments:

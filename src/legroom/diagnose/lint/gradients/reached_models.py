@@ -1,5 +1,6 @@
-"""Finds the functions that run a model with gradients enabled, directly or through other functions in the file, and the
-loops that call them, for LG201."""
+"""Finds the functions that run a model with gradients enabled, directly or indirectly, and the loops that call them,
+for LG201.
+"""
 
 import re
 from functools import lru_cache
@@ -14,8 +15,7 @@ _ENVIRONMENT = re.compile(r"^(?:\w*_)?envs?$|environment", re.IGNORECASE)
 
 
 def runs_model_itself(call: CallFact) -> bool:
-    """Return True if a call runs a model on data with gradients enabled. A call to another method of the model
-    returns False, although the method may run the model."""
+    """Return True if a call runs a model on data with gradients enabled. The model's other methods do not count."""
     return (
         call.receiver.kind is ValueKind.MODEL
         and not call.receiver.frozen
@@ -30,8 +30,10 @@ def runs_model_itself(call: CallFact) -> bool:
 
 @lru_cache(maxsize=1)
 def running_functions(program: Program) -> frozenset[Function]:
-    """Return the functions that run a model with gradients enabled and do not train. The `forward` of a module is
-    not included, because it is the model itself."""
+    """Return the functions that run a model with gradients enabled and do not train.
+
+    The `forward` of a module does not count, because it is the model itself.
+    """
     running = [call for call in program.calls if runs_model_itself(call)]
     enabled = [
         call
@@ -48,8 +50,7 @@ def running_functions(program: Program) -> frozenset[Function]:
 
 
 def _with_callers(calls: list[CallFact], others: list[CallFact]) -> set[Function]:
-    """Return the functions that contain the calls, and the functions that call these functions directly or
-    indirectly."""
+    """Return the functions that contain the calls, and all functions that call them directly or indirectly."""
     found = added = {each.function for each in calls}
     while added:
         added = {each.function for each in others if each.local in added} - found
@@ -58,7 +59,6 @@ def _with_callers(calls: list[CallFact], others: list[CallFact]) -> set[Function
 
 
 def reached_functions(program: Program, call: CallFact) -> set[Function]:
-    """Return the functions in the file that a call runs, directly or through other functions."""
     found, pending = set[Function](), [call.local] if call.local is not None else []
     while pending:
         function = pending.pop()
@@ -72,9 +72,11 @@ def reached_functions(program: Program, call: CallFact) -> set[Function]:
 
 
 def call_in_loop(program: Program, function: Function) -> CallFact | None:
-    """Return the call in a loop that reaches a function, directly or through other functions. Return None if a
-    training step reaches the function, because the training may use the result. Also return None if a loop steps
-    through an environment, because one action at a time needs little memory."""
+    """Return the call in a loop that runs a function, directly or indirectly.
+
+    The result is None if a training step runs the function, because the training may use the result. The result is
+    also None for a loop over the steps of an environment, because a single action needs little memory.
+    """
     found: list[CallSite] = []
     pending, seen = [function], set[Function]()
     while pending:
@@ -102,7 +104,7 @@ def is_test(function: Function) -> bool:
 
 
 def acts(program: Program, function: Function) -> bool:
-    """Return True if a function steps through an environment. Choosing one action at a time needs little memory."""
+    """Return True if a function steps through an environment. A single action needs little memory."""
     return any(
         call.function is function
         and call.method in {"step", "reset"}

@@ -1,4 +1,4 @@
-"""Determines what a program does with a result that has an autograd graph: whether a backward pass may use the graph.
+"""Determines whether a backward pass may use the graph of a result.
 
 A result is followed through names, containers, tensor operations, functions in this file and their callers. An
 unknown use counts as `ESCAPES`, because a backward pass may need the graph.
@@ -35,24 +35,20 @@ from legroom.diagnose.lint.flow.values import (
 Position = int | str | None
 Path = tuple[Position, ...]
 Visit = tuple[set[tuple[cst.CSTNode, Path]], int]
-"""The nodes that the search has visited, each with the position of the result inside the value of the node, and the
-depth of the search.
-"""
+"""The visited nodes, each with the position of the result in its value, and the depth of the search."""
 
 
 class Use(IntEnum):
-    """How a program uses a result. The higher value applies if a program uses a result several times."""
+    """How a program uses a result. If a result has several uses, the highest value applies."""
 
     UNUSED = 0
     """The result is discarded, or only its shape is read."""
     DETACHED = 1
-    """The result is only used without its graph."""
+    """The program uses the result only without its graph."""
     READ = 2
-    """The result is converted to numbers, printed, compared or saved. No backward pass uses the graph of the
-    result."""
+    """The result is converted to numbers, printed, compared or saved."""
     EVALUATED = 3
-    """The program reads a loss or an accuracy that is computed from the result, or saves the result as an image. No
-    backward pass uses the graph of the result."""
+    """The program reads a loss or an accuracy of the result, or saves the result as an image."""
     ESCAPES = 4
     """Other code receives the result, and may run a backward pass."""
 
@@ -66,7 +62,7 @@ _READING = split_words(
     "print float int str round bool repr format len isinstance save add_scalar "
     "add_scalars set_postfix set_postfix_str set_description info debug warning write"
 )
-"""Functions and methods that read a result and do not keep its graph."""
+"""Functions and methods that read a result without keeping its graph."""
 _READING_LIBRARIES = (
     "math.", "numpy.", "sklearn.", "scipy.", "matplotlib.", "pandas.", "PIL.", "cv2.", "imageio.", "json.", "pickle.", "wandb.",
     "torchvision.utils.",
@@ -96,8 +92,8 @@ _READERS = (
 class ResultUses:
     """Follows the results of one program.
 
-    The methods track where a result is in a container: `path` contains the index in a tuple, the key in a dict, or None
-    for any element of a list. The innermost container comes last.
+    `path` is the position of a result in nested containers, with the innermost container last. `path` contains the
+    index in a tuple, the key in a dict, and None for any element of a list.
     """
 
     def __init__(self, program: Program) -> None:
@@ -107,10 +103,8 @@ class ResultUses:
         self.positions: dict[cst.CSTNode, Position] = {}
         self.is_evaluated = False
         self.is_collected = False
-        """True if a container keeps the result."""
 
     def use_of(self, node: cst.CSTNode, function: Function) -> Use:
-        """Return how the program uses the value of an expression."""
         self.is_evaluated = self.is_collected = False
         found = self._use(node, function, (set(), 0), ())
         return Use.EVALUATED if found is Use.READ and self.is_evaluated else found
@@ -183,14 +177,16 @@ class ResultUses:
                 return self._statement(node, parent, function, (seen, depth), path)
 
     def _index(self, element: cst.Element) -> int | None:
-        """Return the index of an item in a tuple or list, or None after an unpacked item."""
+        """Return the index of an item in a tuple or list, or None after an item such as `*items`."""
         made: Any = self.program.parent.get(element)
         before = made.elements[: list(made.elements).index(element)]
         return None if any(isinstance(each, cst.StarredElement) for each in before) else len(before)
 
     def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
-        """Return how the program uses an object by reading one of its attributes. If the attribute is a method that
-        returns a tensor with the same graph, return the expression for that tensor instead.
+        """Return the use of an object whose attribute is read.
+
+        If the attribute is a method that returns a tensor with the same graph, the result is the expression for that
+        tensor.
         """
         name = attribute.attr.value
         if name in _SHAPES:
@@ -216,9 +212,7 @@ class ResultUses:
         return isinstance(outer, (cst.Comparison, cst.ComparisonTarget, cst.Assign))
 
     def _argument(self, argument: cst.Arg, function: Function, visit: Visit, path: Path) -> Use | cst.CSTNode:
-        """Return how a call uses one of its arguments. If the call returns a tensor with the graph of the argument,
-        return the call instead.
-        """
+        """Return the use of an argument, or the call if it returns a tensor with the graph of the argument."""
         call = self.program.parent.get(argument)
         if not isinstance(call, cst.Call):
             return Use.ESCAPES
@@ -251,7 +245,6 @@ class ResultUses:
         return Use.ESCAPES
 
     def _parameter(self, local: Function, call: cst.Call, argument: cst.Arg, visit: Visit, path: Path) -> Use:
-        """Return how a function in this file uses an argument."""
         names = {name for name, given in local.receives(call) if given is argument}
         if not names or local.name == "__init__" or argument.star:
             return Use.ESCAPES
@@ -274,7 +267,6 @@ class ResultUses:
         visit: Visit,
         path: Path,
     ) -> Use:
-        """Return how the program uses the variables of a loop over a result."""
         inside = set(walk(target))
         found = Use.UNUSED
         for name, inner in _assigned(target, path):
@@ -318,7 +310,7 @@ class ResultUses:
     def _name_reads(
         self, name: str | None, stored: cst.CSTNode, function: Function, visit: Visit, path: Path
     ) -> Use:
-        """Return how the program uses a local variable, or a list in an attribute, after a result is stored in it."""
+        """Return the use of a variable, or of a list in an attribute, in which a result is stored."""
         if name is None:
             return Use.ESCAPES
         if name.startswith("self.") and path:
@@ -331,8 +323,9 @@ class ResultUses:
         return self._all(reads, function, visit, path)
 
     def _attribute_reads(self, name: str, stored: cst.CSTNode, visit: Visit, path: Path) -> Use:
-        """Return how the program uses an attribute to which a result is added. All attributes in the file with the same
-        name are included.
+        """Return the use of an attribute to which a result is added.
+
+        All attributes of this name in the file count.
         """
         attribute = name.removeprefix("self.")
         found = Use.UNUSED
@@ -346,7 +339,7 @@ class ResultUses:
         return found if found is not Use.UNUSED else Use.ESCAPES  # other files read the attribute
 
     def _reached(self, path: str, stored: cst.CSTNode, function: Function) -> Iterator[cst.CSTNode]:
-        """Yield the nodes that read a name while it may still refer to the value that the statement `stored` assigned."""
+        """Yield the nodes that read a name while it may still have the value that the statement `stored` assigned."""
         order = self.program.order
         position = order[stored]
         own = set(walk(stored)) if isinstance(stored, (cst.Assign, cst.AugAssign)) else set()
@@ -399,8 +392,9 @@ def _is_block(node: cst.CSTNode) -> bool:
 
 
 def _assigned(target: cst.BaseExpression, path: Path) -> list[tuple[str | None, Path]]:
-    """Return the names to which a statement assigns a result. Each name is returned with the position of the result
-    inside the assigned value. An item of a container has the name of the container.
+    """Return the names to which a statement assigns a result, each with the position of the result in the value.
+
+    For an item, the name is that of the container.
     """
     if isinstance(target, (cst.Tuple, cst.List)):
         parts = [each.value for each in target.elements]
@@ -413,8 +407,9 @@ def _assigned(target: cst.BaseExpression, path: Path) -> list[tuple[str | None, 
 
 
 def _passed(argument: cst.Arg, call: cst.CSTNode, path: Path) -> Path:
-    """Return the position of a result inside the value that a call returns, if an argument of the call contains the
-    result. For example, `zip(*rows)` exchanges rows and columns.
+    """Return the position of a result in the value of a call whose argument contains it.
+
+    For example, `zip(*rows)` exchanges rows and columns.
     """
     called = dotted(call.func) if isinstance(call, cst.Call) else None
     if called == "zip" and argument.star and len(path) > 1:
@@ -426,9 +421,7 @@ _SLICE = "slice"
 
 
 def _position(node: cst.Subscript) -> Position:
-    """Return the index or key that a subscript reads. Return None if the index or key is not a literal, and `_SLICE`
-    for a slice.
-    """
+    """Return the index or key of a subscript: None if it is not a literal, and `_SLICE` for a slice."""
     part = node.slice[0].slice
     if not isinstance(part, cst.Index):
         return _SLICE

@@ -1,4 +1,4 @@
-"""Determines which models the optimizers of a file train, and all names that refer to the same model, for LG201."""
+"""Determines which models the optimizers of a file train, and all names of a model, for LG201."""
 
 import libcst as cst
 
@@ -9,8 +9,7 @@ from legroom.diagnose.lint.flow.values import SELF_METHODS, ValueKind
 
 
 def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
-    """Return all names from which optimizers are created. `sources` contains the expressions that create the
-    optimizers."""
+    """Return the names in the expressions `sources`, which create optimizers."""
     sources = list(sources)
     for call in program.calls:  # Adam(self.trained_parameters())
         if call.local is not None and any(program.inside(call.node, each) for each in sources):
@@ -56,8 +55,7 @@ def _owners_of_parts(source: cst.CSTNode) -> set[str]:
 
 
 def optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
-    """Return the expressions that create the optimizers whose `step` a function calls. Return nothing if one of these
-    optimizers is unknown."""
+    """Return the expressions that create the optimizers whose `step` a function calls, or nothing if one is unknown."""
     found: list[cst.CSTNode] = []
     for call in program.calls:
         if (
@@ -74,8 +72,9 @@ def optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
 
 
 def optimizer_sources(program: Program, function: Function, path: str | None) -> list[cst.CSTNode]:
-    """Return the expressions that create the optimizer to which a path in a function refers: a variable, an attribute,
-    a parameter, or a global variable."""
+    """Return the expressions that create the optimizer under a path, which may be a variable, an attribute or a
+    parameter.
+    """
     made: list[cst.CSTNode] = [
         each.expression
         for each in program.stores
@@ -97,7 +96,7 @@ def _optimizes_itself(sources: list[cst.CSTNode]) -> bool:
 
 
 def is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
-    """Return True if an optimizer receives a model, an object that contains the model, or a part of the model."""
+    """Return True if an optimizer receives the model, an object that contains it, or one of its submodules."""
     if any(
         name == each or name.startswith(f"{each}.") or each.startswith(f"{name}.")
         for name in names
@@ -115,8 +114,10 @@ def is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
 
 
 def model_aliases(program: Program, path: str) -> set[str]:
-    """Return all names that refer to a model: arguments, parameters, attributes and variables. A parameter that
-    receives several models is not included."""
+    """Return all names of a model: arguments, parameters, attributes and variables.
+
+    A parameter that receives several models does not count.
+    """
     names = {path}
     passed = [
         (function, parameter, given)

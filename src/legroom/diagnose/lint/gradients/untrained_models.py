@@ -44,8 +44,10 @@ _WITHOUT_GRAPH = GRAPHLESS_METHODS | GRAPHLESS_ATTRIBUTES | (NUMBER_METHODS - {"
 
 
 def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
-    """Yield the first call to each untrained model, with the name of the model. The model is created in this file,
-    its parameters require gradients, and its inputs have no graph."""
+    """Yield the first call of each untrained model, with the name of the model.
+
+    The file creates the model, its parameters require gradients, and its inputs have no graph.
+    """
     reported: set[str] = set()
     for call, path, argument in _model_calls(program):
         if path in reported or call.no_grad or not call.result.has_graph:
@@ -74,8 +76,10 @@ def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
 
 
 def _model_calls(program: Program) -> Iterator[tuple[CallFact, str, cst.Arg | None]]:
-    """Yield the calls that run a model, with the path of the model. The third item is the argument that contains the
-    model, as in `log_probabilities(reference, tokens)`, or None."""
+    """Yield the calls that run a model, with the path of the model.
+
+    The third item is the argument with the model, as in `log_probabilities(reference, tokens)`, or None.
+    """
     for call in program.calls:
         path = model_path(program, call)
         if path is not None:
@@ -90,7 +94,7 @@ def _model_calls(program: Program) -> Iterator[tuple[CallFact, str, cst.Arg | No
 
 
 def _is_copied(program: Program, path: str) -> bool:
-    """Return True for `teacher = copy.deepcopy(student)`. The parameters of the copy also require gradients."""
+    """Return True for `teacher = copy.deepcopy(student)`, whose parameters also require gradients."""
     made = program.assigned(path)
     return len(made) == 1 and any(
         isinstance(node, cst.Call) and last_name(dotted(node.func) or "") == "deepcopy"
@@ -99,7 +103,6 @@ def _is_copied(program: Program, path: str) -> bool:
 
 
 def _is_created_trainable(program: Program, path: str, call: CallFact) -> bool:
-    """Return True if the file defines the model's class, creates the model, and freezes no parameters."""
     known = program.classes.get(_called_model(program, call).class_name or "")
     made = program.assigned(path)
     return (
@@ -112,7 +115,6 @@ def _is_created_trainable(program: Program, path: str, call: CallFact) -> bool:
 
 
 def _run_parameters(program: Program) -> set[tuple[Function | None, str]]:
-    """Return the parameters that functions in this file call as models with gradients enabled."""
     found = {
         (call.function, name)
         for call in program.calls
@@ -133,15 +135,16 @@ def _run_parameters(program: Program) -> set[tuple[Function | None, str]]:
 
 
 def _is_returned_detached(program: Program, call: CallFact) -> bool:
-    """Return True if a function returns the output of a model, and its callers detach it immediately."""
     returned = any(program.inside(call.node, each) for each in call.function.returned_nodes)
     return returned and any(_ends_without_graph(program, site.call) for site in call.function.call_sites)
 
 
 def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
-    """Yield calls to a model in a function that trains another model, such as a generator in the step of the
-    discriminator. A different function trains the called model, and first sets the gradients of this model to
-    zero."""
+    """Yield calls of a model in a function that trains another model, such as a generator in the step of the
+    discriminator.
+
+    Another function sets the gradients of the called model to zero and trains it.
+    """
     reported: set[str] = set()
     for call in program.calls:
         path = model_path(program, call)
@@ -162,7 +165,6 @@ def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
 
 
 def _is_trained_elsewhere(program: Program, names: set[str], call: CallFact) -> bool:
-    """Return True if another function sets the gradients of the model to zero before its own backward pass."""
     for function in program.functions.values():
         sources = optimizers_of(program, function) if function is not call.function else []
         if not sources or not is_trained(program, names, optimized_names(program, sources)):
@@ -178,7 +180,6 @@ def _is_trained_elsewhere(program: Program, names: set[str], call: CallFact) -> 
 
 
 def _leaves_function(program: Program, call: CallFact) -> bool:
-    """Return True if other code may use the output of the model with its graph."""
     targets = {
         each.target
         for each in program.stores
@@ -200,9 +201,11 @@ def model_path(program: Program, call: CallFact) -> str | None:
 def builds_unused_graph(
     program: Program, call: CallFact, *, trained: bool = False, argument: cst.Arg | None = None
 ) -> bool:
-    """Return True if a training step runs a model with gradients on inputs that have no graph. The parameters of a
-    model that an optimizer trains require gradients, even if another file creates the model. The model may be an
-    argument of a function that runs it."""
+    """Return True if a training step runs a model with gradients on inputs without a graph.
+
+    `trained` means that an optimizer trains the model, so that its parameters require gradients. `argument` contains
+    the model if a function receives and runs it.
+    """
     model = _called_model(program, call) if argument is None else program.value(argument.value)
     return (
         model.kind is ValueKind.MODEL
@@ -224,12 +227,12 @@ def builds_unused_graph(
 
 
 def _has_only_data(value: Value) -> bool:
-    """Return True for a batch such as `{"input_ids": ids, "attention_mask": mask}`, whose tensors have no graph."""
+    """Return True for a batch such as `{"input_ids": ids, "attention_mask": mask}`."""
     return all(each.kind in (ValueKind.TENSOR, ValueKind.PLAIN) for each in value.contents)
 
 
 def _called_model(program: Program, call: CallFact) -> Value:
-    """Return the model that a call runs. In a module, `self.teacher(x)` runs the submodule."""
+    """Return the model that a call runs. In a module, `self.teacher(x)` runs a submodule."""
     owner = call.function.class_name
     if program.is_module_class(owner) and dotted(call.node.func) != "self":
         attributes = program.classes[owner or ""].attributes
@@ -238,9 +241,10 @@ def _called_model(program: Program, call: CallFact) -> Value:
 
 
 def _is_in_training_step(program: Program, call: CallFact) -> bool:
-    """Return True if a call is in a training step, or in the `forward` of a module such as a distillation loss that
-    only training steps in this file call with data. Code in other files may freeze or train the models in other
-    modules."""
+    """Return True if a call is in a training step, or in a module that only training steps of this file run.
+
+    Other files may freeze or train the models in other modules.
+    """
     function = call.function
     if not program.is_module_class(function.class_name):
         return _trains(function, call.loops) or _is_loss_of_trainer(program, function)
@@ -271,7 +275,6 @@ def _is_loss_of_trainer(program: Program, function: Function) -> bool:
 
 
 def _trains(function: Function, loops: tuple[LoopFact, ...], depth: int = 0) -> bool:
-    """Return True if a function contains the backward pass, or if training steps call it."""
     if function.backward or any(loop.trains for loop in loops):
         return True
     sites = [site for site in function.call_sites if not site.no_grad]
@@ -279,7 +282,7 @@ def _trains(function: Function, loops: tuple[LoopFact, ...], depth: int = 0) -> 
 
 
 def _is_part_of_trained(program: Program, function: Function, trained: set[str]) -> bool:
-    """Return True if an optimizer may train the module whose method runs the model, or one of its submodules."""
+    """Return True if an optimizer may train the module that runs the model."""
     return program.is_module_class(function.class_name) and any(
         store.value.class_name == function.class_name
         and (store.target in trained or last_name(store.target) in trained)
@@ -288,8 +291,10 @@ def _is_part_of_trained(program: Program, function: Function, trained: set[str])
 
 
 def _is_data(program: Program, call: CallFact, argument: cst.BaseExpression) -> bool:
-    """Return True if an argument is the batch or an element of it. The argument is a loop variable, a parameter of the
-    function, a variable unpacked from one of them, or an attribute to which a method assigns such a value."""
+    """Return True if an argument is the batch or one of its elements.
+
+    Such an argument is a loop variable, a parameter, or a variable or attribute that is assigned from one of them.
+    """
     given = set(call.function.parameters).union(*(loop.bound for loop in call.loops)) - {"self"}
     for each in program.stores:  # x, y = batch
         is_before = each.function is call.function and each.order < call.order and each.how == "assign"
@@ -314,7 +319,7 @@ def _is_moved(node: cst.BaseExpression, names: set[str]) -> bool:
 
 
 def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) -> bool:
-    """Return True if the program computes the gradients of an input, for example to optimize an image."""
+    """Return True if the program computes gradients of an input, for example to optimize an image."""
     given = {name for each in call.node.args for name in names_in(each.value)}
     return not given.isdisjoint(trained) or any(
         other.method in {"requires_grad_", "retain_grad"}
@@ -325,8 +330,9 @@ def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) 
 
 
 def _optimized_names(program: Program, function: Function) -> set[str]:
-    """Return all names from which optimizers are created, for the optimizers whose `step` a function calls. If these
-    optimizers are unknown, all optimizers in the file are included."""
+    """Return the names from which the optimizers of a function are created. If these optimizers are unknown, all
+    optimizers of the file count.
+    """
     if _is_loss_of_trainer(program, function):
         return {"model", "self.model"}
     sources = optimizers_of(program, function) or [
@@ -338,8 +344,9 @@ def _optimized_names(program: Program, function: Function) -> set[str]:
 
 
 def _is_fixed(program: Program, names: set[str]) -> bool:
-    """Return True if the program shows that it does not train a model, with `eval()`, because it copies the weights of
-    another model, or through the model's name."""
+    """Return True if the program does not train a model: it calls `eval()`, copies the weights of another model into
+    it, or names it `teacher`.
+    """
     switched = False
     for call in program.calls:
         if call.method == "load_state_dict" and dotted(receiver(call.node)) in names:
@@ -381,7 +388,7 @@ def may_be_frozen(program: Program, names: set[str]) -> bool:
 
 
 def _is_known(call: CallFact) -> bool:
-    """Return True for a function that does not change the model: a torch function, a class, or a builtin."""
+    """Return True for a torch function, a class or a builtin, which do not change the model."""
     name = call.name or ""
     return (
         name.startswith(("torch.", "copy."))
@@ -392,8 +399,7 @@ def _is_known(call: CallFact) -> bool:
 
 
 def is_detached(program: Program, call: CallFact) -> bool:
-    """Return True if the program detaches the result immediately, so that the graph is freed before the backward
-    pass."""
+    """Return True if the result is detached immediately, which frees the graph before the backward pass."""
     if _ends_without_graph(program, call.node):
         return True
     targets = {

@@ -1,4 +1,4 @@
-"""Finds models that run with gradients although the program only reads their results as numbers, for LG201."""
+"""Finds models that run with gradients although the program only reads numbers from their results, for LG201."""
 
 import re
 from collections.abc import Iterator
@@ -32,8 +32,9 @@ _TRAINING = (
 
 
 def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iterator[CallFact]:
-    """Yield the first call to a model in each loop or function that only reads the results of the model. The loops and
-    functions in `reported` are skipped, because they already have a finding.
+    """Yield the first model call in each loop or function that only reads numbers from the results.
+
+    Loops and functions in `reported` already have a finding.
     """
     uses: ResultUses | None = None
     evaluated: set[str] | None = None
@@ -70,8 +71,10 @@ def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iter
 
 
 def _runs_with_gradients(program: Program, call: CallFact) -> bool:
-    """Return True if a call runs a model on data with gradients enabled. A method of a module is considered only if
-    this file contains its callers."""
+    """Return True if a call runs a model on data with gradients enabled.
+
+    A method of a module counts only if this file contains its callers.
+    """
     function = call.function
     in_method = call.local in running_functions(program) and call.loops and not call.no_grad
     in_method = in_method and not program.is_module_class(function.class_name)
@@ -87,7 +90,6 @@ def _runs_with_gradients(program: Program, call: CallFact) -> bool:
 
 
 def _is_evaluated_in_module(program: Program, call: CallFact) -> bool:
-    """Return True if a method of a module is called with gradients enabled, and not only by a framework."""
     sites = [
         each
         for each in call.function.call_sites
@@ -98,7 +100,10 @@ def _is_evaluated_in_module(program: Program, call: CallFact) -> bool:
 
 def _is_on_other_data(program: Program, call: CallFact) -> bool:
     """Return True if a training loop runs the model on data that do not change, such as a validation set or fixed
-    noise. Programs often compute the accuracy on the training batch on purpose."""
+    noise.
+
+    Programs often compute the accuracy of the training batch on purpose.
+    """
     loop = next(each for each in call.loops if each.trains)
     read = {path for each in call.node.args for path in names_in(each.value)}
     if any(EVALUATION_NAMES.search(last_name(path)) for path in read):
@@ -107,7 +112,6 @@ def _is_on_other_data(program: Program, call: CallFact) -> bool:
 
 
 def _changed_names(program: Program, loop: LoopFact) -> set[str]:
-    """Return the names that a loop assigns."""
     changed = loop.bound | {
         each.target
         for each in program.stores
@@ -139,7 +143,6 @@ def _is_called_with_fixed_data(program: Program, call: CallFact) -> bool:
 
 
 def _is_in_training_mode(program: Program, call: CallFact) -> bool:
-    """Return True if a function switches its model to training mode before the call, and does not switch it back."""
     modes = [
         each.method == "train" and not (each.node.args and is_false(each.node.args[0]))
         for each in program.calls
@@ -152,7 +155,6 @@ def _is_in_training_mode(program: Program, call: CallFact) -> bool:
 
 
 def _is_in_comprehension(program: Program, node: cst.CSTNode) -> bool:
-    """Return True if each iteration of a comprehension runs the model."""
     for parent in program.ancestors(node):
         if isinstance(parent, _COMPREHENSIONS):
             source = parent.for_in.iter
@@ -166,9 +168,7 @@ def _is_in_comprehension(program: Program, node: cst.CSTNode) -> bool:
 
 
 def _is_evaluation(program: Program, call: CallFact, evaluated: set[str]) -> bool:
-    """Return True if a function evaluates the model that it calls. The name of the function suggests evaluation, or the
-    file switches this model to evaluation mode and never to training mode.
-    """
+    """Return True if the name of the function suggests evaluation, or if its model is only in evaluation mode."""
     function = call.function
     if isinstance(function.node, cst.Module) or function.backward or function.optimizer_step:
         return False
@@ -176,8 +176,7 @@ def _is_evaluation(program: Program, call: CallFact, evaluated: set[str]) -> boo
 
 
 def _only_infers(program: Program, call: CallFact, evaluated: set[str]) -> bool:
-    """Return True if a file only evaluates a model and nothing in the file trains, as in a service that computes
-    embeddings."""
+    """Return True if a file only runs a model and trains nothing, such as a service that computes embeddings."""
     return (
         dotted(call.node.func) in evaluated
         and call.receiver.trainable
@@ -187,7 +186,6 @@ def _only_infers(program: Program, call: CallFact, evaluated: set[str]) -> bool:
 
 
 def _evaluated_models(program: Program) -> set[str]:
-    """Return the models that the file switches to evaluation mode and never to training mode."""
     evaluated, trained = set[str | None](), set[str | None]()
     for call in program.calls:
         if call.method not in {"eval", "train"} or call.receiver.kind is not ValueKind.MODEL:

@@ -1,5 +1,7 @@
-"""The lint rules, one module each. The docstring of a module is the page of its code (`CODE`). The function `check`
-of a module finds the problems."""
+"""The lint rules, one module each.
+
+The docstring of a module is the page of its code (`CODE`), and its function `check` finds the problems.
+"""
 
 from importlib import import_module
 from pkgutil import walk_packages
@@ -11,4 +13,3 @@ _MODULES = [import_module(found.name) for found in walk_packages(__path__, f"{__
 RULES: dict[str, RuleCheck] = {
     module.CODE: module.check for module in sorted(_MODULES, key=lambda module: module.CODE)
 }
-"""Maps each code to the function that checks its rule, sorted by code."""

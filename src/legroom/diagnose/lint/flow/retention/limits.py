@@ -1,6 +1,6 @@
-"""Determines whether the limit of a container is so high that the container is effectively unlimited.
+"""Determines whether the limit of a container is too high to keep memory small.
 
-A replay buffer of 100,000 entries that each keep a graph alive fills the GPU long before it is full.
+A replay buffer of 100,000 entries with a graph fills the GPU long before the buffer is full.
 """
 
 import libcst as cst
@@ -10,11 +10,10 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, path_of, walk
 
 _MAX_SMALL = 10_000
-"""A limit above this number of entries has no effect, because no run reaches it."""
+"""A limit of more entries than this has no effect, because no run reaches it."""
 
 
 def is_small(program: Program, limit: cst.BaseExpression, function: Function) -> bool:
-    """Return True if the limit of a container is small or unknown."""
     if isinstance(limit, cst.Name) and limit.value == "None":
         return False
     sizes = _sizes(program, limit, function)
@@ -22,18 +21,19 @@ def is_small(program: Program, limit: cst.BaseExpression, function: Function) ->
 
 
 def is_unlimited(program: Program, store: StoreFact) -> bool:
-    """Return True if the limit of a container does not help: it is too high, or the container is a replay buffer."""
+    """Return True if the limit is too high, or if the container is a replay buffer."""
     return is_replayed(program, store.target) or _has_high_limit(program, store)
 
 
 def is_replayed(program: Program, target: str) -> bool:
-    """Return True if the program draws random entries of a container, as from a replay buffer. A replay buffer keeps
-    its entries for many steps, even if it has a limit."""
+    """Return True if the program draws random entries of a container, as from a replay buffer.
+
+    A replay buffer keeps its entries for many steps, even if it has a limit.
+    """
     return last_name(target) in program.drawn_names
 
 
 def _has_high_limit(program: Program, store: StoreFact) -> bool:
-    """Return True if the length of a container is compared only with limits that are too high to help."""
     found = [
         limit
         for node in program.nodes
@@ -53,7 +53,7 @@ def _measures(node: cst.BaseExpression, name: str) -> bool:
 
 
 def _sizes(program: Program, limit: cst.BaseExpression, function: Function, depth: int = 0) -> list[int]:
-    """Return the numbers that an expression may evaluate to: a literal, a constant, or an argument of a constructor."""
+    """Return the numbers that an expression may have: a literal, a constant or an argument of a constructor."""
     if isinstance(limit, cst.Integer):
         return [int(limit.value.replace("_", ""), 0)]
     if isinstance(limit, cst.Call) and dotted(limit.func) == "int" and limit.args:
@@ -83,7 +83,6 @@ def _assigned(program: Program, path: str, function: Function, depth: int) -> li
 
 
 def _passed(program: Program, name: str, function: Function, depth: int) -> list[int]:
-    """Return the numbers that the callers of a function pass, or its default."""
     called = function.class_name if function.name == "__init__" else function.name
     calls = [
         node

@@ -14,8 +14,9 @@ from legroom.diagnose.lint.flow.values import ValueKind
 
 
 def survives(program: Program, target: str, loop: LoopFact, *, unlimited: bool = False) -> bool:
-    """Return True if the values stored under the name `target` survive an iteration of the loop. With `unlimited`,
-    removing single entries does not count as a release.
+    """Return True if the values under the name `target` survive an iteration of the loop.
+
+    With `unlimited`, removing single entries does not count as a release.
     """
     if any(
         target == bound or target.startswith(f"{bound}.")
@@ -53,7 +54,7 @@ def survives(program: Program, target: str, loop: LoopFact, *, unlimited: bool =
 
 
 def _is_released_by_called(program: Program, target: str, loop: LoopFact, *, unlimited: bool) -> bool:
-    """Return True if a function called in the loop, such as `flush()`, clears or replaces a non-local variable."""
+    """Return True if a function that the loop calls, such as `flush()`, clears or replaces the values."""
     called = {
         function
         for function in program.functions.values()
@@ -76,8 +77,7 @@ def _is_called_in(function: Function, loop: LoopFact) -> bool:
 
 
 def is_initialization(program: Program, store: StoreFact) -> bool:
-    """Return True if a value is assigned only once and not in every step, as in `if history is None: history =
-    output`."""
+    """Return True if a value is assigned only once, as in `if history is None: history = output`."""
     for each in program.ancestors(store.node):
         if isinstance(each, cst.If):
             test = program.source(each.test)
@@ -111,16 +111,14 @@ def is_shrunk(store: StoreFact) -> bool:
 
 
 def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
-    """Return True if a called function detaches the value, as in `hidden = repackage(hidden)`. An unknown function may
-    also detach the value."""
+    """Return True if a called function may detach the value, as in `hidden = repackage(hidden)`."""
     if not isinstance(store.expression, cst.Call) or store.value.has_graph:
         return False
     return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")
 
 
 def is_length_limited(program: Program, store: StoreFact) -> bool:
-    """Return True if a condition on the container's length, or on a counter, limits how often the value is
-    stored."""
+    """Return True if a condition on the container's length, or on a counter, limits the number of stored values."""
     inner: cst.CSTNode = store.node
     for each in program.ancestors(store.node):
         if isinstance(each, (cst.If, cst.While)) and inner is not each.orelse and _limits(each.test, store):
@@ -146,8 +144,9 @@ def _limits(test: cst.BaseExpression, store: StoreFact) -> bool:
 
 
 def _is_below_constant(test: cst.BaseExpression) -> bool:
-    """Return True for a condition such as `index < 8`, which limits a counter to a constant. A remainder such as
-    `step % 8` is not a counter, because its values repeat in every cycle.
+    """Return True for a condition such as `index < 8`, which limits a counter to a constant.
+
+    A remainder such as `step % 8` is not a counter, because its values repeat.
     """
     if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
         return _is_below_constant(test.left) or _is_below_constant(test.right)
@@ -167,9 +166,11 @@ _COUNTER = re.compile(
 
 
 def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: bool = False) -> bool:
-    """Return True if a value that a function stores is released by other code. A sum or a state that is only set to
-    zero in each epoch keeps the graphs of the epoch alive. With `every_step`, a list that is only cleared in each
-    epoch is not released either."""
+    """Return True if other code releases a stored value.
+
+    For a sum or a state, a release once per epoch does not count, because the graphs of the whole epoch stay alive.
+    With `every_step`, such a release does not count for a list either.
+    """
     return is_released(
         program,
         store.target,
@@ -188,8 +189,11 @@ def is_released(
     unlimited: bool = False,
     every_step: bool = False,
 ) -> bool:
-    """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its
-    initialization. With `every_step`, a release only counts if it runs in the loop with the backward pass."""
+    """Return True if any code in the file clears or replaces a value that outlives a function.
+
+    The initialization of the value does not count. With `every_step`, a release counts only in the loop with the
+    backward pass.
+    """
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
@@ -229,8 +233,7 @@ def is_released(
 def _may_run_between_steps(
     program: Program, release: Fact, function: Function, within: LoopFact | None, *, every_step: bool
 ) -> bool:
-    """Return True if a release may run between two steps of a function or loop. A queue that is emptied after the last step
-    is not released between steps."""
+    """Return True if a release may run between two steps, and not only after the last step."""
     if release.function is function:
         return True
     once_per_epoch = _EPOCH_METHOD.search(release.function.name) and not release.function.backward
@@ -252,8 +255,9 @@ def _may_run_between_steps(
 
 
 def _contains_step(program: Program, loop: LoopFact, around: frozenset[LoopFact]) -> bool:
-    """Return True if a loop contains another loop with a backward pass, directly or in a function that it calls. For
-    example, the loop over epochs contains the loop over batches."""
+    """Return True if a loop contains another loop with a backward pass, as the loop over epochs contains the loop
+    over batches.
+    """
     for each in around:
         if not each.backward or each is loop:
             continue
@@ -281,8 +285,10 @@ _EPOCH_METHOD = re.compile(
 def _loops_around(
     program: Program, function: Function, seen: frozenset[Function], *, only_known: bool
 ) -> frozenset[LoopFact] | None:
-    """Return all loops in which a function is called, directly or through its callers. Return None if other code may
-    call the function, unless only the loops in this file are requested."""
+    """Return all loops in which a function is called, directly or through its callers.
+
+    The result is None if other files may call the function, unless `only_known` is True.
+    """
     if isinstance(function.node, cst.Module) or function in seen:
         return frozenset()
     if only_known and not function.call_sites:
@@ -299,8 +305,9 @@ def _loops_around(
 
 
 def _may_be_same(program: Program, one: Function, path: str, other: Function, other_path: str) -> bool:
-    """Return True if two paths with the same last component may refer to the same object. `self.data` in two unrelated
-    classes refers to different objects."""
+    """Return True if two paths with the same last component may refer to the same object, unlike `self.data` in two
+    unrelated classes.
+    """
     if (
         not (path.startswith("self.") and other_path.startswith("self."))
         or path.count(".") + other_path.count(".") > 2
@@ -311,8 +318,7 @@ def _may_be_same(program: Program, one: Function, path: str, other: Function, ot
 
 
 def _is_never_called(program: Program, function: Function) -> bool:
-    """Return True if a `reset` method is never called, or is called only before the loop, although other methods of its class
-    are called."""
+    """Return True if no loop calls the method, although the file calls other methods of its class."""
     known = program.classes.get(function.class_name or "")
     if known is None or function.name.startswith(("on_", "__")):
         return False
