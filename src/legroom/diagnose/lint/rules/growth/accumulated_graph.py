@@ -153,7 +153,6 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _collected(program: Program, store: StoreFact, key_is_new: KeyCheck) -> Iterator[Problem]:
-    """Find tensors without a graph that a container collects on the GPU."""
     yield from collected_gradients(program, store, key_is_new)
     yield from collected_models(program, store, key_is_new)
     yield from collected_outputs(program, store)
@@ -178,8 +177,9 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
 
 
 def adds_to_itself(program: Program, store: StoreFact) -> bool:
-    """Return True if the target is updated by arithmetic only. If the old value passes through a model, the target is a
-    state, which LG104 reports.
+    """Return True if only arithmetic updates the target.
+
+    If the old value passes through a model, the target is a state, which LG104 reports.
     """
     if store.how != "assign" or not store.uses_old_value or is_concatenated_to_itself(program, store):
         return False
@@ -193,7 +193,7 @@ def adds_to_itself(program: Program, store: StoreFact) -> bool:
 
 
 def _is_arithmetic(program: Program, store: StoreFact) -> bool:
-    """Return True if the old value is used only by torch operations, as in `torch.stack([total, loss]).sum()`."""
+    """Return True if only torch operations use the old value, as in `torch.stack([total, loss]).sum()`."""
     made = store.expression
     while isinstance(made, cst.Subscript):
         made = made.value
@@ -212,8 +212,9 @@ def _is_passed_by_caller(program: Program, store: StoreFact) -> bool:
 
 
 def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) -> bool:
-    """Return True for a sum or list such as `total + loss`, `0.9 * average + 0.1 * loss` or `[*losses, loss]`, but
-    not for `state = cell(x, state)`."""
+    """Return True for `total + loss`, `0.9 * average + 0.1 * loss` and `[*losses, loss]`, but not for
+    `state = cell(x, state)`.
+    """
     if isinstance(expression, cst.BinaryOperation):
         return any(_is_sum_with(program, side, target) for side in (expression.left, expression.right))
     if isinstance(expression, cst.IfExp):
@@ -240,9 +241,7 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 
 def _are_gradients(program: Program, path: str) -> bool:
-    """Return True if `path` refers to the result of `torch.autograd.grad` without `create_graph`. For example, an inner
-    loop uses these gradients in `[p - lr * g for p, g in zip(weights, grads)]`.
-    """
+    """Return True if `path` is the result of `torch.autograd.grad` without `create_graph`."""
     return any(
         isinstance(each, cst.Call)
         and (program.imports.qualified(each.func) or "").endswith("torch.autograd.grad")

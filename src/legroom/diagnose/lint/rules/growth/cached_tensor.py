@@ -73,8 +73,7 @@ def _problem(node: cst.CSTNode, function: Function, retained: str) -> Problem:
 
 
 def _wrapped(program: Program) -> Iterator[tuple[Function, cst.Call, cst.BaseExpression]]:
-    """Yield functions that are wrapped by a call, as in `lru_cache(maxsize=None)(compute)` and
-    `cache(self.compute)`."""
+    """Yield the functions in `lru_cache(maxsize=None)(compute)` and `cache(self.compute)`."""
     for call in program.calls:
         maker = call.node.func.func if isinstance(call.node.func, cst.Call) else call.node.func
         if (program.imports.qualified(maker) or "") not in _CACHES or not call.node.args:
@@ -127,7 +126,7 @@ def _is_unlimited(decorator: cst.BaseExpression) -> bool:
 
 
 def _is_limited(decorator: cst.BaseExpression) -> bool:
-    """Return True if the code sets a limit. The default of `lru_cache` (128) does not count."""
+    """Return True if the code sets a limit. The default limit of `lru_cache` does not count."""
     limit = _limit(decorator)
     return limit is not None and dotted(limit) != "None"
 

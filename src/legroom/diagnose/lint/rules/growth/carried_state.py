@@ -87,8 +87,10 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_carried(program: Program, store: StoreFact) -> bool:
-    """Return True for a state such as `hidden = model(x, hidden)`, even if the result is assigned to another name
-    first. Sums and concatenated tensors have their own rules."""
+    """Return True for a state such as `hidden = model(x, hidden)`.
+
+    Sums and concatenated tensors have their own rules.
+    """
     if not store.uses_old_value or not store.value.has_graph or is_concatenated_to_itself(program, store):
         return False
     if store.how == "append":  # later values still depend on the values that a window dropped
@@ -115,8 +117,7 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
 
 
 def _returns_same_object(program: Program, store: StoreFact) -> bool:
-    """Return True for a call such as `state = train_step(state, batch)`, where `train_step` returns the object that
-    it received."""
+    """Return True for `state = train_step(state, batch)`, if `train_step` returns the object that it receives."""
     call = next((each for each in program.calls if each.node is store.expression), None)
     if call is None or call.local is None or not call.local.returned_nodes:
         return False
@@ -128,8 +129,8 @@ def _returns_same_object(program: Program, store: StoreFact) -> bool:
 
 
 def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
-    """Return True if an expression reads a state together with its graph. Return False if the expression detaches the
-    state, or calls a function in this file that does so.
+    """Return True if an expression reads a state with its graph, and neither detaches it nor calls a function that
+    does.
     """
     if isinstance(node, cst.Call) and program.value(node).kind in (ValueKind.TENSOR, ValueKind.PLAIN):
         return False
@@ -148,7 +149,6 @@ def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> boo
 
 
 def _state_argument(store: StoreFact) -> cst.BaseExpression | None:
-    """Return the argument with which a call passes the state."""
     for call in walk(store.expression):
         if not isinstance(call, cst.Call) or dotted(call.func) in NUMBER_FUNCTIONS:
             continue
@@ -163,8 +163,6 @@ def _state_argument(store: StoreFact) -> cst.BaseExpression | None:
 
 
 def _is_stored_in_module(program: Program, store: StoreFact) -> bool:
-    """Return True for a state that is never reset or detached, such as `self.hidden` in a model's `forward` or a
-    global state in a step."""
     return (
         not is_local(store)
         and runs_every_step(program, store.function)
@@ -187,9 +185,7 @@ def _fix(program: Program, store: StoreFact, argument: cst.BaseExpression | None
 
 
 def _detached(state: str, initial: list[StoreFact]) -> str:
-    """Return an expression that detaches a state, depending on its initial values. Return "" if no expression of one
-    line can detach the state.
-    """
+    """Return an expression that detaches a state, or "" if the code does not fit on one line."""
     if all(each.value.is_tensor for each in initial):
         return f"{state}.detach()"
     if any(each.value.mapping or _is_object(each) for each in initial):
@@ -204,12 +200,11 @@ def _detached(state: str, initial: list[StoreFact]) -> str:
 
 
 def _is_object(store: StoreFact) -> bool:
-    """Return True if the state is an object such as `StreamState(...)`. The class determines how to detach the
-    object."""
+    """Return True if the state is an object such as `StreamState(...)`, whose class determines how to detach it."""
     made = store.expression.func if isinstance(store.expression, cst.Call) else None
     return store.value.class_name is not None or last_name(dotted(made) or "")[:1].isupper()
 
 
 def _detach_any(state: str) -> str:
-    """Return code that detaches a state. The state may be a tuple, as in an LSTM, or a tensor, as in a GRU."""
+    """Return code that detaches a tuple, as in an LSTM, or a tensor, as in a GRU."""
     return f"tuple(part.detach() for part in {state}) if isinstance({state}, tuple) else {state}.detach()"

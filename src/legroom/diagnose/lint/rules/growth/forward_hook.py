@@ -124,14 +124,16 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_kept(program: Program, call: CallFact) -> bool:
-    """Return True if no code removes the hook. `with layer.register_forward_hook(hook):` removes it. A hook can only
-    be removed with the handle that its registration returned."""
+    """Return True if no code removes the hook.
+
+    `with layer.register_forward_hook(hook):` removes the hook. Otherwise, the handle that the registration returned
+    is needed.
+    """
     parent = program.parent.get(call.node)
     return isinstance(parent, cst.Expr) or (isinstance(parent, cst.Assign) and not program.mentions("remove"))
 
 
 def _is_in_step_loop(program: Program, call: CallFact) -> bool:
-    """Return True if a loop over batches registers a hook on a module that exists before the loop."""
     loops = list(call.loops)
     while loops and isinstance(loops[-1].node, cst.For) and _iterates_modules(loops[-1].node.iter):
         loops.pop()
@@ -154,8 +156,9 @@ def _iterates_modules(node: cst.BaseExpression) -> bool:
 
 
 def _is_registered_per_call(program: Program, call: CallFact) -> bool:
-    """Return True if a function runs the model and registers a hook on a module that outlives the call, and a loop
-    calls the function with the same module in each iteration."""
+    """Return True if a loop calls a function that runs the model and registers a hook on the same module in each
+    iteration.
+    """
     function = call.function
     if isinstance(function.node, cst.Module) or function.name == "__init__" or call.loops:
         return False
@@ -190,7 +193,7 @@ def _runs_model_after(program: Program, function: Function, order: int) -> bool:
 
 
 def _repeats(program: Program, site: CallSite, function: Function, path: str) -> bool:
-    """Return True if a call is in a loop that neither creates nor selects the module whose hook it registers."""
+    """Return True if a loop contains the call, and each iteration uses the same module."""
     if not site.loops:
         return False
     first = root(path)
@@ -213,7 +216,7 @@ def _repeats(program: Program, site: CallSite, function: Function, path: str) ->
 
 
 def _may_be_skipped(program: Program, call: CallFact, path: str) -> bool:
-    """Return True if the function may return before it registers the hook, or registers it on a copy of the module."""
+    """Return True if the function may return before it registers the hook, or registers the hook on a copy."""
     function = call.function
     return any(
         isinstance(each, cst.Return) and program.order[each] < call.order
@@ -230,7 +233,6 @@ def _called_name(function: Function) -> str:
 
 
 def _is_removed(program: Program, call: CallFact) -> bool:
-    """Return True if the function that registers a hook removes it before it trains."""
     steps = [loop for loop in program.loops if loop.function is call.function and is_step_loop(loop)]
     return any(
         each.method == "remove"
@@ -242,8 +244,6 @@ def _is_removed(program: Program, call: CallFact) -> bool:
 
 
 def _adds(program: Program, store: StoreFact) -> bool:
-    """Return True if each call adds to the container, by appending a value or by storing it under an increasing
-    index."""
     if store.how != "item":
         return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_old_value)
     key = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
@@ -259,7 +259,7 @@ def _adds(program: Program, store: StoreFact) -> bool:
 
 
 def is_hook(program: Program, function: Function) -> bool:
-    """Return True if a function is registered as a hook, or is returned by a function whose result is registered."""
+    """Return True if a function is a hook, or is returned by a function whose result is registered as a hook."""
     if not isinstance(function.node, cst.FunctionDef) or not program.mentions(*_REGISTERING):
         return False
     for call in program.calls:
@@ -279,7 +279,6 @@ def is_hook(program: Program, function: Function) -> bool:
 
 
 def _lambdas(program: Program, call: CallFact, given: cst.BaseExpression) -> list[cst.Lambda]:
-    """Return the lambda that is registered, or the lambdas that a function in this file returns for registration."""
     if isinstance(given, cst.Lambda):
         return [given]
     path = dotted(given.func) if isinstance(given, cst.Call) else None
@@ -321,7 +320,6 @@ def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> It
 
 
 def _is_number(expression: cst.BaseExpression) -> bool:
-    """Return True for a number, and for a tuple, list or dict of numbers and constants."""
     if isinstance(expression, (cst.Tuple, cst.List, cst.Dict)):
         values = [each.value for each in expression.elements]
         return all(isinstance(each, (cst.BaseString, cst.BaseNumber)) or _is_number(each) for each in values)

@@ -101,8 +101,7 @@ def _is_retry(program: Program, call: CallFact, attempt: cst.Try) -> bool:
 
 
 def _calls_again(call: CallFact, tried: set[str | None]) -> bool:
-    """Return True if a function such as `split_and_retry` calls the function that the `try` block called, or the
-    function that contains the block."""
+    """Return True if the call, such as `split_and_retry`, repeats the function that failed."""
     if call.local is None:
         return False
     called = {dotted(each.func) for each in walk(call.local.body) if isinstance(each, cst.Call)}
@@ -113,7 +112,7 @@ def _calls_again(call: CallFact, tried: set[str | None]) -> bool:
 
 
 def _is_retry_on_gpu(program: Program, call: CallFact, attempt: cst.Try) -> bool:
-    """Return True if a repeated call is a retry after an out-of-memory error, and not a fallback to the CPU."""
+    """Return True for a retry after an out-of-memory error, but not for a fallback to the CPU."""
     return (
         bool(call.node.args)
         and _is_about_memory(program, attempt)
@@ -122,7 +121,6 @@ def _is_retry_on_gpu(program: Program, call: CallFact, attempt: cst.Try) -> bool
 
 
 def _is_about_memory(program: Program, attempt: cst.Try) -> bool:
-    """Return True if the handlers mention out-of-memory errors, so that a repeated call is a retry."""
     return any(
         "OutOfMemoryError" in (text := program.source(handler)) or "out of memory" in text
         for handler in attempt.handlers
@@ -130,7 +128,6 @@ def _is_about_memory(program: Program, attempt: cst.Try) -> bool:
 
 
 def _works_on_tensors(program: Program, call: CallFact) -> bool:
-    """Return True if the function that is called again runs a model or a backward pass."""
     return any(
         each.function is call.local and (each.method in {"backward", "step"} or each.result.has_graph)
         for each in program.calls

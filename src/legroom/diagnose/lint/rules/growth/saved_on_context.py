@@ -88,7 +88,6 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpression) -> bool:
-    """Return True if a stored expression is a tensor, or contains one."""
     if isinstance(expression, (cst.Tuple, cst.List, cst.Dict)):
         return any(_is_tensor(program, store, each) for each in contained_parts(expression))
     if _is_setting(program, store.function, dotted(expression)):
@@ -112,8 +111,9 @@ def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpressio
 
 
 def _is_setting(program: Program, function: Function, path: str | None) -> bool:
-    """Return True if an input of `forward` is not a tensor. This follows from the name or the annotation of the input,
-    from a call to the input, or from a parameter `*inputs` after it, which receives the tensors.
+    """Return True if an input of `forward` is not a tensor.
+
+    The name, the annotation or a call of the input shows this. If `*inputs` follows, the tensors are in `*inputs`.
     """
     node = function.node
     if function.name != "forward" or path not in function.parameters or not isinstance(node, cst.FunctionDef):
@@ -133,7 +133,7 @@ def _is_setting(program: Program, function: Function, path: str | None) -> bool:
 
 
 def _tensor_inputs(program: Program, function: Function) -> set[str]:
-    """Return the names of the output of an autograd function, and of its first input, which is a tensor."""
+    """Return the names of the output of an autograd function and of its first input."""
     if function.name == "forward":
         return set(function.parameters[1:2])
     inputs, output = function.parameters[1:2], function.parameters[2:3]  # setup_context(ctx, inputs, output)
@@ -146,7 +146,6 @@ def _tensor_inputs(program: Program, function: Function) -> set[str]:
 
 
 def _uses_as_tensor(program: Program, node: cst.CSTNode, name: str) -> bool:
-    """Return True if a node uses a name in a way that is valid only for a tensor."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
         return name in {dotted(node.left), dotted(node.right)}
     if not isinstance(node, cst.Call):
@@ -159,7 +158,6 @@ def _uses_as_tensor(program: Program, node: cst.CSTNode, name: str) -> bool:
 
 
 def _is_operation(program: Program, call: cst.Call) -> bool:
-    """Return True if a call is a torch operation with arguments."""
     name = program.imports.qualified(call.func) or ""
     is_public = name.startswith("torch.") and "._" not in name and "distributed" not in name
     return bool(call.args) and is_public and not name.endswith("Size")

@@ -78,7 +78,6 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _retains_more(program: Program, handler: cst.ExceptHandler) -> bool:
-    """Return True if an exception class in this file also retains tensors in attributes or through its cause."""
     caught = names_in(handler.type) if handler.type is not None else set()
     if any(
         value.is_tensor or value.has_graph
@@ -106,8 +105,10 @@ def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
 
 
 def _continues(program: Program, store: StoreFact) -> bool:
-    """Return True if the function computes with tensors after it stored the exception. The exception is released
-    when the function returns."""
+    """Return True if the function computes with tensors after it stored the exception.
+
+    When the function returns, the exception is released.
+    """
     if isinstance(store.function.node, cst.Module):
         return True
     return any(
@@ -117,7 +118,6 @@ def _continues(program: Program, store: StoreFact) -> bool:
 
 
 def _work(program: Program) -> Iterator[CallFact]:
-    """Yield calls that compute with tensors, directly or in a function in this file."""
     working = {
         each.function
         for each in program.calls

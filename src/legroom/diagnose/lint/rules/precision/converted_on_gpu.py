@@ -72,8 +72,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _steps(program: Program, node: cst.Call, order: int) -> list[cst.Call]:
-    """Return the calls that created and changed a model, last first: `half()`, `cuda()` and `from_pretrained(name)`. If
-    the model is assigned to a name, the calls in the last assignments to this name are included.
+    """Return the calls that created and changed a model, last first: `half()`, `cuda()` and `from_pretrained(name)`.
+
+    Calls in earlier assignments to the same name are included.
     """
     steps = [node]
     for _ in range(8):
@@ -95,8 +96,7 @@ def _steps(program: Program, node: cst.Call, order: int) -> list[cst.Call]:
 
 
 def _last_change(program: Program, path: str, node: cst.Call, order: int) -> tuple[int, cst.Call] | None:
-    """Return the last assignment to a name before a call, or the last call to a method that changes its model in
-    place."""
+    """Return the last assignment to a name before a call, or the last call that changes the model in place."""
     current = next((each for each in program.calls if each.node is node), None)
     if current is None:
         return None
@@ -147,7 +147,6 @@ def _moves_to_gpu(program: Program, node: cst.Call) -> bool:
 
 
 def _sets_dtype(node: cst.Call) -> bool:
-    """Return True if a call may load the model in another dtype."""
     names = [each.keyword.value for each in node.args if each.keyword is not None]
     return any("dtype" in name or "quant" in name or name.startswith("load_in_") for name in names) or any(
         each.star for each in node.args

@@ -65,7 +65,6 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _affects_gradients(program: Program, node: cst.Attribute) -> bool:
-    """Return True if a backward pass may use the changed tensor."""
     kind = program.value(node.value).kind
     if kind is ValueKind.GRAPH:
         return True
@@ -94,7 +93,7 @@ def _affects_gradients(program: Program, node: cst.Attribute) -> bool:
 
 
 def _is_harmless(program: Program, node: cst.Attribute) -> bool:
-    """Return True if only metadata is read (`w.data.shape`), or the tensor is being initialized."""
+    """Return True if the code reads only metadata (`w.data.shape`), or initializes the tensor."""
     parent = program.parent.get(node)
     if isinstance(parent, cst.Attribute) and parent.attr.value in _METADATA:
         return True
@@ -113,7 +112,6 @@ _INITIALIZES = re.compile(r"^__init__$|(?:^|_)(?:init|initiali[sz]e|reset)(?:_|$
 
 
 def _is_replaced(program: Program, node: cst.Attribute) -> bool:
-    """Return True if the statement assigns a new tensor to a parameter."""
     for parent in program.ancestors(node):
         if isinstance(parent, cst.Assign):
             return any(

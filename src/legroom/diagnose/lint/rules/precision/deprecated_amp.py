@@ -57,7 +57,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_for_old_versions(program: Program, node: cst.CSTNode) -> bool:
-    """Return True if the code runs only for an old version: under a version check, or after a failed import."""
+    """Return True if the code runs only for an old version of PyTorch: under a version check, or after a failed
+    import.
+    """
     for parent in program.ancestors(node):
         if isinstance(parent, cst.If) and re.search(
             r"version|hasattr", program.source(parent.test), re.IGNORECASE
@@ -70,8 +72,10 @@ def _is_for_old_versions(program: Program, node: cst.CSTNode) -> bool:
 
 
 def _full_name(program: Program, call: cst.Call) -> Iterator[Problem]:
-    """Find calls with a full name, as in `torch.cuda.amp.autocast(...)`. Imported names are reported at their
-    import."""
+    """Find calls with a full name, as in `torch.cuda.amp.autocast(...)`.
+
+    Imported names are reported at their import.
+    """
     path = dotted(call.func) or ""
     name = program.imports.qualified(call.func) or ""
     if not _is_old(name) or not path.endswith(f"amp.{name.rpartition('.')[2]}"):
@@ -139,8 +143,11 @@ def _is_old(name: str) -> bool:
 
 
 def _accepts_device(call: cst.Call, name: str) -> bool:
-    """Return True if the device can be added as the first argument. `autocast(False)` sets `enabled`, but the second
-    positional argument of the new function is the dtype."""
+    """Return True if the device can become the first argument.
+
+    In `autocast(False)`, the first argument is `enabled`. The second positional argument of the new function is the
+    dtype.
+    """
     return name.endswith("GradScaler") or not positional(call)
 
 

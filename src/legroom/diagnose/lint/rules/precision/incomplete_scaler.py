@@ -68,7 +68,6 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _calls(program: Program, call: CallFact, scaler: str, methods: set[str], *, anywhere: bool) -> bool:
-    """Return True if the function, or any function in the file, calls one of these scaler methods."""
     return any(
         (anywhere or other.function is call.function)
         and other.method in methods

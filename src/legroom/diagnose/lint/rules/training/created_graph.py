@@ -112,7 +112,7 @@ def _unneeded(argument: cst.Arg) -> Problem:
 
 
 def _passed_to_create_graph(program: Program, call: CallFact) -> cst.Arg | None:
-    """Return the argument `True` of a call if the called function in this file uses it as `create_graph`."""
+    """Return the argument `True` of a call if the called function uses it as `create_graph`."""
     if call.local is None:
         return None
     given = {name: each for name, each in call.local.receives(call.node) if is_true(each)}
@@ -126,7 +126,6 @@ def _passed_to_create_graph(program: Program, call: CallFact) -> cst.Arg | None:
 
 
 def _may_be_differentiated(program: Program, call: CallFact, depth: int = 0) -> bool:
-    """Return True if another backward pass, or other code, may use the gradients with their graph."""
     function = call.function
     if _is_only_read(program, call.node):
         return False
@@ -163,7 +162,6 @@ def _is_only_read(program: Program, node: cst.CSTNode) -> bool:
 
 
 def _is_only_evaluated(program: Program, function: Function, depth: int) -> bool:
-    """Return True if only evaluations call a function, and none of them computes a second derivative."""
     calls = [each for each in program.calls if each.local is function]
     return (
         bool(calls)
@@ -181,8 +179,9 @@ _MAX_DEPTH = 3
 
 
 def _derived_names(program: Program, call: CallFact) -> set[str] | None:
-    """Return the names of the gradients, and of all values with a graph that are computed from them. Return None if the
-    gradients leave the function."""
+    """Return the names of the gradients and of all values computed from them, or None if the gradients leave the
+    function.
+    """
     names: set[str] = set()
     is_assigned = isinstance(program.parent.get(call.node), cst.Expr)
     for _ in range(4):
@@ -215,7 +214,7 @@ def _derived_names(program: Program, call: CallFact) -> set[str] | None:
 
 
 def _reads_grad(program: Program, function: Function) -> bool:
-    """Return True if a function reads `.grad`, from which it may compute a loss."""
+    """Return True if a function reads `.grad`, because a loss may depend on it."""
     return any(
         isinstance(node, cst.Attribute)
         and node.attr.value == "grad"
@@ -231,8 +230,7 @@ def _may_have_graph(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _may_differentiate(program: Program, call: CallFact, names: set[str]) -> bool:
-    """Return True if a call runs a backward pass through one of the names, or if the called function is unknown and
-    may do so."""
+    """Return True if a call may run a backward pass from one of the names."""
     read = names_with_graph(call.node)
     if not names & read or call.no_grad:
         return False
@@ -252,7 +250,6 @@ def _may_differentiate(program: Program, call: CallFact, names: set[str]) -> boo
 
 
 def _is_read_in_nested_function(program: Program, function: Function, names: set[str]) -> bool:
-    """Return True if an inner function reads one of the names, which are local variables of the enclosing function."""
     return any(
         bool((names - other.local_names - set(other.parameters)) & names_in(other.body))
         for other in program.functions.values()

@@ -91,7 +91,6 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_created_in_step(program: Program, call: CallFact, model: str | None) -> bool:
-    """Return True if each step creates an optimizer for a model that survives the step."""
     if model is None:
         return False
     if call.loops:
@@ -118,8 +117,10 @@ def _model(call: CallFact) -> str | None:
 
 
 def _reloaded_models(program: Program) -> Iterator[Problem]:
-    """Find `vgg = vgg16(weights="DEFAULT").eval()` in a loss function that every step calls. The model depends on no
-    variable, and the program does not train it."""
+    """Find `vgg = vgg16(weights="DEFAULT").eval()` in a loss function that every step calls.
+
+    The model is the same in every step, and the program does not train it.
+    """
     for store in program.stores:
         made = _loading_call(program, store.expression)
         if made is None or store.how != "assign" or "." in store.target:
@@ -139,7 +140,6 @@ def _reloaded_models(program: Program) -> Iterator[Problem]:
 
 
 def _loading_call(program: Program, expression: cst.BaseExpression) -> cst.Call | None:
-    """Return the call that loads pretrained weights, directly or in the constructor of a class in this file."""
     node: cst.BaseExpression | None = expression
     while node is not None:
         if isinstance(node, cst.Call) and _loads_weights(program, node):
@@ -168,8 +168,9 @@ def _loads_weights(program: Program, call: cst.Call, depth: int = 0) -> bool:
 
 
 def _is_conditional(program: Program, node: cst.CSTNode) -> bool:
-    """Return True if only some iterations run a statement. A condition on the number of devices does not count, because
-    its result is the same in all iterations.
+    """Return True if only some iterations run a statement.
+
+    A condition on the number of devices does not count, because its result never changes.
     """
     for each in program.ancestors(node):
         if isinstance(each, (cst.For, cst.While, cst.FunctionDef)):
@@ -188,7 +189,7 @@ def _is_about_devices(test: cst.BaseExpression) -> bool:
 
 
 def _reads_variables(made: cst.Call, store: StoreFact) -> bool:
-    """Return True if the arguments of the call change between the steps, as in `create_model(name)` for several names."""
+    """Return True if the arguments of the call differ between steps, as in `create_model(name)` for several names."""
     read = {root(path) for each in made.args for path in names_in(each.value)}
     function = store.function
     varying = set(function.parameters) - {"self"}
@@ -197,7 +198,7 @@ def _reads_variables(made: cst.Call, store: StoreFact) -> bool:
 
 
 def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
-    """Return True if the program does more with the model than run it: keep it, train it, or replace its weights."""
+    """Return True if the program keeps or trains the model, or replaces its weights."""
     for node in walk(store.function.body):
         if not isinstance(node, cst.Name) or node.value != store.target:
             continue
@@ -212,9 +213,7 @@ def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
 def _runs_for_each_batch(
     program: Program, function: Function, loops: tuple[LoopFact, ...], seen: frozenset[Function] = frozenset()
 ) -> bool:
-    """Return True if the code runs once for each batch. The code is in the innermost loop over data, or in a function
-    that this loop calls.
-    """
+    """Return True if the innermost loop over data contains or calls the code."""
     if loops:
         loop = loops[-1]
         nested = any(isinstance(node, (cst.For, cst.While)) for node in walk(loop.node.body))  # folds

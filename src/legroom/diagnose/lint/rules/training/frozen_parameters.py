@@ -75,8 +75,7 @@ def _is_partly_frozen(model: str, frozen: list[tuple[str, int]], before: int) ->
 
 
 def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
-    """Return the paths of the modules whose parameters are frozen, with the positions in the code. The second item
-    is True if anything is unfrozen."""
+    """Return the paths of the frozen modules with their positions in the code, and True if anything is unfrozen."""
     frozen: list[tuple[str, int]] = []
     unfrozen = False
     for store in program.stores:
@@ -106,7 +105,7 @@ def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
 
 
 def _models_of(program: Program, name: str, node: cst.CSTNode) -> list[str]:
-    """Return the model whose parameters a loop iterates over: `backbone` in `for p in backbone.parameters()`."""
+    """Return `backbone` in `for p in backbone.parameters()`."""
     for each in program.ancestors(node):
         if isinstance(each, cst.For):
             return [

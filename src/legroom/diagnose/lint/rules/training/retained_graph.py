@@ -92,8 +92,10 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_repeated(program: Program, call: CallFact) -> bool:
-    """Return True if a backward pass runs in every step. A function without callers in this file is a step if it
-    computes the loss and calls the optimizer."""
+    """Return True if a backward pass runs in every step.
+
+    A function without callers in this file counts as a step if it computes the loss and calls the optimizer.
+    """
     function = call.function
     if call.loops:
         return True
@@ -108,8 +110,9 @@ def _is_repeated(program: Program, call: CallFact) -> bool:
 
 
 def _is_separate(program: Program, first: CallFact) -> bool:
-    """Return True if no later backward pass of the iteration uses a value from which the first loss is computed. A
-    value that is computed by other code may be used by both passes.
+    """Return True if the first loss and all later losses of the iteration have no values in common.
+
+    Both losses may depend on a value that other code computes.
     """
     loop = first.loops[-1] if first.loops else None
     others = [
@@ -130,8 +133,9 @@ def _is_separate(program: Program, first: CallFact) -> bool:
 
 
 def _sources(program: Program, call: CallFact, loop: LoopFact | None) -> set[str] | None:
-    """Return the names assigned in the iteration from which the loss of a backward pass is computed, or None if the
-    loss may depend on a graph that is created elsewhere."""
+    """Return the names of the iteration from which the loss is computed, or None if the loss may depend on another
+    graph.
+    """
     function = call.function
     without_graph = (
         ValueKind.TENSOR,
@@ -171,9 +175,11 @@ def _undetached(argument: cst.Arg, name: str) -> Problem:
 
 
 def _shared_without_need(program: Program, first: CallFact) -> list[str]:
-    """Return the names of values that two backward passes use with their graph, although only the second pass needs the
-    gradients of this graph. Between the two passes, an optimizer step trains the first model, and the gradients of the
-    second model are set to zero.
+    """Return the names of values that two backward passes use with their graph, although only the second pass needs
+    their gradients.
+
+    Between the passes, an optimizer step trains the first model, and the gradients of the second model are set to
+    zero.
     """
     loop = first.loops[-1] if first.loops else None
     calls = [
@@ -208,7 +214,6 @@ def _shared_without_need(program: Program, first: CallFact) -> list[str]:
 
 
 def _names_called(program: Program, call: CallFact, path: str) -> set[str]:
-    """Return the functions and models that are called in the expressions assigned to a name."""
     return {
         name
         for store in program.stores
@@ -225,14 +230,12 @@ def _is_step(call: CallFact) -> bool:
 
 
 def _is_zeroed(program: Program, optimizer: str, zeroed: set[str | None]) -> bool:
-    """Return True if the gradients of an optimizer are set to zero, through the optimizer or through its model."""
     return optimizer in zeroed or any(
         not zeroed.isdisjoint(names_in(each)) for each in program.assigned(optimizer)
     )
 
 
 def _used_with_graph(program: Program, call: CallFact, loop: LoopFact | None) -> list[str]:
-    """Return the names with a graph from which the loss of a backward pass is computed."""
     stores = [
         each
         for each in program.stores
@@ -258,8 +261,10 @@ def _accumulates(program: Program, call: CallFact) -> bool:
 
 
 def _has_unfixable_state(program: Program) -> bool:
-    """Return True if a state is carried between steps and has no automatic fix. Without `retain_graph=True`, the
-    second step would fail."""
+    """Return True if a state that is carried between steps has no automatic fix.
+
+    Without `retain_graph=True`, the second step would fail.
+    """
     return any(not problem.edits for problem in carried_state.check(program))
 
 
@@ -268,7 +273,6 @@ def _is_backward(call: CallFact) -> bool:
 
 
 def _another_follows(program: Program, call: CallFact) -> bool:
-    """Return True if a later backward pass of the same iteration may use the same graph."""
     loop = call.loops[-1] if call.loops else None
     for other in program.calls:
         if other.function is not call.function or other.order <= call.order or other.node is call.node:
@@ -279,7 +283,7 @@ def _another_follows(program: Program, call: CallFact) -> bool:
 
 
 def _reuses_graph(program: Program, call: CallFact) -> bool:
-    """Return True if every iteration runs backward through one graph that was created before the loop."""
+    """Return True if the backward pass of every iteration uses a graph that was created before the loop."""
     if not call.loops:
         return False
     loop = call.loops[-1]
@@ -293,9 +297,10 @@ def _reuses_graph(program: Program, call: CallFact) -> bool:
 
 
 def _depends_on_outer_graph(program: Program, call: CallFact, loop: LoopFact) -> bool:
-    """Return True if the loss of each iteration is computed from a graph that was created before the loop and is not
-    replaced in the loop. Return False if the loop contains an optimizer step, because the gradients of that graph are
-    not needed after the step.
+    """Return True if every loss depends on a graph that was created before the loop.
+
+    The result is False if the loop contains an optimizer step, because no later step needs the gradients of that
+    graph.
     """
     if any(loop in each.loops and _is_step(each) for each in program.calls):
         return False
@@ -313,8 +318,7 @@ def _depends_on_outer_graph(program: Program, call: CallFact, loop: LoopFact) ->
 
 
 def _is_lookup(expression: cst.BaseExpression) -> bool:
-    """Return True if an expression only reads a value that was computed earlier, as in `losses.pop(name)` or
-    `losses[name]`."""
+    """Return True for a value that was computed earlier, such as `losses.pop(name)` or `losses[name]`."""
     while isinstance(expression, (cst.Subscript, cst.Attribute)) or (
         isinstance(expression, cst.Call) and method_name(expression) in {"pop", "popleft", "get"}
     ):

@@ -83,8 +83,10 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _totals(program: Program, call: CallFact) -> set[str]:
-    """Return the name from which `backward` starts, and the sum or list from which it was computed. The call may also
-    pass the sum to a function in this file that calls `backward`."""
+    """Return the name from which `backward` starts, and the sum or list from which it was computed.
+
+    A function in this file may receive the sum and call `backward`.
+    """
     given = positional(call.node)
     if call.method in {"backward", "manual_backward"}:
         is_passed = given and not call.receiver.is_tensor and program.value(given[0].value).has_graph
@@ -108,8 +110,7 @@ def _totals(program: Program, call: CallFact) -> set[str]:
 
 
 def _summed(program: Program, node: cst.BaseExpression | None) -> str | None:
-    """Return the sum or list from which `backward` starts: `total` for `(total / 4)`, `scaler.scale(total)` and
-    `torch.stack(total).mean()`."""
+    """Return `total` for `(total / 4)`, `scaler.scale(total)` and `torch.stack(total).mean()`."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply)):
         return _summed(program, node.left) or _summed(program, node.right)
     if isinstance(node, cst.Call):
@@ -131,8 +132,9 @@ def _adds_a_loss(program: Program, store: StoreFact) -> bool:
 
 
 def _is_one_backward(program: Program, store: StoreFact, call: CallFact) -> bool:
-    """Return True if several losses are stored before each backward pass. The backward pass follows a loop over
-    micro-batches, or runs only in every n-th iteration.
+    """Return True if the program stores several losses before each backward pass.
+
+    The backward pass follows a loop over micro-batches, or runs only in every n-th iteration.
     """
     if store.loops == call.loops:
         if not store.loops and not runs_every_step(program, store.function):
@@ -186,8 +188,7 @@ def _iterates_micro_batches(program: Program, loop: LoopFact) -> bool:
 
 
 def _is_independent(program: Program, store: StoreFact) -> bool:
-    """Return True if each loss has its own graph: the model runs on the batch, and no value with a graph comes from
-    outside the iteration."""
+    """Return True if each loss has its own graph, because no value with a graph comes from outside the iteration."""
     region: cst.CSTNode = store.loops[-1].node.body if store.loops else store.function.body
     first, bound = program.order[region], store.loops[-1].bound if store.loops else set[str]()
     inside = [

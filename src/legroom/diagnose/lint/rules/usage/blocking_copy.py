@@ -98,7 +98,7 @@ def _is_none(argument: cst.Arg | None) -> bool:
 
 
 def _replaces_batch(program: Program, call: CallFact, batch: str | None) -> bool:
-    """Return True for `x = x.to(device)`: the program cannot change the host tensor during the copy."""
+    """Return True for `x = x.to(device)`, after which the program cannot change the host tensor during the copy."""
     return any(
         store.target == batch and store.how == "assign" and program.inside(call.node, store.expression)
         for store in program.stores
@@ -119,7 +119,6 @@ def _moves_to_a_gpu(call: CallFact) -> bool:
 
 
 def _is_same_name_rebound(program: Program, call: CallFact, batch: str | None) -> bool:
-    """Return True if the name was reassigned before the call, for example to a copy on the device."""
     return any(
         store.target == batch
         and store.order < call.order
@@ -130,7 +129,6 @@ def _is_same_name_rebound(program: Program, call: CallFact, batch: str | None) -
 
 
 def _loaders(program: Program) -> tuple[set[str], set[str]]:
-    """Return the names of loaders with pinned memory, and the names of loaders without pinned memory."""
     pinned: set[str] = set()
     others: set[str] = set()
     for store in program.stores:

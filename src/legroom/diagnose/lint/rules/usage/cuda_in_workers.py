@@ -59,7 +59,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _loading_functions(program: Program) -> set[Function]:
-    """Return the functions that run in workers: `__getitem__` of datasets, `collate_fn`, and functions that they call."""
+    """Return the functions that run in workers: `__getitem__`, `collate_fn` and the functions that they call."""
     loading = {
         function
         for function in program.functions.values()
@@ -79,8 +79,7 @@ def _loading_functions(program: Program) -> set[Function]:
 def _called_functions(
     program: Program, node: cst.BaseExpression, scope: Function, depth: int = 0
 ) -> set[Function]:
-    """Return the functions that a `collate_fn` runs: a function, `partial(function, ...)`, or a name that refers to
-    one of these."""
+    """Return the functions that a `collate_fn` runs, for example `function` for `partial(function, ...)`."""
     path = dotted(node) or ""
     found = program.function_named(path, scope)
     if found is not None:
@@ -114,7 +113,7 @@ def _is_dataset(program: Program, class_name: str | None) -> bool:
 
 
 def is_gpu(program: Program, call: cst.Call) -> bool:
-    """Return True if the device is a GPU in every run: `"cuda"`, or a name that is assigned `torch.device("cuda")`."""
+    """Return True if the device is always a GPU: `"cuda"`, or a name for `torch.device("cuda")`."""
     given = positional(call)[0].value if positional(call) else None
     path = dotted(given) if given is not None else None
     made = program.assigned(path)

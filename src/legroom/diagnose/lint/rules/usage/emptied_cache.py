@@ -77,7 +77,7 @@ def _empties_in_step(program: Program, loop: LoopFact) -> bool:
 
 
 def _recovers(program: Program, loop: LoopFact) -> bool:
-    """Return True if the loop handles out-of-memory errors, after which emptying the cache is useful."""
+    """Return True if the loop handles out-of-memory errors, after which it is useful to empty the cache."""
     return any(
         isinstance(each, cst.ExceptHandler)
         and ("OutOfMemoryError" in (text := program.source(each)) or "out of memory" in text)
@@ -86,7 +86,6 @@ def _recovers(program: Program, loop: LoopFact) -> bool:
 
 
 def _is_step_function(program: Program, call: CallFact) -> bool:
-    """Return True if the function is a step itself: it contains a backward pass or an optimizer step."""
     is_step = any(
         each.function is call.function and not each.loops and each.method in {"backward", "step"}
         for each in program.calls

@@ -142,7 +142,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _statement_without_effect(program: Program, function: Function) -> cst.BaseExpression | None:
-    """Return the first `torch.no_grad()` that is a statement of its own, and not the item of a `with` block."""
+    """Return the first `torch.no_grad()` that is a statement of its own, without `with`."""
     for node in walk(function.body, into_functions=False):
         if isinstance(node, cst.Expr):
             made = node.value.func if isinstance(node.value, cst.Call) else node.value
@@ -162,8 +162,10 @@ def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFa
 
 
 def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
-    """Yield the first model call in each function or loop that evaluates. A call counts as an evaluation if a name
-    says so, if `model.eval()` was called before, or if no backward pass uses the results."""
+    """Yield the first model call in each function or loop that evaluates.
+
+    A call counts as an evaluation because of a name, after `model.eval()`, or if no backward pass uses the results.
+    """
     reported: set[LoopFact | Function] = set()
     for call in program.calls:
         if call.no_grad or not _runs_a_model(program, call) or call.function.grad_mode_varies:
@@ -181,7 +183,6 @@ def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]
 
 
 def _runs_a_model(program: Program, call: CallFact) -> bool:
-    """Return True if a call runs a model with gradients enabled, directly or in a function in this file."""
     if call.function.name in EVALUATION_HOOKS:
         return False
     if call.receiver.kind is ValueKind.MODEL and call.result.has_graph and not _runs_in_function(call):
@@ -196,19 +197,16 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
 
 
 def _runs_in_function(call: CallFact) -> bool:
-    """Return True if a call runs a function in this file that is not the model itself, such as `model.generate(x)`."""
+    """Return True for a method that is not the model itself, such as `model.generate(x)`."""
     return call.local is not None and call.local.name not in {"forward", "__call__"}
 
 
 def _is_only_read(program: Program, call: CallFact) -> bool:
-    """Return True if the program only reads the result of a function that runs a model."""
     return Use.UNUSED < ResultUses(program).use_of(call.node, call.function) < Use.ESCAPES
 
 
 def _model_call(program: Program, call: CallFact) -> CallFact:
-    """If the evaluation calls a function in this file that has no other callers, return the call in that function that
-    runs the model. Otherwise, return `call`.
-    """
+    """Return the call that runs the model, if the evaluation calls a function that has no other callers."""
     function = call.local
     if (
         call.receiver.kind is ValueKind.MODEL
@@ -223,8 +221,7 @@ def _model_call(program: Program, call: CallFact) -> CallFact:
 
 
 def _only_has_model_name(program: Program, call: CallFact) -> bool:
-    """Return True for a call such as `writer.generator(name, value)`: the method has the name of a model, the object
-    is unknown, and the result is unused."""
+    """Return True for `writer.generator(name, value)`, where only the name of the method suggests a model."""
     owner = receiver(call.node)
     return (
         owner is not None
@@ -295,7 +292,7 @@ def _is_repeated_in_evaluation(program: Program, call: CallFact) -> bool:
 
 
 def _is_compared(program: Program, call: CallFact) -> bool:
-    """Return True if the result is only compared, as in `torch.testing.assert_close(compiled(x), model(x))`."""
+    """Return True if the program only compares the result, as in `torch.testing.assert_close(compiled(x), model(x))`."""
     for parent in program.ancestors(call.node):
         if isinstance(parent, cst.Call):
             name = last_name(dotted(parent.func) or "")
@@ -306,14 +303,13 @@ def _is_compared(program: Program, call: CallFact) -> bool:
 
 
 def _root_expression(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the innermost object of an expression, for example `model` for `model.graph.nodes`."""
+    """Return `model` for `model.graph.nodes`."""
     while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
         node = node.func if isinstance(node, cst.Call) else node.value
     return node
 
 
 def _results_escape(program: Program, call: CallFact, loop: LoopFact) -> bool:
-    """Return True if other code may run backward through the results of the loop."""
     function = call.function
     if not function.returned_nodes and _yields(function):
         return True
@@ -352,8 +348,7 @@ def _yields(function: Function) -> bool:
 
 
 def _is_in_eval_mode(program: Program, call: CallFact, within: LoopFact | None = None) -> bool | None:
-    """Return True if the last `.eval()` or `.train()` before the call in its function is `.eval()`, and None if there
-    is no such call."""
+    """Return True after `.eval()`, False after `.train()`, and None if the function calls neither."""
     last = None
     for other in program.calls:
         if (
@@ -379,7 +374,9 @@ def _trains_anywhere(program: Program, function: Function) -> bool:
 
 
 def _needs_gradients(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
-    """Return True if gradients are computed without a training step, as in saliency maps, attacks and penalties."""
+    """Return True if the program computes gradients without a training step, as in saliency maps, attacks and
+    penalties.
+    """
     first, last = (loop.first, loop.last) if loop is not None else (0, len(program.nodes))
     if loop is None and call.loops:
         return _is_used_in_backward(program, call)
@@ -405,7 +402,6 @@ def _needs_gradients(program: Program, call: CallFact, loop: LoopFact | None) ->
 
 
 def _is_used_in_backward(program: Program, call: CallFact) -> bool:
-    """Return True if a backward pass uses the result of this call."""
     results = {
         store.target
         for store in program.stores
@@ -478,7 +474,6 @@ def _keeps_results(program: Program, call: CallFact, loop: LoopFact | None) -> b
 
 
 def _prints(program: Program, call: CallFact) -> bool:
-    """Return True if a result is an argument of an unknown function."""
     argument = program.parent[call.node]
     outer = program.parent.get(argument)
     name = program.imports.qualified(outer.func) if isinstance(outer, cst.Call) else None

@@ -70,8 +70,9 @@ def _sent_object(call: CallFact) -> cst.BaseExpression | None:
 def _parts(
     program: Program, node: cst.BaseExpression, function: Function, depth: int = 0
 ) -> Iterator[cst.BaseExpression]:
-    """Yield the expressions that the sent object contains. For a name, the expression in its last assignment is used.
-    For a parameter, the arguments of the callers are used.
+    """Yield the expressions in the sent object.
+
+    A name is replaced by its last assignment, and a parameter by the arguments of the callers.
     """
     parts = contained_parts(node)
     path = dotted(node)
@@ -92,7 +93,6 @@ def _parts(
 
 
 def _is_on_gpu(program: Program, node: cst.BaseExpression) -> bool:
-    """Return True if an expression is the output of a model, or was computed from it, and the file uses a GPU."""
     value = program.value(node)
     if value.host or not (value.kind is ValueKind.TENSOR or value.kind is ValueKind.GRAPH):
         return False
@@ -104,8 +104,7 @@ def _is_on_gpu(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _is_computed(program: Program, node: cst.BaseExpression) -> bool:
-    """Return True for the result of a model or of a function in this file. The result of `torch.tensor(...)` does
-    not count, because it may be in host memory."""
+    """Return True for the result of a model, but not for `torch.tensor(...)`, which may be in host memory."""
     call = next((each for each in program.calls if each.node is node), None)
     if call is None:
         return False

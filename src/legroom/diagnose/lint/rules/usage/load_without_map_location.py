@@ -112,8 +112,7 @@ _DEVICE = re.compile(r"^(?:\w*_)?(?:device|dev|gpu)$", re.IGNORECASE)
 
 
 def _restores_training(program: Program, call: CallFact) -> bool:
-    """Return True if a model and an optimizer are restored from the checkpoint, or if the function trains the restored
-    model, and the checkpoint is not deleted."""
+    """Return True if the program restores a model and continues training without deleting the checkpoint."""
     if keyword(call.node, "mmap") is not None:
         return False
     names = {
@@ -148,8 +147,7 @@ def _restores_training(program: Program, call: CallFact) -> bool:
 
 
 def _is_small(program: Program, call: CallFact) -> bool:
-    """Return True if the loaded file contains the state of a scheduler, a scaler or a random generator. These states
-    are small."""
+    """Return True if the file contains the state of a scheduler, a scaler or a random generator, which is small."""
     line = program.statement_line(call.node)
     return line is not None and bool(_SMALL.search(program.source(line)))
 
@@ -162,7 +160,6 @@ def _names_a_checkpoint(program: Program, call: CallFact) -> bool:
 
 
 def _is_only_copied(program: Program, call: CallFact) -> bool:
-    """Return True if the loaded object is only passed to `load_state_dict` of a model or an optimizer."""
     copying = {
         each
         for other in program.calls
@@ -194,7 +191,7 @@ def _is_only_copied(program: Program, call: CallFact) -> bool:
 
 
 def _parts(node: cst.BaseExpression) -> Iterator[cst.CSTNode]:
-    """Yield an expression and the object that it reads: `checkpoint["model"]` and `checkpoint`."""
+    """Yield `checkpoint["model"]` and `checkpoint` for `checkpoint["model"]`."""
     yield node
     while isinstance(node, cst.Subscript):
         node = node.value
@@ -202,7 +199,6 @@ def _parts(node: cst.BaseExpression) -> Iterator[cst.CSTNode]:
 
 
 def _is_loaded_into_model(program: Program, call: CallFact) -> bool:
-    """Return True if the result, or a part of it, is passed to `load_state_dict`."""
     loaded = {
         store.target
         for store in program.stores

@@ -56,7 +56,6 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _tensors(program: Program, dataset: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the arguments of the `TensorDataset`, which may be assigned to a name first."""
     path = dotted(dataset)
     made = program.assigned(path)
     found = made[-1] if made else dataset
@@ -66,7 +65,6 @@ def _tensors(program: Program, dataset: cst.BaseExpression) -> list[cst.BaseExpr
 
 
 def _is_on_gpu(program: Program, tensor: cst.BaseExpression) -> bool:
-    """Return True if the argument, or the last assignment to its name, moves the tensor to the GPU."""
     path = path_of(tensor)
     made = program.assigned(path)
     moved = made[-1] if made else tensor
