@@ -1,4 +1,4 @@
-"""The user's cache folder. `LEGROOM_CACHE=off` disables all caches, and `LEGROOM_CACHE=PATH` sets the folder.
+"""The user's cache folder, which `LEGROOM_CACHE=PATH` sets. `LEGROOM_CACHE=off` disables all caches.
 
 Caches are optional, so this module raises no errors. Data that cannot be read or written is not cached.
 """
@@ -14,7 +14,6 @@ _DISABLED = ("off", "0", "no", "none", "false")
 
 
 def is_disabled(setting: str) -> bool:
-    """Return whether the value of an environment variable means `off`."""
     return setting.strip().lower() in _DISABLED
 
 
@@ -41,8 +40,9 @@ def read_json(file: Path, *, max_bytes: int) -> Any:
 
 
 def write_json(file: Path, content: Any) -> bool:
-    """Replace a file atomically, so that processes that write at the same time leave a complete file. Return whether
-    the file was written."""
+    """Replace a file atomically, so that the file is complete even if several processes write it. Return True if the
+    file was written.
+    """
     temporary: str | None = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

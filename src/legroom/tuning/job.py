@@ -14,35 +14,31 @@ from legroom.tuning.trial.records import Mode, Objectives, TrialRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneJob:
-    """The arguments of `legroom.tune`."""
-
     function: TrainFunction
     space: Space
     metric: str
     mode: Mode
     more_objectives: Objectives = ()
-    """The second and further metrics, if the study has several metrics."""
+    """The second and further metrics of a study with several metrics."""
     search: str = "random"
     sampler: Any = None
     """The sampler of the search `optuna`, if the user passed one."""
     scheduler: str | None = None
     scheduler_options: SchedulerOptions = field(default_factory=SchedulerOptions)
     trials: int = 10
-    """The number of trials to start. Configurations that can never fit are not included."""
+    """The number of trials to start. Configurations that can never fit do not count."""
     gpus: Sequence[TrialGpu] = ()
     """The real or virtual GPUs, or an empty tuple for the CPU."""
     parallel: int | None = None
     """The maximum number of trials that run at the same time. If None, only memory and CPU cores limit the number."""
     ranks: int = 1
-    """The number of processes per trial."""
     time_budget: float | None = None
-    """The time budget in seconds."""
     seed: int = 0
     folder: Path
     points: Sequence[Mapping[str, Any]] = ()
-    """The values of the first configurations. The searcher chooses the values of other parameters."""
+    """Configurations to try first. The searcher chooses the values of parameters that they do not set."""
     shape_parameters: frozenset[str] | None = None
-    """The parameters that affect memory. If None, these parameters are determined by tracing."""
+    """The parameters that affect memory. If None, tracing determines these parameters."""
 
     @property
     def objectives(self) -> Objectives:
@@ -51,17 +47,15 @@ class TuneJob:
 
 @runtime_checkable
 class StudyCallback(Protocol):
-    """Shows or logs a study while it runs (the live table, TensorBoard, wandb). The methods are called from the
-    engine's thread."""
+    """Shows or logs a study while it runs, as the live table, TensorBoard and wandb do. The methods are called from the
+    engine's thread.
+    """
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
         """Handle the start of a new or resumed study. `records` contains the trials of the study so far."""
 
-    def on_trial_update(self, record: TrialRecord) -> None:
-        """Handle a new state or a new report of a trial."""
+    def on_trial_update(self, record: TrialRecord) -> None: ...
 
-    def on_message(self, message: str) -> None:
-        """Handle a message for the user. Each message is passed once."""
+    def on_message(self, message: str) -> None: ...
 
-    def on_study_end(self) -> None:
-        """Handle the end or the interruption of the study."""
+    def on_study_end(self) -> None: ...

@@ -1,10 +1,10 @@
-"""Stores a study on disk. The study consists of an Optuna storage in one SQLite file and a folder for each trial.
+"""Stores a study on disk, as an Optuna storage in one SQLite file and a folder for each trial.
 
-Every change is written immediately, in a transaction, so a killed study keeps its completed trials. A trial waits until
-its report is written, so writes must be fast. Changes are written to SQLite's write-ahead log (`study.db-wal`) and are
-not flushed to disk one by one. When the study ends, the log is merged into the file. Other tools for Optuna storages,
-such as its dashboard, can read configurations, values and states. Data for which Optuna has no field is stored in user
-attributes.
+Every change is written immediately, in a transaction, so a killed study keeps its completed trials. Trials wait until
+their reports are written, so writes must be fast. Therefore changes go to SQLite's write-ahead log (`study.db-wal`)
+without a flush to disk. When the study ends, the log is merged into the file. Other tools for Optuna storages, such as
+its dashboard, can read configurations, values and states. User attributes contain the data for which Optuna has no
+field.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ from legroom.tuning.trial.records import Mode, Objectives, Report, TrialMemory, 
 FILE = "study.db"
 _NAME = "legroom"
 _REPORT = "report:"
-"""The prefix of the attribute that contains the report of a step."""
 
 
 class StoreError(LegroomError):
@@ -33,8 +32,9 @@ class StoreError(LegroomError):
 
 
 class _Connection(sqlite3.Connection):
-    """A connection with a write-ahead log. If SQLite cannot use a write-ahead log (on some network file systems),
-    writes are slower."""
+    """A connection with a write-ahead log. On some network file systems, SQLite cannot use this log, and writes are
+    slower.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -44,7 +44,7 @@ class _Connection(sqlite3.Connection):
 
 
 class StudyStore:
-    """The storage of one study. Only one process writes to the storage."""
+    """The storage of one study. Only one process may write to it."""
 
     def __init__(
         self,
@@ -55,8 +55,7 @@ class StudyStore:
         facts: Mapping[str, Any],
         more_objectives: Objectives = (),
     ) -> None:
-        """Open or create the storage. If a study is resumed, `facts` (metric, space, ...) must be equal to the stored
-        facts."""
+        """When a study is resumed, `facts` (metric, space, ...) must equal the stored facts."""
         try:
             import optuna
         except ModuleNotFoundError:
@@ -104,13 +103,12 @@ class StudyStore:
         self._ids: dict[int, int] = {}
         self._last: dict[int, str] = {}
         self._reports: dict[int, int] = {}
-        """Maps each trial to the number of its reports on disk, including discarded reports."""
+        """The number of reports on disk for each trial, including discarded reports."""
 
     def trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
 
     def load(self) -> list[TrialRecord]:
-        """Return all trials, in order."""
         records = []
         for frozen in self._study.get_trials(deepcopy=False):
             record = _record(frozen)
@@ -120,7 +118,6 @@ class StudyStore:
         return records
 
     def add(self, record: TrialRecord, space: Space) -> None:
-        """Add a new trial."""
         distributions = {
             p.name: _distribution(p.domain)
             for p in space.parameters
@@ -140,7 +137,7 @@ class StudyStore:
         self._ids[record.number] = trial_id
 
     def report(self, record: TrialRecord, report: Report, metric: str) -> None:
-        """Write the new report of a trial to the storage. `record` already contains the report."""
+        """Write the new report of a trial to the storage. The argument `record` already contains the report."""
         identity = self._ids[record.number]
         with _disk_full_as_store_error(self.folder):
             if metric in report.metrics:
@@ -151,7 +148,6 @@ class StudyStore:
         self.change(record)
 
     def change(self, record: TrialRecord) -> None:
-        """Write all changed data of a trial except its reports."""
         rest = self._rest(record)
         text = json.dumps(rest, sort_keys=True)
         if self._last.get(record.number) != text:
@@ -160,7 +156,7 @@ class StudyStore:
             self._last[record.number] = text
 
     def end(self, record: TrialRecord, value: float | None) -> None:
-        """Write the final state of a trial, unless the state is already stored. The state does not change afterwards."""
+        """Write the final state of a trial, unless a final state is already stored."""
         states = self._optuna.trial.TrialState
         state = states.FAIL
         if record.state is TrialState.FINISHED and value is not None:
@@ -181,15 +177,15 @@ class StudyStore:
             self._storage.set_trial_state_values(identity, state, values)
 
     def _rest(self, record: TrialRecord) -> dict[str, Any]:
-        """Return a record without its reports. The entry `steps` contains the number of valid reports, or None if all
-        reports are valid."""
+        """Return a record without its reports. `steps` is the number of valid reports, or None if all reports on disk
+        are valid.
+        """
         stored = record.as_dict()
         reports = len(stored.pop("reports"))
         stored["steps"] = None if reports == self._reports.get(record.number, 0) else reports
         return stored
 
     def close(self) -> None:
-        """Release the study for other processes."""
         _let_go(self._storage)
         self._lock.close()
 
@@ -213,14 +209,13 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrialRecord]]:
 
 
 def _let_go(storage: Any) -> None:
-    """Close the connections. When the last connection is closed, SQLite merges the write-ahead log into the file."""
+    """Closing the last connection makes SQLite merge the write-ahead log into the file."""
     with contextlib.suppress(Exception):
         storage.remove_session()
         storage.engine.dispose()
 
 
 def _reports_in(frozen: Any) -> int:
-    """Return the number of a trial's reports that are on disk."""
     return sum(name.startswith(_REPORT) for name in frozen.user_attrs)
 
 
@@ -267,7 +262,6 @@ def _locked(folder: Path) -> IO[str]:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock a file until it is closed. Raises `OSError` if another process has the lock."""
     try:
         import fcntl
     except ImportError:
@@ -281,7 +275,7 @@ def _lock(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _disk_full_as_store_error(folder: Path) -> Iterator[None]:
-    """Convert an error about a full or read-only disk to a `StoreError`. Data written earlier is not affected."""
+    """Convert an error about a full or read-only disk to a `StoreError`. Earlier data is not affected."""
     try:
         yield
     except LegroomError:
@@ -298,11 +292,9 @@ def _disk_full_as_store_error(folder: Path) -> Iterator[None]:
 
 
 _NOT_WRITABLE = ("disk i/o", "readonly", "unable to open")
-"""Phrases in SQLite's error messages about a file that it cannot write."""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, because Optuna wraps SQLite's errors."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

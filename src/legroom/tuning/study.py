@@ -1,4 +1,4 @@
-"""The result of a search, with the best trial and a table of all trials. The results can be written to files."""
+"""The result of a search: the best trial, a table of all trials, and files with the results."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ class Study:
     metric: str
     mode: Mode
     more_objectives: Objectives = ()
-    """The second and further metrics, if the study has several metrics."""
+    """The second and further metrics of a study with several metrics."""
     trials: Sequence[TrialRecord]
     folder: Path
     space: Space
@@ -36,7 +36,7 @@ class Study:
     engine: str = "local"
     gpus: Sequence[TrialGpu] = ()
     seconds: float = 0.0
-    """The total running time in seconds across all sessions of a resumed study."""
+    """The total running time in seconds. For a resumed study, all sessions are included."""
     interrupted: bool = False
 
     @classmethod
@@ -59,7 +59,6 @@ class Study:
 
     @classmethod
     def of(cls, job: TuneJob, trials: Sequence[TrialRecord], seconds: float = 0.0) -> "Study":
-        """Create a study from its settings and the trials so far."""
         return cls(
             metric=job.metric,
             mode=job.mode,
@@ -225,8 +224,6 @@ class Study:
 
 
 def _dominates(other: tuple[float, ...], score: tuple[float, ...]) -> bool:
-    """Return True if `other` is at least as good in all metrics and better in at least one metric. Scores are
-    minimized."""
     return other != score and all(a <= b for a, b in zip(other, score, strict=True))
 
 

@@ -10,19 +10,22 @@ from legroom.tuning.job import TuneJob
 from legroom.tuning.trial.records import TrialRecord, TrialState
 
 SAME_NAME = 0.85
-"""If the similarity of two names is above this value, one of them is treated as a misspelling (`los` and `loss`, but
-not `loss_g` and `loss_d`)."""
+"""The similarity above which one of two names is treated as a misspelling, as for `los` and `loss`, but not for
+`loss_g` and `loss_d`.
+"""
 ALIKE_FAILURES = 3
-"""The study ends after this many trials have failed for the same reason, if no trial has reported the metric."""
+"""The number of trials that fail for the same reason before the study ends. The study continues if any trial has
+reported the metric.
+"""
 _NUMBER = re.compile(r"\d+")
 
 
 def check_spelling(
     job: TuneJob, records: Sequence[TrialRecord], record: TrialRecord, metrics: Mapping[str, float]
 ) -> str:
-    """Return a warning if a trial reports other metrics but not the metric of the study, and no trial has reported this
-    metric yet. Raises `UsageError` if a name in the report is nearly the same as the metric, because one of the two is
-    misspelled."""
+    """Return a warning if a report lacks the metric of the study and no trial has reported it yet. Raises `UsageError`
+    if a reported name is nearly the same as the metric, because one of the two is misspelled.
+    """
     if not metrics or _has_metric(job, records):
         return ""
     names = ", ".join(f"`{name}`" for name in metrics)
@@ -33,7 +36,6 @@ def check_spelling(
 
 
 def missing_metric_reason(job: TuneJob, record: TrialRecord) -> str:
-    """Return the reason why a trial that ended has no value."""
     names = sorted({name for report in record.reports for name in report.metrics})
     missing = next((metric for metric, _ in job.objectives if metric not in names), None)
     if missing is None:
@@ -43,8 +45,6 @@ def missing_metric_reason(job: TuneJob, record: TrialRecord) -> str:
 
 
 def raise_if_all_fail_alike(job: TuneJob, records: Sequence[TrialRecord], output: Path) -> None:
-    """Raise an error if the first trials fail for the same reason. `output` is the file with the output of the last
-    failed trial."""
     failed = [record for record in records if record.state is TrialState.FAILED]
     is_alike = len({_NUMBER.sub("0", record.reason) for record in failed}) == 1
     if len(failed) >= ALIKE_FAILURES and is_alike and not _has_metric(job, records):
@@ -55,7 +55,6 @@ def raise_if_all_fail_alike(job: TuneJob, records: Sequence[TrialRecord], output
 
 
 def raise_if_never_reported(job: TuneJob, records: Sequence[TrialRecord], ended: TrialRecord) -> None:
-    """Raise an error if the first trial ends without having reported the metric."""
     if not _has_metric(job, records):
         raise UsageError(
             f"Trial {ended.number} ended: {ended.reason}. Call `trial.report({job.metric}=...)`, or set another metric."

@@ -1,8 +1,8 @@
-"""Runs a study. The runner proposes trials, admits them, stops them early, passes their results to the searcher, and
-stores all data.
+"""Runs a study: proposes trials, admits them, stops them early, passes their results to the searcher, and stores all
+data.
 
-Engines only run the trials. The runner makes all decisions. The runner is called from a single thread. Every event is
-stored before a call returns, so a new `StudyRunner` that is created from that storage continues in the same way.
+The runner makes all decisions, and engines only run the trials. The runner is called from a single thread. Every event
+is stored before a call returns. Therefore a new `StudyRunner` with the same storage continues in the same way.
 """
 
 import math
@@ -28,9 +28,9 @@ from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, Tria
 from legroom.tuning.trial.trial import remove
 
 MAX_REJECTED = 20
-"""The maximum number of rejected configurations per requested trial. A configuration is rejected if it can never fit.
-If more configurations are rejected, the study ends, because nearly all configurations in the space need too much
-memory."""
+"""The maximum number of configurations per requested trial that are rejected because they can never fit. The study ends
+if more are rejected, because nearly all configurations in the space need too much memory.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,14 @@ class ReadyTrial:
     config: Config
     admission: Admission
     checkpoint: str | None = None
-    """The checkpoint from which the trial continues, if it was interrupted or paused, or copied another trial's weights."""
+    """The checkpoint from which an interrupted or paused trial continues, or the checkpoint that was copied from
+    another trial.
+    """
     step: int = 0
     """The number of steps reported so far."""
 
 
 class StudyRunner:
-    """One running study."""
-
     def __init__(
         self,
         job: TuneJob,
@@ -66,7 +66,6 @@ class StudyRunner:
         self.records: list[TrialRecord] = store.load()
         self._runtimes = RuntimeModel(job.space)
         self._results_learned = 0
-        """The number of results that were passed to the searcher."""
         self._pending: dict[int, Future[Admission]] = {}
         self._requeued: deque[int] = deque()
         """The trials that will start again from their checkpoints."""
@@ -91,25 +90,23 @@ class StudyRunner:
 
     @property
     def learns(self) -> bool:
-        """True if the next proposal depends on earlier results. In this case, fewer proposals are made in advance."""
+        """True if the next proposal depends on earlier results. Fewer proposals are then made in advance."""
         startup_trials = self._searcher.startup_trials
         return startup_trials is not None and len(self.records) >= startup_trials
 
     @property
     def awaits_estimate(self) -> bool:
-        """True if a memory estimate is running or queued."""
         return any(not estimate.done() for estimate in self._pending.values())
 
     @property
     def has_unseen_configs(self) -> bool:
-        """True if a configuration waits for its first estimate."""
         return self._gate.has_unseen_configs
 
     def next(self, ahead: int = 2) -> ReadyTrial | None:
-        """Return a trial that can start as soon as memory is free, or None if there is no such trial now.
+        """Return a trial that can start as soon as memory is free, or None if there is none at present.
 
-        `ahead` is the number of proposals that may wait for their estimates while other trials train. `ahead` is at
-        most 1 if the search learns from results.
+        `ahead` is the number of proposals that may wait for their estimates while other trials train. If the search
+        learns from results, at most one proposal waits.
         """
         if self._is_out_of_time():
             self._drop_pending()
@@ -130,42 +127,41 @@ class StudyRunner:
                 return ready
 
     def wait(self, seconds: float) -> None:
-        """Wait until an estimate is complete, for at most `seconds`."""
         if self._pending:
             wait(list(self._pending.values()), timeout=seconds, return_when=FIRST_COMPLETED)
         else:  # admitted trials wait for memory that other programs use
             time.sleep(seconds)
 
     def refresh_other_processes(self, given: Mapping[int, int], *, before_start: bool) -> None:
-        """Update the GPU memory used by other programs. `given` maps GPU indices to the bytes that are reserved for
-        running trials."""
+        """Update the GPU memory used by other programs. `given` contains the bytes reserved for running trials, by GPU
+        index.
+        """
         self.other_processes.query(given, before_start=before_start)
         for message in self.other_processes.messages():
             self.notify(message)
 
     @property
     def startup_count(self) -> int | None:
-        """The number of random proposals whose memory is estimated at the start, all at once. The result is None unless
-        the searcher chooses the start order."""
+        """The number of random proposals that are estimated at the start, all at once. It is None unless the searcher
+        chooses the start order.
+        """
         return self._searcher.startup_trials if isinstance(self._searcher, OrderingSearcher) else None
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int] | None:
-        """Return the waiting trials, preferred trials first, or None if the searcher has no preference."""
+        """Return the waiting trials in the order that the searcher prefers, or None if it has no preference."""
         return self._searcher.start_order(waiting) if isinstance(self._searcher, OrderingSearcher) else None
 
     def predict_runtimes(self, waiting: Mapping[int, Admission]) -> RuntimeSamples | None:
-        """Return the predicted runtimes of waiting and running trials, or None if no trial has reported yet."""
         configs = {
             number: (self.records[number].config, admission.size) for number, admission in waiting.items()
         }
         return self._runtimes.predict(configs, self.seconds)
 
     def estimate_again(self, number: int) -> None:
-        """Estimate a trial again that was admitted but found no free memory."""
+        """Estimate a trial again that was admitted but for which there is no free memory."""
         self._requeued.append(number)
 
     def started(self, number: int, gpu: str, fit: Fit | None) -> None:
-        """Record that a trial has started."""
         record = self.records[number]
         record.state, record.gpu, record.reason = TrialState.RUNNING, gpu, ""
         record.attempts += 1
@@ -198,7 +194,6 @@ class StudyRunner:
         ooms: int = 0,
         micro_batch: int | None = None,
     ) -> Decision:
-        """Store a report of a trial, and return the decision about the trial."""
         record = self.records[number]
         report = Report(record.step + 1, metrics, round(self.seconds, 3))
         best = record.best_report(self.job.metric, self.job.mode)
@@ -226,11 +221,10 @@ class StudyRunner:
         return decision
 
     def measured(self, number: int, actual_bytes: int | None, ooms: int) -> None:
-        """Store the peak memory of a trial's process, which is known at its end."""
+        """Store the peak memory of a trial's process, which is known when the process ends."""
         self._measured(self.records[number], actual_bytes, ooms, None)
 
     def ended(self, number: int, ending: TrialOutcome) -> None:
-        """Record that a trial has reached a final state."""
         record = self.records[number]
         state, reason = ending.state, ending.reason
         value = self._value(record)
@@ -260,7 +254,7 @@ class StudyRunner:
             study_checks.raise_if_never_reported(self.job, self.records, record)
 
     def requeue(self, number: int, state: TrialState, reason: str) -> None:
-        """Queue a trial whose process ended before the trial was complete. The trial continues from its last checkpoint."""
+        """Queue a trial whose process ended before the trial was complete, to continue from its last checkpoint."""
         record = self.records[number]
         record.state, record.reason = state, reason
         self._forget_after_checkpoint(record)
@@ -268,8 +262,9 @@ class StudyRunner:
         self._changed(record)
 
     def disk_is_full(self, number: int, reason: str) -> NoReturn:
-        """Record that a trial could not write its checkpoint. The study ends, and the trial continues when the study is
-        resumed."""
+        """Record that a trial could not write its checkpoint, and end the study. The trial continues when the study is
+        resumed.
+        """
         self.requeue(number, TrialState.WAITING, reason)
         raise StoreError(
             f"Trial {number} stopped: {reason}. Completed trials are saved. Free some space, then resume the study."
@@ -290,7 +285,7 @@ class StudyRunner:
         self._changed(record)
 
     def record_oom(self, number: int, fit: Fit | None, needed: int) -> None:
-        """Record that a trial ran out of memory, although it should fit according to its estimate."""
+        """Record that a trial ran out of memory although its estimate fits."""
         if fit is not None:
             self._gate.record_oom(self.records[number].config, fit, needed)
 
@@ -305,7 +300,6 @@ class StudyRunner:
                 self._notify_update(record)
 
     def notify(self, message: str) -> None:
-        """Send a message to the callbacks. Each message is sent only once."""
         if message not in self._sent_messages:
             self._sent_messages.add(message)
             for callback in self._callbacks:
@@ -319,12 +313,11 @@ class StudyRunner:
 
     @property
     def seconds(self) -> float:
-        """The running time of the study across all sessions."""
+        """The running time of the study in seconds, across all sessions."""
         return time.monotonic() - self._start
 
     @property
     def seconds_left(self) -> float | None:
-        """The remaining seconds of the time budget."""
         budget = self.job.time_budget
         return None if budget is None else max(0.0, budget - (time.monotonic() - self._session_start))
 
@@ -395,8 +388,8 @@ class StudyRunner:
         )
 
     def _drop_pending(self) -> None:
-        """Drop the queue when the time budget is used up. Trials that never ran stay in the waiting state until the
-        study is resumed.
+        """Drop the queue when the time budget is used up. Trials that never ran stay waiting until the study is
+        resumed.
         """
         self._pending.clear()
         self._requeued.clear()
@@ -445,8 +438,8 @@ class StudyRunner:
         self._results_learned += 1
 
     def _record_runtime(self, record: TrialRecord) -> None:
-        """Record the runtime of a trial. The runtime of a failed trial is discarded, because it does not help to
-        predict other runtimes.
+        """Record the runtime of a trial, unless it failed. Runtimes of failed trials do not help to predict other
+        runtimes.
         """
         if record.state in (TrialState.FINISHED, TrialState.STOPPED) and record.ended is not None:
             self._runtimes.ended(record.number, record.ended)
@@ -463,8 +456,9 @@ class StudyRunner:
         record.memory = replace(known, ooms=max(known.ooms, ooms))
 
     def _value(self, record: TrialRecord) -> float | None:
-        """Return the best reported value of a trial. If the study has several metrics, return the first metric of the
-        latest report that contains all metrics."""
+        """Return the best reported value of a trial. If the study has several metrics, return the first metric in the
+        latest report that contains all of them.
+        """
         if not self.job.more_objectives:
             return record.value(self.job.metric, self.job.mode)
         values = record.objective_values(self.job.objectives)
@@ -473,7 +467,7 @@ class StudyRunner:
     # ------------------------------------------------------------ resuming
 
     def _replay_history(self) -> None:
-        """Replay all proposals and results to the searcher and the scheduler, and queue the trials that had not ended."""
+        """Repeat all proposals and results for the searcher and the scheduler. Queue the trials that had not ended."""
         ended = sorted(
             (r for r in self.records if r.state.is_final), key=lambda r: (r.ended or 0.0, r.number)
         )
@@ -514,8 +508,9 @@ class StudyRunner:
                 scheduler.reported(record.number, record.config, report.step, value)
 
     def _forget_after_checkpoint(self, record: TrialRecord) -> None:
-        """Discard the reports after the last checkpoint, because the trial continues from this checkpoint and repeats
-        these steps."""
+        """Discard the reports after the last checkpoint. The trial continues from this checkpoint and repeats these
+        steps.
+        """
         record.reports = record.reports[: record.checkpoint_step]
 
     # ------------------------------------------------------------ storage and callbacks
@@ -530,7 +525,7 @@ class StudyRunner:
 
 
 def _runtime(record: TrialRecord) -> float | None:
-    """Return the time in seconds from a trial's start to its end, if it was started only once."""
+    """Return the time in seconds from the start of a trial to its end, or None if it was started more than once."""
     if record.started is None or record.ended is None or record.attempts != 1:
         return None
     return record.ended - record.started

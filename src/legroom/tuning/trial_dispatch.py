@@ -1,13 +1,13 @@
-"""Decides which trial starts next and on which GPU. When the processes of a trial end, the dispatcher decides whether
-the trial is complete or restarts.
+"""Decides which trial starts next and on which GPU, and whether a trial whose processes have ended is complete or
+restarts.
 
     for task in dispatcher.next_tasks() or ():   # one task per rank: start a process for each
         ...
     dispatcher.reported(number, message)         # rank 0's report; returns the decision
     dispatcher.ended(number, end)                # its processes have ended
 
-All engines share the dispatcher. Trials that ran out of memory, were paused or copied another trial's checkpoint
-therefore restart in the same way with every engine.
+All engines share the dispatcher. Therefore every engine restarts trials in the same way after an out-of-memory error, a
+pause or a copied checkpoint.
 """
 
 import statistics
@@ -27,63 +27,58 @@ from legroom.tuning.trial.records import TrialOutcome, TrialState
 from legroom.tuning.trial.trial import THE_METRIC, ReportMessage
 
 PREPARED_PER_SLOT = 4
-"""If the search does not learn from results, this many trials are prepared for each trial that can run at the same time."""
+"""The number of trials that are prepared for each trial that can run at the same time, if the search does not learn
+from results.
+"""
 MANY_MICRO_BATCHES = 8
-"""A trial is treated as slow if its number of micro-batches is more than this many times the median. If the searcher
-chooses the order, slow trials start last."""
+"""The multiple of the median number of micro-batches above which a trial is treated as slow. If the searcher chooses
+the order, slow trials start last.
+"""
 STUCK_SECONDS = 5.0
-"""The time in seconds before a trial that finds no free memory is estimated again. The memory of a trial that just ended
-may not be free yet."""
+"""The number of seconds after which a trial that finds no free memory is estimated again. The memory of a trial that
+just ended may not be free yet.
+"""
 
 
 @dataclass(slots=True)
 class _RunningTrial:
-    """A running trial."""
-
     fit: Fit | None
     is_alone: bool
-    """True if the trial has its GPUs to itself."""
     memory: int
-    """The total memory of the trial's GPU in bytes. If the trial has several GPUs, the value is the memory of the
-    smallest GPU."""
+    """The total memory in bytes of the trial's smallest GPU."""
     candidate_sizes: list[int]
     """The total memory in bytes of each GPU on which the trial may run."""
     decision: Decision = field(default_factory=Decision)
-    """The latest decision about the trial."""
 
 
 class TrialDispatcher:
-    """Dispatches the trials of one study to an engine."""
-
     def __init__(self, job: TuneJob, runner: StudyRunner) -> None:
         self._job, self._runner = job, runner
         self._cpu_share = CpuShare(runner.folder_of(0).with_name("threads"), job.ranks)
         self.slots = slots_for(job)
-        """The maximum number of trials that run at the same time."""
         self._ahead = prepare_trials(job, self.slots)
         self._packer = Packer(job.gpus, self.slots, job.ranks, runner.other_processes.used)
         self._ready: dict[int, ReadyTrial] = {}
         self._micro_batches: dict[int, int] = {}
-        """The number of micro-batches of each admitted trial."""
         self._running: dict[int, _RunningTrial] = {}
         self._alone: dict[int, int] = {}
-        """The trials that need a GPU to themselves because they ran out of memory, with the minimum size of that GPU
-        in bytes."""
+        """The trials that ran out of memory and therefore need a GPU to themselves, with the minimum size of this GPU
+        in bytes.
+        """
         self._stuck_since: float | None = None
 
     @property
     def running(self) -> int:
-        """The number of running trials."""
         return len(self._running)
 
     @property
     def is_over(self) -> bool:
-        """True if no trial is running and no further trial will start."""
         return not self._running and not self._ready and self._runner.is_over
 
     def prepare_trials(self) -> None:
-        """Collect trials whose estimate is complete, and request further estimates. No trial is started, so an engine
-        may call this method while it starts up."""
+        """Collect trials whose estimate is complete, and request further estimates. This method starts no trial, so an
+        engine may call it while the engine itself starts.
+        """
         target = self._target_count()
         while len(self._ready) < target:
             ready = self._runner.next(ahead=self._max_pending())
@@ -107,8 +102,9 @@ class TrialDispatcher:
         return self._start(self._ready.pop(placement.number), placement)
 
     def reported(self, number: int, message: ReportMessage) -> Action:
-        """Decide whether a trial continues after a report. If the trial does not continue, its processes end and
-        `ended` is called."""
+        """Decide whether a trial continues after a report. If the trial does not continue, its processes end, and the
+        engine calls `ended`.
+        """
         decision = self._runner.reported(
             number,
             self._named(message.metrics),
@@ -122,7 +118,7 @@ class TrialDispatcher:
         return decision.action
 
     def ended(self, number: int, end: TrialExit) -> None:
-        """Handle the end of a trial's processes. The trial is either complete or will be started again."""
+        """Handle the end of a trial's processes. The trial is complete or starts again."""
         trial = self._running.pop(number)
         self._divide_cpus()
         self._packer.release(number)
@@ -155,12 +151,12 @@ class TrialDispatcher:
             )
 
     def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics. A value without a name gets the name of the study's metric."""
         return {self._job.metric if name == THE_METRIC else name: value for name, value in metrics.items()}
 
     def stop_on_timeout(self) -> None:
         """Record that all processes were killed because the time budget is used up. A trial that has reported a value
-        is recorded as stopped. The other trials wait until the study is resumed."""
+        is stored as stopped. Other trials wait until the study is resumed.
+        """
         for number in self._running:
             if self._runner.records[number].value(self._job.metric, self._job.mode) is not None:
                 self._runner.ended(number, TrialOutcome(TrialState.STOPPED, "The time budget was used up"))
@@ -175,8 +171,9 @@ class TrialDispatcher:
 
     def _target_count(self) -> int:
         """Return the number of trials that should be ready to start. If the search learns from results, one trial is
-        ready, and one more is prepared whenever no ready trial fits on a free GPU. If the searcher chooses the start
-        order, all of its random proposals are prepared at once."""
+        ready, and another is prepared whenever no ready trial fits. If the searcher chooses the start order, all of its
+        random proposals are prepared at once.
+        """
         if self._runner.startup_count is not None:
             return len(self._ready) + self._runner.startup_count
         if not self._runner.learns:
@@ -185,7 +182,8 @@ class TrialDispatcher:
 
     def _max_pending(self) -> int:
         """Return the number of proposals that may wait for their estimates. If the searcher chooses the start order,
-        all random proposals may wait at the same time. Later proposals are made one at a time."""
+        all of its random proposals may wait at the same time. Later proposals are made one at a time.
+        """
         among = self._runner.startup_count
         if among is None:
             return self._ahead - 1
@@ -193,7 +191,8 @@ class TrialDispatcher:
 
     def _waiting(self) -> dict[int, Admission]:
         """Return the trials that may start if there is enough memory. If the searcher chooses the start order, trials
-        with many micro-batches start only after all other trials."""
+        with many micro-batches start after all others.
+        """
         quick = self._not_heavily_split()
         if self._runner.startup_count is not None and (quick or not self._runner.is_over):
             return quick
@@ -216,16 +215,18 @@ class TrialDispatcher:
 
     @property
     def _is_crowded(self) -> bool:
-        """True if there is no free CPU core for a new trial, and other trials wait for an estimate that is being
-        computed on this machine. The new trial would slow down the estimate and therefore delay the waiting trials.
-        Estimates of micro-batches are not considered, because they have a lower priority than trials."""
+        """True if no CPU core is free for another trial while trials wait for an estimate that is computed on this
+        machine.
+
+        A new trial would slow down the estimate and delay the waiting trials. Estimates of micro-batches do not count,
+        because they have a lower priority than trials.
+        """
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
         uses_all_cores = (self.running + 1) * self._job.ranks >= processors()
         return self.running > 0 and uses_all_cores and is_traced_here and self._runner.has_unseen_configs
 
     def _next_placement(self, waiting: dict[int, Admission]) -> TrialPlacement | None:
-        """Return the next trial that can start. An order chosen by the searcher takes precedence over the packer's
-        plan."""
+        """Return the next trial that can start. The order of the searcher takes precedence over the plan of the packer."""
         if self._runner.startup_count is not None and self._is_crowded:
             return None
         if len(waiting) > 1 and self._packer.has_room(waiting, alone=self._alone):
@@ -241,9 +242,11 @@ class TrialDispatcher:
         self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
-        """Return the minimum size of a GPU for a trial that ran out of memory. After the first failure, the result is
-        0, so that the trial runs alone on a GPU of any size. After a second failure, the result is the size of a larger
-        GPU. The result is None if there is no larger GPU."""
+        """Return the minimum size in bytes of the next GPU for a trial that ran out of memory.
+
+        After the first failure, the result is 0, because the trial needs only a GPU to itself. After a second failure,
+        the result is the size of a larger GPU, or None if there is none.
+        """
         if not trial.is_alone and number not in self._alone:
             return 0
         sizes = trial.candidate_sizes
@@ -255,8 +258,9 @@ class TrialDispatcher:
         return min(larger, default=None)
 
     def _estimate_again_if_stuck(self, waiting: Mapping[int, Admission]) -> None:
-        """If no trial is running and no waiting trial fits, estimate the waiting trials again, because other programs
-        may have used the memory."""
+        """Estimate the waiting trials again if no trial is running and no waiting trial fits. Other programs may have
+        used the memory.
+        """
         if self._running or not waiting:
             self._stuck_since = None
         elif self._stuck_since is None:
@@ -299,9 +303,9 @@ class TrialDispatcher:
 
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
-    """Return the number of trials to prepare, from which the dispatcher chooses the next trial to start. The number is
-    small if the searcher learns from results or if time is limited. Without GPUs, only a few trials are prepared,
-    because any trial can start next."""
+    """Return the number of trials to prepare, among which the dispatcher chooses. The number is small if the searcher
+    learns from results, if time is limited, or if there is no GPU, because any trial can then start next.
+    """
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 

@@ -1,4 +1,4 @@
-"""The base class of the loggers. An error in a logger stops the log but not the study."""
+"""The base class of the loggers."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,7 +10,7 @@ from legroom.tuning.trial.records import TrialRecord
 
 
 class Logger(FailSafeLog):
-    """A callback that writes a log. An error in the callback ends the log but not the study.
+    """A callback that writes a log. An error in the log ends the log but not the study.
 
     Subclasses implement `write_report` (called once per report) and `end` (called once per trial).
     """
@@ -28,7 +28,6 @@ class Logger(FailSafeLog):
         self._ended |= {record.number for record in records if record.state.is_final}
 
     def on_trial_update(self, record: TrialRecord) -> None:
-        """Write new reports and, once the trial has ended, its final state."""
         if record.number in self._ended:
             return
         done = self._written.get(record.number, 0)
@@ -56,7 +55,6 @@ class Logger(FailSafeLog):
 
 
 def memory_figures(record: TrialRecord) -> dict[str, float]:
-    """Return the known memory sizes in MiB, by their names in the logs."""
     memory = record.memory
     sizes = {
         "memory/predicted_mib": memory.predicted,
@@ -72,8 +70,9 @@ def memory_figures(record: TrialRecord) -> dict[str, float]:
 
 
 def plain_config(record: TrialRecord) -> dict[str, Any]:
-    """Return the configuration in a form that every logger accepts. Numbers, strings and booleans are unchanged.
-    Other values are replaced by their class name."""
+    """Return the configuration in a form that every logger accepts. Values other than numbers, strings and booleans are
+    replaced by their class name.
+    """
     return {
         name: value if isinstance(value, bool | int | float | str) else type(value).__name__
         for name, value in record.config.items()

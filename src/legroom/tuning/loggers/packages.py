@@ -19,7 +19,7 @@ cores."""
 
 
 class FailSafeLog:
-    """A log that does not raise errors. The first error is reported, and nothing is written to the log afterwards."""
+    """A log that raises no errors. After the first error, the error is reported and the log ends."""
 
     name: str
     subject: str
@@ -45,13 +45,11 @@ class FailSafeLog:
 
 
 def check_tensorboard() -> None:
-    """Raise MissingExtra if neither TensorBoard nor tensorboardX is installed."""
     if not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):
         raise MissingExtra("TensorBoard", "log")
 
 
 def summary_writer(folder: Path) -> Any:
-    """Return a writer of event files in `folder`."""
     try:
         module = importlib.import_module("torch.utils.tensorboard")
     except ImportError:
@@ -60,7 +58,6 @@ def summary_writer(folder: Path) -> Any:
 
 
 def check_wandb() -> None:
-    """Raise MissingExtra if wandb is not installed."""
     if importlib.util.find_spec("wandb") is None:
         raise MissingExtra("wandb", "log")
 
@@ -73,8 +70,9 @@ def start_wandb_run(
     config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> "Run":
-    """Start a run that is independent of other runs in this process, and write it to `folder`/wandb. If `mode` is None,
-    `WANDB_MODE` determines the mode. The default is offline."""
+    """Start a wandb run in `folder`/wandb that is independent of other runs in this process. If `mode` is None,
+    `WANDB_MODE` determines the mode. The default is offline.
+    """
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)

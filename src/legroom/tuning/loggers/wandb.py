@@ -47,7 +47,6 @@ class WandbLog(Logger):
             self._runs.popitem()[1].finish()
 
     def _run(self, record: TrialRecord) -> "Run":
-        """Return the wandb run of a trial. Several runs are open at the same time."""
         if record.number not in self._runs:
             self._runs[record.number] = start_wandb_run(
                 self._folder,

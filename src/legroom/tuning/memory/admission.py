@@ -1,5 +1,5 @@
-"""Defines `Admission`, which lists the GPUs on which a trial can run. For each GPU, an `Admission` contains the
-micro-batch size and the required memory. An engine requests one `Admission` per proposal, which `gate` computes.
+"""The result of estimating one configuration: the GPUs on which the trial can run, and the micro-batch size and memory
+for each GPU.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,11 @@ class TrialGpu:
 
     index: int
     memory: int
-    """The total memory in bytes."""
     context: int = 0
-    """The number of bytes that each process uses for its CUDA context."""
+    """The bytes that the CUDA context of a process uses."""
     virtual: bool = False
     named_spec: GpuSpec | None = None
-    """The GPU model that determines the kernels in an estimate. If None, a generic GPU with `memory` bytes is used."""
+    """The GPU model, which determines the kernels in an estimate. If None, a generic GPU with `memory` bytes is used."""
     machine: str = ""
     """The address of the GPU's machine in a cluster, or "" for this machine."""
     used_by_others: int = 0
@@ -37,12 +36,13 @@ class TrialGpu:
 
     @property
     def spec(self) -> GpuSpec:
-        """The GPU model, or a generic GPU if no model is known."""
         return self.named_spec or find_gpu(self.memory)
 
     @property
     def available(self) -> int:
-        """The number of bytes available to PyTorch in a single process at the start of the study, if no other trial runs."""
+        """The bytes available to PyTorch in a single process, if no trial runs. The memory of other programs is
+        subtracted as of the start of the study.
+        """
         return max(0, self.memory - self.used_by_others - self.context)
 
 
@@ -52,18 +52,17 @@ class Fit:
 
     predicted: int
     safe: int
-    """The upper bound in bytes. This memory is reserved, and the process may not use more."""
+    """The upper bound in bytes. This memory is reserved for the process, which may not use more."""
     micro_batch: int | None = None
     """The number of samples per micro-batch, or None if the batch is not split."""
     used_by_others: int = 0
-    """The memory that other programs use, in bytes. The value is set only if the batch would fit unsplit without these
-    programs."""
+    """The bytes that other programs use, if these programs are the reason why the batch is split. Otherwise 0."""
 
 
 class AdmissionVerdict(StrEnum):
     FITS = "fits"
     SPLIT = "split"
-    """The configuration fits in micro-batches with gradient accumulation. The configuration itself is unchanged."""
+    """The configuration fits in micro-batches with gradient accumulation."""
     NEVER = "never-fits"
     UNKNOWN = "unknown"
     """The estimate failed. The trial runs alone on a GPU, and Guard handles out-of-memory errors."""
@@ -71,20 +70,18 @@ class AdmissionVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """The admission result for one configuration."""
-
     verdict: AdmissionVerdict
     fits: Mapping[int, Fit]
-    """Maps GPU indices to the fit of the configuration on each GPU. GPUs on which the configuration cannot run are
-    omitted."""
+    """The fit of the configuration by GPU index. GPUs on which the configuration cannot run are omitted."""
     reason: str = ""
     """The reason why the configuration can never fit, or why the estimate failed."""
     batch_size: int | None = None
     shortage: float = 0.0
-    """The missing memory of a configuration that never fits, as a fraction of the memory of the largest GPU."""
+    """For a configuration that never fits, the missing memory as a fraction of the memory of the largest GPU."""
     needed: int | None = None
-    """The memory of the smallest micro-batch on the largest GPU in bytes, including the CUDA context. The value is
-    set if the configuration never fits."""
+    """For a configuration that never fits, the bytes that its smallest micro-batch needs on the largest GPU, including
+    the CUDA context.
+    """
     seconds: float = 0.0
     """The time in seconds spent on traces for this result."""
     is_cached: bool = False
@@ -96,7 +93,7 @@ class Admission:
 
     @property
     def micro_batches(self) -> int:
-        """The smallest number of micro-batches across the GPUs, which is 1 if the batch is not split."""
+        """The smallest number of micro-batches across the GPUs. It is 1 if the batch is not split."""
         micros = [fit.micro_batch for fit in self.fits.values()]
         if self.batch_size is None or not micros or None in micros:
             return 1
@@ -108,19 +105,17 @@ NO_GPU = Admission(verdict=AdmissionVerdict.FITS, fits={})
 
 
 class Gate(Protocol):
-    """Computes admissions in the background, so that trials do not wait for estimates."""
-
     @property
     def has_unseen_configs(self) -> bool:
-        """True if a configuration waits for its first estimate, which is the estimate of the full batch. Estimates of
-        micro-batches are ignored."""
+        """True if a configuration waits for the estimate of its full batch. Estimates of micro-batches do not count."""
 
     def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
-        """Estimate a configuration. `checkpoint` is the checkpoint from which the trial continues."""
+        """Estimate a configuration. If the trial continues from a checkpoint, `checkpoint` is its path."""
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
-        """Record that a trial ran out of memory, although it should fit according to its estimate. The trial needed at
-        least `needed` bytes. Later estimates are corrected."""
+        """Record that a trial ran out of memory although its estimate fits. The trial needed at least `needed` bytes.
+        Later estimates are corrected.
+        """
 
     def close(self) -> None: ...
 
@@ -134,7 +129,7 @@ def virtual_gpus(sizes: str) -> list[TrialGpu]:
 
 
 def real_gpus() -> list[TrialGpu]:
-    """Return the GPUs in this machine. The result is empty without a CUDA build of torch."""
+    """Return the GPUs in this machine. Without a CUDA build of torch, the result is empty."""
     from legroom.gpus.nvml import NotAvailable
     from legroom.gpus.usage import gpus_in_use
 
@@ -156,8 +151,7 @@ def real_gpus() -> list[TrialGpu]:
 
 
 def gpus_for(gpu: str | None) -> list[TrialGpu]:
-    """Return the GPUs for trials. `None` means all GPUs in this machine, or the host if there is no GPU. `cpu` means
-    the host."""
+    """Return the GPUs for trials, or [] for the CPU. If `gpu` is None, return all GPUs in this machine."""
     if isinstance(gpu, str) and gpu.strip().lower() == "cpu":
         return []
     return real_gpus() if gpu is None else virtual_gpus(gpu)

@@ -1,21 +1,21 @@
 """Estimates the memory of a configuration in the background before it starts. Configurations with the same memory use
 share one estimate.
 
-A worker thread traces one configuration at a time. The thread traces the full batch first. If the full batch does not
-fit, the thread traces the smallest micro-batch, and then searches for the largest micro-batch that fits, by linear
-interpolation. Full batches have priority over micro-batches, because configurations that fit unsplit can start first.
+A worker thread traces one configuration at a time, starting with the full batch. If the full batch does not fit, the
+thread traces the smallest micro-batch and searches for the largest micro-batch that fits, by linear interpolation. Full
+batches have priority over micro-batches, because a configuration that fits unsplit can start immediately.
 
 Two configurations share an estimate if they differ only in parameters that do not affect memory, such as a learning
-rate. Whether a float parameter affects memory is determined by tracing: if both ends of its range request exactly the
-same memory as the first configuration, the parameter is ignored in the comparison. A range is traced only when its
-result is needed, which is when two configurations differ only in ranges that were not traced yet. Integers and choices
-are always compared, unless the user lists the parameters that affect memory.
+rate. For a float parameter, this is determined by tracing both ends of its range. If both ends request exactly the same
+memory as the first configuration, the parameter is ignored in the comparison. A range is traced only if two
+configurations differ in no other parameters. Integers and choices are always compared, unless the user lists the
+parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
-If a trial runs out of memory, although it should fit according to its estimate, all later estimates are increased by
-the missing amount, and estimates are no longer shared. Because of the increase, a batch may be split, or two trials may
-no longer share a GPU, but no trial is rejected. A trial that fits only without the increase gets a GPU to itself.
+If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and
+estimates are no longer shared. The increase may split a batch or keep two trials from sharing a GPU, but it rejects no
+trial. A trial that fits only without the increase gets a GPU to itself.
 """
 
 import contextlib
@@ -39,17 +39,17 @@ from legroom.units import format_size
 MAX_TRACES = 4
 """The maximum number of traces in the search for the largest micro-batch on one GPU."""
 NEAR = 0.75
-"""The search ends when the largest micro-batch that fits is at least this fraction of the smallest micro-batch that
-does not fit."""
+"""The search ends when the largest size that fits is at least this fraction of the smallest size that does not fit."""
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
-"""The priorities of traces. Full batches are traced first, then micro-batches, then the endpoints of ranges."""
+"""The priorities of traces, highest first: full batches, micro-batches, and the ends of ranges."""
 OOM_MARGIN = 1.05
-"""The factor by which the memory that a failed trial used is multiplied to estimate the memory that it needed. A trial
-that ran out of memory needed more memory than it was able to allocate."""
+"""The estimated memory of a trial that ran out of memory, as a multiple of the memory that it used. It needed more than
+it was able to allocate.
+"""
 
 
 class OpenGate:
-    """A gate that admits every configuration, because trials run on the host."""
+    """The gate for trials on the CPU, which admits every configuration."""
 
     has_unseen_configs = False
 
@@ -58,27 +58,21 @@ class OpenGate:
         answer.set_result(NO_GPU)
         return answer
 
-    def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
-        """Do nothing, because there are no estimates to correct."""
+    def record_oom(self, config: Config, fit: Fit, needed: int) -> None: ...
 
-    def close(self) -> None:
-        """Do nothing, because no process was started."""
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _TracedConfig:
-    """The trace results of one configuration, by micro-batch size (None for the full batch)."""
-
     config: Config
     checkpoint: str | None
     """The checkpoint that the function loads, or None for a new trial."""
     traces: dict[int | None, dict[int, TraceResult]]
-    """The results by GPU index."""
+    """The results by micro-batch size (None for the full batch) and by GPU index."""
 
 
 class MemoryGate:
-    """The gate for one training function."""
-
     def __init__(
         self,
         function: TrainFunction,
@@ -99,11 +93,12 @@ class MemoryGate:
             if shape_parameters is None
             else set()
         )
-        """The float ranges that were not yet tested for their influence on memory."""
+        """The float ranges that were not yet tested for an effect on memory."""
         self._known: list[_TracedConfig] = []
         self._correction = 0
-        """The number of bytes by which estimates have been too low. The correction is added as a fixed number of bytes,
-        because untraced memory, such as the memory of an evaluation, does not grow with the estimate."""
+        """The number of bytes by which estimates were too low. It is added as a constant, because memory that is not
+        traced, such as the memory of an evaluation, does not grow with the estimate.
+        """
         self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._unseen: set[Future[Admission]] = set()
@@ -148,7 +143,7 @@ class MemoryGate:
     def _estimate_full_batch(
         self, config: Config, checkpoint: str | None, answer: "Future[Admission]"
     ) -> None:
-        """Trace the full batch. If the batch must be split, micro-batches are traced later."""
+        """Trace the full batch. If the batch must be split, its micro-batches are traced later."""
         answer.set_running_or_notify_cancel()
         began = time.perf_counter()
         with self._answering(answer):
@@ -175,7 +170,9 @@ class MemoryGate:
 
     @contextlib.contextmanager
     def _answering(self, answer: "Future[Admission]") -> Iterator[None]:
-        """Pass an error inside the block to the caller of the request, so that the caller does not wait indefinitely."""
+        """Pass an error inside the block to the caller that waits for the admission. Otherwise, the caller would wait
+        forever.
+        """
         try:
             yield
         except CannotEstimate as trouble:
@@ -205,8 +202,8 @@ class MemoryGate:
         return known.traces[micro]
 
     def _matching(self, config: Config, checkpoint: str | None, names: set[str]) -> _TracedConfig | None:
-        """Return the traces of another configuration that has the same values for all parameters in `names`. A trial
-        that loads a checkpoint may use more memory, so it shares traces only with other trials that load a checkpoint.
+        """Return the traces of a configuration with the same values for all parameters in `names`. A trial that loads a
+        checkpoint may need more memory, so it shares traces only with trials that also load a checkpoint.
         """
         for known in self._known:
             if (
@@ -218,8 +215,9 @@ class MemoryGate:
         return None
 
     def _probe(self, name: str) -> None:
-        """Test whether memory depends on a parameter. Both ends of the parameter's range are traced, and their memory
-        requests are compared with the requests of the first configuration."""
+        """Test whether memory depends on a parameter. Both ends of its range are traced and compared with the first
+        configuration.
+        """
         first = self._known[0]
         domain = next(p.domain for p in self._space.parameters if p.name == name)
         if name not in first.config or not isinstance(domain, FloatRange):
@@ -235,8 +233,9 @@ class MemoryGate:
     # ------------------------------------------------------------ admissions from traces
 
     def _fits(self, known: _TracedConfig, batch_size: int | None, correction: int) -> dict[int, Fit]:
-        """Return the fit of the configuration for each GPU on which it fits. `correction` is the number of bytes that
-        are added to the estimate."""
+        """Return the fit of the configuration for each GPU on which it fits. `correction` is added to the estimate, in
+        bytes.
+        """
         full = self._trace(known, None)
         fits: dict[int, Fit] = {}
         for gpu in self._gpus:
@@ -285,7 +284,6 @@ class MemoryGate:
         return not correction and self._available(gpu) >= gpu.available and traced.fits[0]
 
     def _available(self, gpu: TrialGpu) -> int:
-        """Return the number of bytes available to PyTorch, without the memory that other programs currently use."""
         return max(0, gpu.memory - self._other_processes.used(gpu) - gpu.context)
 
     def _fit(self, traced: TraceResult, gpu: TrialGpu, micro: int | None, correction: int) -> Fit:
@@ -338,8 +336,9 @@ class MemoryGate:
         )
 
     def _blocking_bytes(self, traced: TraceResult, gpu: TrialGpu) -> int:
-        """Return the memory that other programs use on a GPU, if the configuration would fit without these programs.
-        Otherwise, return 0."""
+        """Return the bytes that other programs use on a GPU if the configuration would fit without these programs,
+        otherwise 0.
+        """
         would_fit = traced.safe <= gpu.memory - gpu.context
         return self._other_processes.used(gpu) if would_fit and not self._fits_on(traced, gpu, 0) else 0
 
@@ -353,8 +352,9 @@ class MemoryGate:
 
 
 def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
-    """Yield groups of GPUs that can share a trace. The GPUs of a group have the same model, or are virtual GPUs with
-    the same compute capability."""
+    """Yield groups of GPUs that can share a trace: GPUs of the same model, or virtual GPUs with the same compute
+    capability.
+    """
     kinds: dict[tuple[bool, object], list[TrialGpu]] = {}
     for gpu in gpus:
         kind = gpu.spec.capability if gpu.virtual else gpu.spec.name
@@ -363,8 +363,9 @@ def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
 
 
 def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
-    """Return the next size to try, by linear interpolation between the nearest traced sizes. Return None if that size
-    is smaller than all traced sizes and a larger size already fits."""
+    """Return the index of the size to try next, by linear interpolation between `low` and `high`. If no size between
+    them should fit, return None, or the first of them if only the smallest size is known to fit.
+    """
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)
     wanted = small + (room - tried[low]) / slope if slope > 0 else (small + large) / 2

@@ -1,10 +1,9 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
 Trials share the memory that other programs do not use. The driver reports memory per process, so the memory of trials
-can be distinguished from the memory of other programs. In some containers, the process IDs that the driver reports
-differ from the IDs inside the container, so this distinction is not possible. In that case, the memory use of other
-programs is estimated from two lower bounds: the memory that exceeds the reservations of trials, and the memory in use
-when no trial was running.
+can be told apart from the memory of other programs. In some containers, this is not possible, because the driver's
+process IDs differ from the IDs inside the container. Then two lower bounds are used: the memory that exceeds the
+reservations of the trials, and the memory that was in use when no trial was running.
 """
 
 import math
@@ -19,19 +18,22 @@ from legroom.tuning.memory.admission import TrialGpu
 from legroom.units import format_size
 
 MIN_REPORTED_PART = 50
-"""Changes below 1/50 of the memory of a GPU are not reported, because drivers and displays cause changes of this size.
+"""The inverse of the smallest fraction of a GPU's memory that is reported as a change. Drivers and displays cause
+smaller changes.
 """
 
 RETRY_FACTOR, SLOW_SECONDS = 10, 0.05
-"""If a query takes more than `SLOW_SECONDS` seconds, no further query starts for `RETRY_FACTOR` times its duration.
-Without NVML, a query starts a process that uses CUDA, and trials would wait for the query at every report."""
+"""If a query takes more than `SLOW_SECONDS` seconds, the next query waits for `RETRY_FACTOR` times its duration.
+Without NVML, a query starts a process that uses CUDA, and trials would wait for it at every report.
+"""
 MAX_AGE = 2.0
-"""The maximum age in seconds of a query before a trial starts."""
+"""The maximum age in seconds of the last query when a trial starts."""
 
 
 class OtherProcessUsage:
-    """The memory that other programs use on each GPU. No other programs use virtual GPUs. GPUs in a cluster are read
-    once, at the start."""
+    """The memory that other programs use on each GPU. Virtual GPUs are not used by other programs. The GPUs of a
+    cluster are read once, at the start.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class OtherProcessUsage:
         self._here = [gpu for gpu in self._gpus if not gpu.machine]
         self._query, self._our_processes = query, our_processes or _descendants
         self._before = self._our_processes() if self._here else set()
-        """The processes that this program started before the study. These processes are not trials."""
+        """The processes that this program started before the study. They are not trials."""
         self._used = {gpu.index: gpu.used_by_others for gpu in self._gpus}
         self._used_without_trials = dict(self._used)
         """The bytes that other programs used on each GPU when no trial was running there."""
@@ -53,14 +55,11 @@ class OtherProcessUsage:
         self._last_query = self._not_before = -math.inf
 
     def used(self, gpu: TrialGpu) -> int:
-        """Return the number of bytes that other programs used on a GPU at the last query."""
         return self._used.get(gpu.index, 0)
 
     def query(self, given: Mapping[int, int], *, before_start: bool = False) -> None:
-        """Query the GPUs, unless they were queried recently. `given` maps GPU indices to the bytes that are reserved
-        for running trials.
-
-        `before_start` means that a trial is about to start, so the result must be recent.
+        """Query the GPUs, unless they were queried recently. `given` contains the bytes reserved for running trials, by
+        GPU index. If `before_start` is set, a trial is about to start, and the result must be recent.
         """
         began = self._clock()
         not_before = min(self._not_before, self._last_query + MAX_AGE) if before_start else self._not_before
@@ -78,8 +77,9 @@ class OtherProcessUsage:
                 )
 
     def messages(self) -> list[str]:
-        """Return one message for each GPU on which the memory use of other programs has changed considerably since
-        the last call."""
+        """Return one message for each GPU on which other programs use much more or much less memory than at the last
+        call.
+        """
         messages = []
         for gpu in self._gpus:
             used = self.used(gpu)
@@ -103,7 +103,7 @@ class OtherProcessUsage:
         return max(visible.used - given, min(self._used_without_trials[visible.index], visible.used))
 
     def _used_by_trials(self, visible: VisibleGpu) -> int | None:
-        """Return the number of bytes used by the study's trials, if the driver reports their processes."""
+        """Return the bytes that the trials of the study use, or None if the driver does not report their processes."""
         if isinstance(visible.processes, NotAvailable):
             return None
         pids = self._our_processes() - self._before
@@ -113,7 +113,7 @@ class OtherProcessUsage:
 
 
 def _descendants() -> set[int]:
-    """Return all descendants of this process. The descendants include the trials of every engine that runs on this machine."""
+    """Return all descendants of this process, which include the trials of every local engine."""
     import psutil
 
     try:

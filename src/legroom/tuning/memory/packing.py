@@ -1,9 +1,9 @@
-"""Assigns trials to GPUs. Several trials share a GPU if the sum of the upper bounds on their memory fits on the GPU.
+"""Assigns trials to GPUs. Trials share a GPU if the sum of their upper bounds fits.
 
-Every trial has its own process with a CUDA context, so each bound includes a context. The next trial is the first trial
-in the planned start order that fits into the free memory. Until runtimes are known, the largest trial starts first. A
-trial starts on the GPU where it leaves the least memory free. If other trials have overtaken a trial too often, that
-trial gets the next free GPU. If the batch fits a free GPU without being split, the trial is placed on that GPU.
+Every trial has its own process, so its bound includes a CUDA context. The next trial is the first trial in the planned
+start order that fits into the free memory. Until runtimes are known, the largest trial starts first. A trial starts on
+the GPU where it leaves the least memory free, preferably on a GPU where its batch is not split. If other trials have
+overtaken a trial too often, it gets the next free GPU.
 """
 
 from collections import Counter
@@ -16,37 +16,35 @@ from legroom.tuning.memory.runtime_model import RuntimeSamples
 from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order
 
 MAX_OVERTAKEN = 12
-"""A waiting trial may be overtaken by this many other trials, multiplied by the number of trials that can run in
-parallel. With a lower limit, GPUs would stay empty more often until a waiting trial fits, which costs more time than it
-saves (see bench.tuning.packing)."""
+"""The number of trials that may overtake a waiting trial, per trial that can run in parallel. With a lower limit, GPUs
+stay empty more often until the waiting trial fits (see bench.tuning.packing).
+"""
 
 MARGIN = 50
-"""In addition to its bound, a trial gets 1/50 of the memory of a real GPU, if this memory is free."""
+"""The inverse of the fraction of a real GPU's memory that a trial gets in addition to its bound, if it is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlacement:
-    """The GPUs of a trial, one per rank."""
-
     number: int
     gpus: tuple[TrialGpu, ...] = ()
     fits: tuple[Fit, ...] = ()
-    """The fit of the trial on each GPU. The tuple is empty for trials without a GPU."""
+    """The fit of the trial on each GPU. Without a GPU, the tuple is empty."""
     is_alone: bool = False
     """True if no other trial shares the GPUs."""
 
     @property
     def fit(self) -> Fit | None:
-        """The memory and micro-batch size on the GPU of rank 0, or None for a trial without a GPU."""
+        """The fit on the GPU of rank 0, or None without a GPU."""
         return self.fits[0] if self.fits else None
 
 
 class _GpuOption(NamedTuple):
-    """A GPU with enough free memory. Options are compared as tuples, and the smallest tuple is the best option."""
+    """A GPU with enough free memory. Options are compared as tuples. The smallest tuple is the best option."""
 
     is_split: bool
     left: int
-    """The number of bytes that stay free on the GPU after the trial has started."""
+    """The bytes that stay free after the trial has started."""
     number: int
     gpu: TrialGpu
     fit: Fit
@@ -69,9 +67,8 @@ class Packer:
     slots: int
     ranks: int = 1
     used_by_others: Callable[[TrialGpu], int] = _none_used
-    """A function that returns the number of bytes that other programs use on a GPU."""
     _allocated: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Maps each trial to the GPU index and the bytes of each rank."""
+    """The GPU index and the bytes of each rank, by trial."""
     _times_overtaken: dict[int, int] = field(default_factory=dict)
 
     def place(
@@ -83,7 +80,7 @@ class Packer:
     ) -> TrialPlacement | None:
         """Choose one of the `waiting` trials that can start now, and reserve its memory.
 
-        `alone` contains the trials that need a GPU to themselves, each with the minimum size of that GPU in bytes.
+        `alone` contains the trials that need a GPU to themselves, with the minimum size of this GPU in bytes.
         `predict_runtimes` is called only if several trials can start.
         """
         startable = self._startable(waiting, alone or {})
@@ -97,20 +94,17 @@ class Packer:
         return startable[number]
 
     def has_room(self, waiting: Mapping[int, Admission], *, alone: Mapping[int, int] | None = None) -> bool:
-        """Return True if any of these trials can start now."""
         return bool(self._startable(waiting, alone or {}))
 
     def release(self, number: int) -> None:
-        """Free the memory of a trial whose process has ended."""
         self._allocated.pop(number, None)
 
     def free(self, gpu: TrialGpu) -> int:
-        """Return the number of bytes that are neither reserved for a trial nor used by another program."""
         return self._capacity(gpu) - self.reserved.get(gpu.index, 0)
 
     @property
     def reserved(self) -> dict[int, int]:
-        """The number of bytes reserved for running trials, by GPU index."""
+        """The bytes reserved for running trials, by GPU index."""
         sums: dict[int, int] = {}
         for allocations in self._allocated.values():
             for index, size in allocations:
@@ -122,7 +116,6 @@ class Packer:
     def _startable(
         self, waiting: Mapping[int, Admission], alone: Mapping[int, int]
     ) -> dict[int, TrialPlacement]:
-        """Return the trials that can start now, with their placements."""
         if len(self._allocated) >= self.slots:
             return {}
         if not self.gpus:
@@ -140,8 +133,9 @@ class Packer:
     def _start_order(
         self, waiting: Mapping[int, Admission], alone: Mapping[int, int], runtimes: RuntimeSamples | None
     ) -> list[int]:
-        """Return the start order. Until runtimes are known, the largest trial comes first, because it needs the most
-        free memory."""
+        """Return the order in which trials should start. Until runtimes are known, the largest trial comes first,
+        because it needs the most free memory.
+        """
         if runtimes is None:
             return sorted(waiting, key=lambda number: (-waiting[number].size, number))
         demands = {
@@ -157,7 +151,6 @@ class Packer:
         return best_order(demands, Capacity(free, running, self.slots, self.ranks))
 
     def _sizes(self, admission: Admission, exclusive: int | None) -> list[int | None]:
-        """Return the memory of a trial on each GPU, or None for GPUs on which the trial cannot run."""
         return [self._size_on(gpu, admission, exclusive) for gpu in self.gpus]
 
     def _size_on(self, gpu: TrialGpu, admission: Admission, exclusive: int | None) -> int | None:
@@ -205,8 +198,9 @@ class Packer:
 
     @property
     def _ranks_need_whole_gpus(self) -> bool:
-        """True if each rank must have a whole GPU. On a cluster, Ray may place two ranks on the same GPU if each of
-        them requests only a fraction of a GPU."""
+        """True if each rank must have a whole GPU. On a cluster, Ray may place two ranks that request fractions of a
+        GPU on the same GPU.
+        """
         return self.ranks > 1 and any(gpu.machine for gpu in self.gpus)
 
     def _reserve(self, placement: TrialPlacement, waiting: Mapping[int, Admission]) -> None:
@@ -225,6 +219,7 @@ class Packer:
 
 
 def _margin(gpu: TrialGpu) -> int:
-    """Return the number of bytes that are reserved in addition to the bound. A kernel on a real GPU may allocate memory
-    that the estimate does not include."""
+    """Return the bytes that are reserved in addition to the bound. On a real GPU, a kernel may allocate memory that the
+    estimate does not include.
+    """
     return 0 if gpu.virtual else gpu.memory // MARGIN

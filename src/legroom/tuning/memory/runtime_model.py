@@ -1,11 +1,11 @@
 """Predicts the runtimes of trials from the runtimes of running and completed trials. The start order depends on these
 predictions.
 
-A trial's runtime is the time per report, times the number of reports. The time per report is known after the first
-report, but the number of reports is known only at the end, because ASHA may stop the trial early. The two quantities
-are therefore modeled separately. The logarithm of each quantity is a linear function of the parameters and the
-memory, fitted by ridge regression. The residuals are kept, so the prediction is a set of equally likely samples
-instead of a single number. Predictions need not be exact, because they only affect the order of waiting trials.
+A trial's runtime is the time per report times the number of reports. The time per report is known after the first
+report. The number of reports is known only at the end, because ASHA may stop the trial early. Therefore the two
+quantities are modeled separately. The logarithm of each quantity is a linear function of the parameters and the memory,
+fitted by ridge regression. The residuals are kept, so a prediction is a set of equally likely samples instead of a
+single number. Predictions need not be exact, because they affect only the order of waiting trials.
 """
 
 import math
@@ -22,34 +22,33 @@ if TYPE_CHECKING:
 
 SAMPLES = 16
 MIN_TRIALS = 4
-"""The minimum number of trials for a prediction from parameters."""
+"""The minimum number of trials before a prediction uses the parameters."""
 MIN_EXPLAINED = 0.2
-"""The minimum fraction of the variance that parameters must explain, by leave-one-out cross-validation."""
+"""The minimum fraction of the variance that the parameters must explain, by leave-one-out cross-validation. Otherwise,
+a prediction does not use the parameters.
+"""
 RIDGE = 0.1
 """The ridge penalty on the weights of the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSamples:
-    """For each trial, `SAMPLES` equally likely runtimes in seconds."""
-
     waiting: Mapping[int, Sequence[float]]
-    """The samples of each trial's total runtime, from its start to its end."""
+    """The total runtimes in seconds of each waiting trial. All samples are equally likely."""
     running: Mapping[int, Sequence[float]]
-    """The samples of each trial's remaining runtime, from now to its end."""
+    """The remaining runtimes in seconds of each running trial. All samples are equally likely."""
 
 
 @dataclass(slots=True)
 class _Observation:
-    """The measured progress of a trial."""
-
     features: list[float]
     started: float
     last: float
     """The time of the last report, or of the end of the trial."""
     from_start: bool
-    """True if the trial started from scratch. The runtime of a trial that continues from a checkpoint does not
-    represent other trials."""
+    """True if the trial started from scratch. A trial that continues from a checkpoint is not representative of other
+    trials.
+    """
     reports: int = 0
     is_over: bool = False
 
@@ -66,8 +65,9 @@ class RuntimeModel:
         self._observations: dict[int, _Observation] = {}
 
     def started(self, number: int, config: Config, size: int, now: float, *, from_start: bool = True) -> None:
-        """Record the start of a trial. `size` is the number of bytes reserved on a GPU, or 0 on the host. `from_start`
-        means that the trial does not continue from a checkpoint."""
+        """`size` is the number of bytes reserved on a GPU, or 0 without a GPU. `from_start` is False if the trial
+        continues from a checkpoint.
+        """
         self._observations[number] = _Observation(self._features(config, size), now, now, from_start)
 
     def reported(self, number: int, now: float) -> None:
@@ -76,7 +76,6 @@ class RuntimeModel:
             observation.last = now
 
     def ended(self, number: int, now: float) -> None:
-        """Record that a trial has finished or was stopped early."""
         observation = self._observations.get(number)
         if observation is None or not observation.from_start or not observation.reports:
             self.forget(number)
@@ -84,12 +83,12 @@ class RuntimeModel:
             observation.is_over, observation.last = True, now
 
     def forget(self, number: int) -> None:
-        """Discard a trial that failed or was interrupted."""
         self._observations.pop(number, None)
 
     def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples | None:
-        """Predict the runtimes of running and waiting trials. `waiting` maps each waiting trial to its configuration
-        and its memory in bytes. Return None until a trial has reported."""
+        """Predict the runtimes of running and waiting trials. `waiting` contains the configuration and the bytes of
+        each waiting trial. Return None until a trial has reported.
+        """
         reported = [
             observation
             for observation in self._observations.values()
@@ -123,8 +122,9 @@ class RuntimeModel:
         return RuntimeSamples(runtimes, left)
 
     def _features(self, config: Config, size: int) -> list[float]:
-        """Return the features of a configuration: a constant, log2 of the memory, the position in each range (centered
-        at 0), and one entry for each option in a choice. If a parameter is inactive, its entries are zeros."""
+        """Return the features of a configuration: a constant, log2 of the memory, the centered position in each range,
+        and one entry for each option of a choice. The entries of an inactive parameter are zeros.
+        """
         features = [1.0, math.log2(size) if size else 0.0]
         for parameter in self._space.parameters:
             domain, is_set = parameter.domain, parameter.name in config
@@ -138,13 +138,11 @@ class RuntimeModel:
 
 @dataclass(frozen=True, slots=True)
 class _LogLinearModel:
-    """Predicts a positive number from features, with a log-linear model and its residuals."""
-
     weights: "numpy.ndarray"
     means: "numpy.ndarray"
     lowest: float
     highest: float
-    """The range of the observed logarithms. Predictions are clipped to this range."""
+    """The largest observed logarithm. Predictions are limited to the observed range."""
     residuals: list[float]
     """The leave-one-out residuals of the logarithms."""
 
@@ -171,7 +169,6 @@ class _LogLinearModel:
         return cls(weights, means, float(logs.min()), float(logs.max()), residuals.tolist())
 
     def samples(self, features: Sequence[float]) -> list[float]:
-        """Return predicted values that are all equally likely."""
         predicted = float(self.weights @ (features - self.means))
         middle = min(max(predicted, self.lowest), self.highest)
         return [math.exp(middle + residual) for residual in self.residuals]
@@ -189,7 +186,8 @@ def _remaining(
     rng: random.Random,
 ) -> list[float]:
     """Return samples of the time that a running trial still needs. Samples below the elapsed time are dropped. If no
-    sample is left, the remaining time is assumed to be equal to the elapsed time."""
+    sample is left, the remaining time is assumed to equal the elapsed time.
+    """
     known = [observation.pace] if observation.reports else paces.samples(observation.features)
     more = [length - elapsed for length in _products(known, reports.samples(observation.features), rng) if length > elapsed]  # fmt: skip
     return rng.choices(more or [elapsed], k=SAMPLES)

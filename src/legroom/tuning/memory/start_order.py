@@ -1,8 +1,8 @@
-"""Plans the start order of waiting trials. Several orders are simulated with several sampled runtimes, and the order
-that is best on average is chosen.
+"""Plans the start order of waiting trials. Several orders are simulated with several sampled runtimes, and the best
+order on average is chosen.
 
-An order that is best for the most likely runtimes may be bad for runtimes that are nearly as likely. Therefore each
-order is evaluated with all samples of the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
+The best order for the most likely runtimes may be bad for runtimes that are nearly as likely. Therefore each order is
+evaluated with all samples of the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
 """
 
 import heapq
@@ -11,30 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
-"""Trials are sorted by size plus weighted runtime, once with each of these weights. A large trial starts early because
-it needs much free memory, and a long trial starts early so that it does not end last."""
+"""The weights of the runtime in candidate orders. Trials are sorted by size plus weighted runtime. A large trial should
+start early because it needs much free memory, and a long trial so that it does not end last.
+"""
 MAX_SIMULATIONS = 16 * 32 * 32
-"""The limit for the product of the number of samples and the square of the number of trials. This limit corresponds
-to about 10 ms of simulation."""
+"""The maximum of samples × trials². This limit corresponds to about 10 ms of simulation."""
 MAX_PLANNED = 128
-"""The maximum number of waiting trials whose order is planned. Further trials start after these trials, in the order of
-their numbers."""
+"""The maximum number of waiting trials whose order is planned. Further trials start afterwards, in the order of their
+numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The requirements of a waiting trial."""
-
     sizes: Sequence[int | None]
     """The number of bytes that the trial needs on each GPU, or None for a GPU on which it cannot run."""
     runtimes: Sequence[float]
-    """The runtime in seconds for each sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The memory of a running trial, and its remaining runtime."""
-
     sizes: Sequence[tuple[int, int]]
     """The GPU index and the bytes of each rank."""
     runtimes: Sequence[float]
@@ -42,20 +38,16 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The free memory and the running trials."""
-
     free: Sequence[int]
-    """The number of free bytes on each GPU."""
     running: Sequence[Allocation]
     slots: int
-    """The maximum number of trials that run at the same time."""
     ranks: int = 1
-    """The number of GPUs per trial."""
 
 
 def best_order(waiting: Mapping[int, Demand], capacity: Capacity) -> list[int]:
-    """Return the waiting trials in the order in which they should start. The next trial to start is the first trial in
-    this order that fits into the free memory."""
+    """Return the waiting trials in the order in which they should start. The first trial in this order that fits into
+    the free memory starts next.
+    """
     oldest, others = sorted(waiting)[:MAX_PLANNED], sorted(waiting)[MAX_PLANNED:]
     return _planned({number: waiting[number] for number in oldest}, capacity) + others
 
@@ -78,8 +70,9 @@ def makespan(
     capacity: Capacity,
     sample: int,
 ) -> float:
-    """Return the number of seconds until all trials have ended. Trials start in the given order, as soon as they fit.
-    `min_sizes` contains the smallest size of each trial across the GPUs."""
+    """Return the number of seconds until all trials have ended, if each trial starts in this order as soon as it fits.
+    `min_sizes` contains the smallest size of each trial across the GPUs.
+    """
     free, left, clock = list(capacity.free), list(order), 0.0
     ends = [(allocation.runtimes[sample], allocation.sizes) for allocation in capacity.running]
     heapq.heapify(ends)

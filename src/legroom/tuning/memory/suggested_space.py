@@ -5,9 +5,8 @@
         ...
         return loss
 
-The function is traced once, and again with each option of each choice, because a branch of the function may suggest
-further parameters. In a trace, integers have their largest value, so that a loop over an integer parameter suggests all
-of its parameters. The space contains all parameters that were suggested.
+The function is traced once, and again with each option of each choice, because a branch may suggest further parameters.
+In a trace, integers have their largest value, so that a loop over an integer parameter suggests all of its parameters.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ MAX_TRACES = 32
 
 
 def suggested_space(function: TrainFunction, gpus: Sequence[TrialGpu]) -> Space:
-    """Trace the function, and return the space of all parameters that it suggests."""
     alike = list(gpus[:1]) or virtual_gpus("80GiB")
     tracer = Tracer(function, alike, 1)
     found: dict[str, AnyDomain] = {}

@@ -16,12 +16,13 @@ from legroom.tuning.space.space import Config
 from legroom.tuning.trial.function import TrainFunction
 
 OUTPUT = "output.txt"
-"""The file with the output of the tracing process. If the process dies, the last line of this file is reported."""
+"""The file for the output of the tracing process. If the process dies, the last line of this file is reported."""
 SUGGESTED = "suggested:"
-"""The prefix of replies with a parameter that the function suggested."""
+"""The prefix of replies that contain a suggested parameter."""
 TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
-"""The maximum time in seconds for an urgent trace, and for a trace in the background. After this time, the trial runs
-without an estimate."""
+"""The maximum number of seconds for an urgent trace, and for a trace in the background. After a timeout, the trial runs
+without an estimate.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,40 +32,36 @@ class TraceResult:
     reserved: int
     safe: int
     fits: tuple[bool, ...]
-    """For each GPU, True if the memory requests and a margin for uncertain allocations fit on this GPU."""
+    """Whether the memory requests, plus a margin for uncertain allocations, fit on each GPU."""
     batch_size: int | None
-    """The size of the largest batch that was passed to a guard."""
+    """The size of the largest batch that the function passed to a Guard."""
     min_micro_batch: int
     """The smallest micro-batch, in samples, that the function accepts."""
     can_split: bool
-    """True if the function can run in micro-batches."""
     request_hash: str
-    """A hash of the memory requests. Two configurations that request the same memory in the same order have the same hash."""
+    """A hash of the memory requests. Two configurations have the same hash if they request the same memory in the same
+    order.
+    """
     seconds: float
 
 
 class CannotEstimate(Exception):  # noqa: N818
-    """Raised if the function could not be traced. The message contains the reason."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerSetup:
-    """The settings of the tracing process, as plain data that can be pickled."""
-
     function: TrainFunction
     capacities: list[int]
-    """The number of bytes that PyTorch can use on each GPU."""
     gpu: GpuSpec
     virtual: bool
     ranks: int
     folder: str
-    """The scratch folder for the output of the process and for all files that the function writes."""
+    """A temporary folder for the output of the process and for all files that the function writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A request for one trace."""
-
     config: Config
     micro_batch: int | None
     checkpoint: str | None
@@ -74,13 +71,10 @@ class TraceRequest:
 
     @property
     def timeout(self) -> float:
-        """The time in seconds after which the trace is aborted."""
         return TIMEOUT if self.urgent else BACKGROUND_TIMEOUT
 
 
 class Tracer:
-    """Traces one function for GPUs of one kind."""
-
     def __init__(self, function: TrainFunction, gpus: Sequence[TrialGpu], ranks: int) -> None:
         if not gpus[0].virtual:
             check_setting()
@@ -103,8 +97,9 @@ class Tracer:
     def trace(
         self, config: Config, micro_batch: int | None, checkpoint: str | None = None, *, urgent: bool
     ) -> TraceResult:
-        """Trace two steps of a configuration. Raises `CannotEstimate` if the trace fails. Unless `urgent` is set,
-        running trials have priority."""
+        """Trace two steps of a configuration. Raises `CannotEstimate` if the trace fails. Running trials have priority
+        unless `urgent` is set.
+        """
         reply = self._traced(TraceRequest(config, micro_batch, checkpoint, urgent))
         reply = {name: value for name, value in reply.items() if not name.startswith(SUGGESTED)}
         if "error" in reply or "reserved" not in reply:
@@ -113,7 +108,7 @@ class Tracer:
         return TraceResult(**reply)
 
     def suggestions(self, config: Config) -> dict[str, AnyDomain]:
-        """Return the parameters that the function suggests (`trial.suggest_float`, ...) with a configuration."""
+        """Return the parameters that the function suggests with this configuration, as in `trial.suggest_float`."""
         reply = self._traced(TraceRequest(config, None, None, True))
         found = {name: value for name, value in reply.items() if name.startswith(SUGGESTED)}
         if not found and "error" in reply:
@@ -135,8 +130,9 @@ class Tracer:
         return reply
 
     def _replace_process(self) -> None:
-        """Start the process of the next trace, because a process that was not forked traces only once. The new process
-        imports its modules while the study continues."""
+        """Start the process of the next trace. A process that was not forked can trace only once. The new process
+        imports its modules while the study continues.
+        """
         if self._process is not None:
             self._process.kill()
             self._process, self._is_ready = None, False
@@ -144,7 +140,7 @@ class Tracer:
             self._start_process()
 
     def kill(self) -> None:
-        """Kill the process and its children. If a trace is running, the trace fails."""
+        """Kill the process and its children. A running trace then fails."""
         self._is_killed = True
         if self._process is not None:
             self._process.exit_code(kill=True)

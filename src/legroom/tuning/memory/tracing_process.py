@@ -1,10 +1,11 @@
-"""The process that traces configurations. The training function runs with fake tensors until it has taken two steps.
+"""The process that traces configurations. The training function runs with fake tensors until it has taken two optimizer
+steps.
 
-The process enters an unbounded virtual GPU and imports the function once. The process then serves requests, each with a
-configuration and a micro-batch. Each request is traced in a fork, which runs the function, replays its memory requests
-with the capacity of every GPU, and sends the result. The fork exits at the second step, so later code does not run.
-Files that the function writes, renames or deletes are changed only in a sandbox, which is discarded. On systems that
-cannot fork, the process itself traces a single request, and the study starts a new process for the next request.
+The process enters an unbounded virtual GPU and imports the function once. Each request contains a configuration and a
+micro-batch size and is traced in a fork. The fork runs the function, replays its memory requests with the capacity of
+every GPU, and sends the result. It exits at the second step, so later code does not run. Changes to files go to a
+sandbox, which is discarded. On systems that cannot fork, the process itself traces a single request, and the study
+starts a new process for the next request.
 """
 
 import contextlib
@@ -42,18 +43,20 @@ from legroom.tuning.trial.process import call, file_rendezvous, print_to
 from legroom.tuning.trial.trial import ReportMessage, Trial
 
 STEPS = 2
-"""The number of optimizer steps to trace. The first step creates the optimizer's state, and the second step
-represents all later steps."""
+"""The number of optimizer steps to trace. The first step creates the optimizer state, and the second step represents
+all later steps.
+"""
 NICENESS = 10
-"""The niceness of traces that are not urgent. A trace that is not urgent gets about a tenth of a core while trials are
-busy, and a full core if one is free."""
+"""The niceness of traces that are not urgent. At this niceness, a trace gets about a tenth of a core while trials are
+busy, and a full core if one is free.
+"""
 TRACED_MICRO_BATCHES = 2
-"""The number of micro-batches to trace. The second micro-batch adds to the gradients of the first and represents all
-later micro-batches."""
+"""The number of micro-batches to trace. The second micro-batch adds to existing gradients and represents all later
+micro-batches.
+"""
 
 
 def run_tracing_process(setup: TracerSetup, pipe: Connection) -> NoReturn:
-    """Serve trace requests from the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
     print_to(Path(setup.folder) / OUTPUT)
     try:
@@ -64,8 +67,6 @@ def run_tracing_process(setup: TracerSetup, pipe: Connection) -> NoReturn:
 
 
 class _TracingServer:
-    """Serves requests to trace one function."""
-
     def __init__(self, setup: TracerSetup, pipe: Connection) -> None:
         self._setup, self._pipe = setup, pipe
         self._gpu = setup.gpu
@@ -104,7 +105,6 @@ class _TracingServer:
                 self._send({"done": True, **outcome})
 
     def _wait_for_child(self, child: int, timeout: float) -> dict[str, str]:
-        """Wait for a fork, with a timeout."""
         deadline = time.monotonic() + timeout
         while os.waitpid(child, os.WNOHANG)[0] == 0:
             if time.monotonic() > deadline:
@@ -115,8 +115,7 @@ class _TracingServer:
         return {}
 
     def _device(self, stack: contextlib.ExitStack) -> VirtualGPU:
-        """Return the GPU that is visible to the function. The result is a model of a real GPU with its kernels, or a
-        virtual GPU."""
+        """Return the GPU that is visible to the function: a model of the real GPU and its kernels, or a virtual GPU."""
         if not self._setup.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
         device = VirtualGPU(
@@ -127,8 +126,9 @@ class _TracingServer:
         return device
 
     def _warm_up(self, device: VirtualGPU) -> None:
-        """Run one step before forking. At the first step, torch imports modules, which takes about a second and would
-        be repeated in every fork."""
+        """Run one step before forking. The first step imports modules of torch, which takes about a second and would
+        otherwise be repeated in every fork.
+        """
         model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)).to(
             "cuda"
         )
@@ -140,7 +140,7 @@ class _TracingServer:
         finish(self._trace, device)
 
     def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
-        """Trace one configuration in a fork. `folder` is the folder of the trial."""
+        """`folder` is the folder of the trial."""
         no_model_saved()
         if can_fork():
             self._sandbox.continue_in_fork()
@@ -226,7 +226,7 @@ class _TracingServer:
 
 
 class _TracedTrial(Trial):
-    """A trial whose guard traces only the first micro-batches of a split batch, and records the batch size."""
+    """A trial whose Guard traces only the first micro-batches of a split batch and records the batch size."""
 
     batch: int | None = None
     min_micro_batch: int = 1
@@ -235,7 +235,7 @@ class _TracedTrial(Trial):
     on_suggestion: Callable[[str, Any], object] = staticmethod(lambda name, domain: None)
 
     def _suggested(self, name: str, domain: Any) -> Any:
-        """Return the value of a parameter, or the largest value while the space is unknown."""
+        """Return the value of a parameter. If the space is not known yet, return the largest value."""
         self.on_suggestion(name, domain)
         if name not in self.config:
             self.config[name] = domain.options[0] if isinstance(domain, Categorical) else domain.high
@@ -256,8 +256,9 @@ class _TracedTrial(Trial):
 
 
 class _TracedGuard(Guard):
-    """A guard that runs only the first micro-batches. This guard does not check whether samples depend on each other,
-    because the check needs data."""
+    """A Guard that runs only the first micro-batches. It does not check whether samples depend on each other, because
+    the check needs data.
+    """
 
     trial: _TracedTrial
     steps: int = 0
@@ -277,16 +278,15 @@ class _TracedGuard(Guard):
 
 
 class _AlwaysContinue:
-    """A channel that always lets the traced function continue."""
-
     def report(self, message: ReportMessage) -> Action:
         return Action.CONTINUE
 
 
 @contextlib.contextmanager
 def _group(ranks: int) -> Iterator[None]:
-    """Create a process group with only this process, for a function with several ranks. Sharded tensors are counted
-    unsharded, which is an upper bound."""
+    """Create a process group with only this process, for a function with several ranks. Sharded tensors are then
+    counted as unsharded, which is an upper bound.
+    """
     if ranks == 1:
         yield
         return

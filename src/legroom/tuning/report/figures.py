@@ -1,7 +1,4 @@
-"""A study as plain data, with all values that the report and the exports show.
-
-The data is computed once from the records, so the report needs no engine, no storage and no torch.
-"""
+"""A study as plain data: all values that the report and the exports show, computed once from the records."""
 
 import json
 import math
@@ -18,31 +15,29 @@ if TYPE_CHECKING:
     from legroom.tuning.study import Study
 
 Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "open"]
-"""The final state of a trial in the charts. A trial has finished, has finished in micro-batches, was stopped early,
-was rejected because it cannot fit, failed with an error, ran out of memory, or is not finished."""
+"""The final state of a trial in the charts: finished, finished in micro-batches, stopped early, rejected because it
+cannot fit, failed with an error, out of memory, or not finished.
+"""
 MAX_TICKS = 64
-"""A range with more steps than this has no list of values, so the charts choose its tick labels."""
+"""The maximum number of values of a range that are listed. For a longer range, the charts choose the tick labels."""
 MAX_CURVE_POINTS = 200
-"""The maximum number of points of a learning curve. More points would not be visible on a screen."""
+"""The maximum number of points of a learning curve. A screen cannot show more points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFigures:
-    """One trial."""
-
     number: int
     config: Mapping[str, Any]
     outcome: Outcome
     state: str
-    """The state as text, for example `finished` or `stopped early`."""
     reason: str = ""
     """The reason why the trial ended, or "" if it finished."""
     value: float | None = None
-    """The trial's best value of the metric, or None if the trial reported no value."""
+    """The best value of the metric, or None if the trial reported no value."""
     curve: Sequence[tuple[int, float]] = ()
-    """The reported steps and metric values in order. Only finite values are included."""
+    """The reported steps with their finite metric values, in order."""
     predicted: int | None = None
-    """The predicted upper bound, in bytes."""
+    """The predicted upper bound in bytes."""
     peak: int | None = None
     batch: int | None = None
     micro_batch: int | None = None
@@ -57,8 +52,6 @@ class TrialFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterFigures:
-    """One parameter, as an axis of a chart."""
-
     name: str
     kind: Literal["linear", "log", "category"]
     values: Sequence[Any] = ()
@@ -67,8 +60,6 @@ class ParameterFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFigures:
-    """All data of one study."""
-
     title: str
     metric: str
     mode: Mode
@@ -84,7 +75,7 @@ class StudyFigures:
     metrics: Sequence[str] = ()
     """All metrics, if the study has several."""
     front: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    """Maps the number of each trial on the Pareto front to its values of all metrics."""
+    """The values of all metrics for each trial on the Pareto front, by trial number."""
 
     @property
     def best(self) -> TrialFigures | None:
@@ -97,7 +88,6 @@ class StudyFigures:
 
 
 def figures_of(study: "Study") -> StudyFigures:
-    """Collect the results of a study, finished or not, as plain data."""
     parameters = [
         _axis(parameter.name, parameter.domain, study.trials) for parameter in study.space.parameters
     ]
@@ -136,7 +126,6 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_toml(config: Mapping[str, Any]) -> str:
-    """Return a configuration in TOML at full precision, one parameter per line."""
     lines = []
     for name, value in plain_config(config).items():
         key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
@@ -146,7 +135,6 @@ def as_toml(config: Mapping[str, Any]) -> str:
 
 
 def importance_of(parameters: Sequence[ParameterFigures], trials: Sequence[TrialFigures]) -> dict[str, float]:
-    """Return the importance of each parameter, from the trials that have a value."""
     valued = [trial for trial in trials if trial.value is not None]
     return importance(
         [trial.config for trial in valued],
@@ -165,7 +153,6 @@ def thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _distinct(name: str, trials: Sequence[TrialRecord]) -> list[Any]:
-    """Return the values of a parameter in the trials, sorted if they are comparable."""
     values = list(dict.fromkeys(trial.config[name] for trial in trials if name in trial.config))
     try:
         return sorted(values)

@@ -1,14 +1,14 @@
-"""Computes the importance of each parameter. Trials are ranked by the metric, and the importance is the fraction of the
-variation in rank that the parameter alone explains.
+"""Computes the importance of each parameter: the fraction of the variation in the trials' ranks that the parameter
+alone explains. Trials are ranked by the metric.
 
-Trials are grouped by the value of the parameter. Numeric values are grouped into ranges that contain equal numbers of
-trials. The variation between the groups is divided by the total variation, which gives the correlation ratio. Ranks are
-used because a single diverged trial would otherwise outweigh all other trials. The epsilon-squared correction removes
-the differences that chance alone causes between small groups. Interactions between parameters are not included.
+Trials are grouped by the value of the parameter, or by ranges of values with equal numbers of trials. The variation
+between the groups is divided by the total variation, which gives the correlation ratio. Ranks are used because a single
+diverged trial would otherwise outweigh all other trials. The epsilon-squared correction removes the differences that
+chance alone causes between small groups. Interactions between parameters are not included.
 
-`optuna.importance` is not used. For 400 trials of pure noise, Optuna's fANOVA takes 10 s and attributes 80% of the
-variation to one parameter. A single diverged trial changes the order of the parameters in `optuna.importance`.
-Conditional parameters are omitted.
+`optuna.importance` is not used. For 400 trials of pure noise, its fANOVA takes 10 s and attributes 80% of the variation
+to one parameter. A single diverged trial changes the order of the parameters. In addition, it omits conditional
+parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,6 @@ def importance(
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Return ranks starting at 1. Equal values have the average of their ranks."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     ranks = [0.0] * len(values)
     start = 0
@@ -47,8 +46,9 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _groups(values: Sequence[Any]) -> list[int]:
-    """Return the group of each trial. Trials are grouped by value if there are few values. Otherwise, numbers form
-    groups of equal size."""
+    """Return the group of each trial. If the parameter has few values, each value is a group. Otherwise, numbers are
+    divided into groups of equal size.
+    """
     most = max(2, min(5, len(values) // 4))
     numbers = [value for value in values if _is_number(value)]
     if len(set(numbers)) <= most or len(numbers) < len(values) - values.count(None):
@@ -66,7 +66,7 @@ def _groups(values: Sequence[Any]) -> list[int]:
 
 
 def _explained(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Return epsilon squared, or None if all trials are in one group, or if each trial is its own group."""
+    """Return epsilon squared, or None if there is only one group or if each trial is its own group."""
     members: dict[int, list[float]] = {}
     for group, rank in zip(groups, ranks, strict=True):
         members.setdefault(group, []).append(rank)

@@ -1,10 +1,10 @@
-"""Population-based training. Poor trials copy the weights and a perturbed configuration of good trials.
+"""Population-based training. Poor trials continue from the weights and a perturbed configuration of good trials.
 
 Every `interval` steps, a trial is compared with the latest reports of the other trials. If the trial is in the worst
 quarter, it continues from the checkpoint of a trial in the best quarter, with the configuration of that trial. Each
-value of a float range is perturbed, or sometimes sampled again. Integers and choices are copied unchanged, because they may
-determine the shapes of the weights. If not all trials can run at the same time, a trial with more steps than the
-other trials pauses so that waiting trials can run.
+value of a float range is perturbed, or sometimes sampled again. Integers and choices are copied unchanged, because they
+may determine the shapes of the weights. If not all trials can run at the same time, a trial that is ahead of the others
+pauses so that waiting trials can run.
 """
 
 import math
@@ -25,8 +25,6 @@ PERTURBATION = 0.1
 
 
 class PopulationBasedTraining:
-    """The scheduler `pbt`."""
-
     def __init__(self, space: Space, mode: Mode, seed: int, *, interval: int = 1) -> None:
         if interval < 1:
             raise UsageError(

@@ -8,29 +8,24 @@ from legroom.tuning.space.space import Config
 
 
 class Action(StrEnum):
-    """The action of a trial after a report."""
-
     CONTINUE = "continue"
     STOP = "stop"
     PAUSE = "pause"
-    """End the process, and continue from the checkpoint when a GPU is free."""
+    """End the process. The trial continues from its checkpoint when a GPU is free."""
     EXPLOIT = "exploit"
-    """End the process, and continue from another trial's checkpoint with a changed configuration (the "exploit" step
-    of population-based training)."""
+    """End the process. The trial continues from the checkpoint of another trial with a changed configuration (the
+    "exploit" step of population-based training).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An action and its reason."""
-
     action: Action = Action.CONTINUE
     reason: str = ""
     parent: int | None = None
-    """The trial whose checkpoint is copied."""
     config: Config | None = None
-    """The new configuration."""
     is_done: bool = False
-    """True if the trial is complete. False if it was stopped early."""
+    """True if the trial is complete, False if it was stopped early."""
 
 
 CONTINUE = Decision()
@@ -40,12 +35,12 @@ class Scheduler(Protocol):
     """Decides after each report whether a trial continues.
 
     Like a searcher, a scheduler stores nothing on disk. The same reports in the same order lead to the same decisions.
-    A resumed study therefore restores the scheduler by repeating the reports.
+    Therefore a resumed study restores the scheduler by repeating the reports.
     """
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
-        """Handle the report of trial `number` and return the decision. `value` is the metric at `step`, as reported by
-        the trial. The value is not negated for `mode="max"`."""
+        """Handle the report of trial `number` and return the decision. `value` is the metric as the trial reported it.
+        It is not negated for `mode="max"`.
+        """
 
-    def ended(self, number: int) -> None:
-        """Record that trial `number` will send no further reports."""
+    def ended(self, number: int) -> None: ...

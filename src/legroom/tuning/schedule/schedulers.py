@@ -1,8 +1,8 @@
 """Schedulers that stop poor trials early: successive halving (ASHA) and median stopping.
 
-Optuna's pruners and Ray's schedulers have the same rules, but each is tied to its own trial objects and storage. The
-schedulers in this module are pure functions of the reports, so every engine can use them, and a resumed study can
-replay the reports.
+Optuna's pruners and Ray's schedulers have the same rules, but depend on their own trial objects and storage. The
+schedulers in this module are pure functions of the reports. Therefore every engine can use them, and a resumed study
+can replay the reports.
 """
 
 import math
@@ -57,7 +57,7 @@ class Asha:
         return Decision(Action.STOP, f"ASHA at step {rung}: rank {rank} of {len(others)}; {which}")
 
     def ended(self, number: int) -> None:
-        """Do nothing. The scores of the trial are kept, because later trials are compared with them."""
+        """Keep the scores of the trial, because later trials are compared with them."""
 
     def _rung_at(self, step: int) -> int | None:
         """Return the highest decision step that is not above `step`."""
@@ -96,7 +96,7 @@ class MedianStopping:
         )
 
     def ended(self, number: int) -> None:
-        """Do nothing. The values of the trial are kept, because later trials are compared with them."""
+        """Keep the values of the trial, because later trials are compared with them."""
 
 
 SCHEDULERS = ("asha", "median", "pbt")
@@ -104,8 +104,6 @@ SCHEDULERS = ("asha", "median", "pbt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """The options of all schedulers."""
-
     grace_period: int = 1
     reduction_factor: float = 2
     max_steps: int | None = None
@@ -116,7 +114,6 @@ class SchedulerOptions:
 def make_scheduler(
     scheduler: str | None, space: Space, mode: Mode, seed: int, options: SchedulerOptions
 ) -> Scheduler | None:
-    """Create a scheduler by name."""
     if scheduler is None:
         return None
     if scheduler == "asha":

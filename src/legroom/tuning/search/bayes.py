@@ -1,18 +1,18 @@
-"""Bayesian optimization with a Gaussian process (the bayesian-optimization package), with the settings of Ray Tune's `BayesOptSearch`.
+"""Bayesian optimization with a Gaussian process (the bayesian-optimization package), with the settings of Ray Tune's
+`BayesOptSearch`.
 
-With the same seed, this searcher proposes the same configurations as Ray, as long as all configurations fit and no
-other trial runs at the time of the proposal.
+With the same seed, this searcher proposes the same configurations as Ray, as long as all configurations fit and trials
+run one after the other.
 
-The searcher supports only numeric parameters. Linear float ranges are used unchanged. Every other range is mapped to
-the interval from 0 to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are
-assumed to have an average result.
+Only numeric parameters are supported. Linear float ranges are used unchanged, and every other range is mapped to the
+interval from 0 to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are assumed
+to have an average result, because their configurations would otherwise be proposed again.
 
-Without this assumption, the configurations of running trials would be proposed again. Ray's searcher stops proposing
-once one of its ten random trials fails. This searcher also learns from configurations that can never fit. After the
-random points, the searcher proposes the point with the best score among the points that probably fit (see
-`expected_improvement`). The random points are the same as Ray's, but start in a different order. Unsplit trials start
-before split trials and small trials before large trials, because unsplit and small trials finish first. Once a few
-results are known, the most promising point starts first.
+Unlike Ray's searcher, this searcher continues if one of its ten random trials fails, and learns from configurations
+that can never fit. After the random points, it proposes the point with the best score among the points that probably
+fit (see `expected_improvement`). The random points are the same as Ray's, but start in a different order: unsplit
+trials before split trials, and small trials before large trials, because they finish first. Once a few results are
+known, the most promising point starts first.
 """
 
 import statistics
@@ -31,25 +31,25 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
-"""The number of random points before the model is used, and the acquisition function, with the same settings as Ray
-Tune."""
+"""The number of random points before the model is used, and the acquisition function. Both are as in Ray Tune."""
 
 MIN_RESULTS = 4
-"""The minimum number of results before a proposal depends on results."""
+"""The minimum number of results on which a proposal is based."""
 GLOBAL_CANDIDATES, LOCAL_CANDIDATES, BEST_TRIALS = 2000, 300, 3
-"""The number of candidates from the whole space, the number of candidates around each of the best trials, and the
-number of best trials."""
+"""The numbers of candidates from the whole space and around each of the best trials, and the number of these best
+trials.
+"""
 LOCAL_SPREAD = 0.1
 """The standard deviation of the candidates around a trial, as a fraction of the range."""
 
 Range = FloatRange | IntRange | PowerRange
 Point = dict[str, float]
-"""Maps parameters to coordinates, as used by bayesian-optimization."""
 
 
 class BayesSearcher:
-    """Proposes the point with the highest upper confidence bound or, once a configuration did not fit, the point
-    with the highest score."""
+    """Proposes the point with the highest upper confidence bound. Once a configuration did not fit, proposes the point
+    with the highest score.
+    """
 
     startup_trials: int | None = STARTUP_TRIALS
 
@@ -59,7 +59,7 @@ class BayesSearcher:
         self._ranges = _ranges(space)
         self._bounds = {name: _bounds(domain) for name, domain in self._ranges.items()}
         self._first = BayesianOptimization(f=None, pbounds=self._bounds, random_state=seed, verbose=0)
-        """An optimizer without results, which samples at random."""
+        """An optimizer without results, which proposes random points."""
         self._seed, self._rng = seed, numpy.random.RandomState(seed)
         self._proposed = 0
         self._results: list[tuple[Point, Result]] = []
@@ -78,9 +78,11 @@ class BayesSearcher:
         return self._config(self._running[number])
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """Return unsplit trials before split trials. Within these groups, small trials come before large trials. If a
-        configuration did not fit and a few results are known, the score determines the order. Without GPUs, trials
-        are ordered by their numbers."""
+        """Return the waiting trials in the order in which they should start.
+
+        Unsplit trials come before split trials, and small trials before large trials. If a configuration did not fit
+        and a few results are known, the score determines the order.
+        """
         is_split = {
             number: admission.verdict is AdmissionVerdict.SPLIT for number, admission in waiting.items()
         }
@@ -114,11 +116,9 @@ class BayesSearcher:
 
     @property
     def _has_misfits(self) -> bool:
-        """True if at least one proposed configuration can never fit."""
         return any(result.shortage is not None for _, result in self._results)
 
     def _most_promising(self) -> Point:
-        """Return the candidate with the highest score."""
         observed = self._observations()
         candidates = self._candidates(observed.ran[numpy.argsort(observed.losses)[:BEST_TRIALS]])
         running = self._points(list(self._running.values()))
@@ -152,14 +152,14 @@ class BayesSearcher:
         return points
 
     def _points(self, points: list[Point]) -> Points:
-        """Return the points mapped to the unit cube."""
         configs = [self._config(point) for point in points]
         rows = [[domain.to_unit(config[name]) for name, domain in self._ranges.items()] for config in configs]
         return numpy.array(rows).reshape(len(points), len(self._ranges))
 
     def _fitted(self) -> BayesianOptimization:
-        """Create a new optimizer and register all results. The optimizer cannot be reused, because a new result changes
-        the penalties of earlier results."""
+        """Create an optimizer with all results. The optimizer cannot be reused, because a new result changes the
+        penalties of earlier results.
+        """
         optimizer = BayesianOptimization(
             f=None, pbounds=self._bounds, random_state=self._rng, verbose=0, allow_duplicate_points=True
         )
@@ -201,5 +201,4 @@ def _value(domain: Range, point: float) -> float:
 
 
 def _coordinate(domain: Range, value: float) -> float:
-    """Convert a value to a coordinate. The function `_value` is the inverse."""
     return value if _is_linear(domain) else domain.to_unit(value)

@@ -1,19 +1,18 @@
-"""Scores candidates in a space where some configurations can never fit. The score is the expected improvement per unit
-of runtime, weighted by the probability that the candidate fits.
+"""Scores candidates in a space where some configurations can never fit.
 
-Points are in the unit cube. One Gaussian process models the losses of completed trials. A second Gaussian process
-models whether a point fits (1) or not (-1). The score is the expected improvement on the best loss, times the
-probability that the point fits, divided by a power of the predicted runtime. Fast configurations are preferred, but
-slow configurations with a high expected improvement are still tried.
+Points are in the unit cube. One Gaussian process models the losses of completed trials, and another models whether a
+point fits (1) or not (-1). The score is the expected improvement on the best loss, times the probability that the point
+fits, divided by a power of the predicted runtime. Therefore fast configurations are preferred, but slow configurations
+with a high expected improvement are still tried.
 
-Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. A diverged trial
-therefore marks a region to avoid, without hiding the differences between good trials. Every dimension has its own
-length scale, because the loss often depends on only one of many parameters. A few results do not determine the length
-scales, so the prediction is an average over many samples of length scales, weighted by their likelihood. Running trials
-are assumed to end with their predicted loss, so that no configuration is proposed twice.
+Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. Therefore a diverged
+trial marks a region to avoid without hiding the differences between good trials. Every dimension has its own length
+scale, because the loss often depends on only one of many parameters. A few results do not determine the length scales,
+so the prediction averages over many sampled length scales, weighted by their likelihood. Running trials are assumed to
+end with their predicted loss, so that no configuration is proposed twice.
 
-Legroom implements its own Gaussian process. The Gaussian processes of scikit-learn and BoTorch fit a single set of
-length scales, which overfits if only four results are known. BoTorch is also a large dependency.
+The Gaussian processes of scikit-learn and BoTorch are not used. They fit a single set of length scales, which overfits
+if only four results are known. BoTorch is also a large dependency.
 """
 
 import math
@@ -29,31 +28,32 @@ Points = NDArray[numpy.float64]
 Numbers = NDArray[numpy.float64]
 
 NEAR, FAR = 0.1, 10.0
-"""Limits for the transformation of losses, relative to the distance between best and median loss. Differences below
-NEAR have little effect, and differences beyond FAR have no effect."""
+"""Limits of the transformed losses, relative to the distance between the best and the median loss. Differences below
+NEAR have little effect, and differences above FAR have no effect.
+"""
 DRAWN, KEPT = 96, 16
-"""The number of sampled length scales, and the number of the most likely samples that are used."""
+"""The number of length scales that are sampled, and the number of the most likely ones that are used."""
 LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
 """The prior of the length scales: the median as a fraction of a range, and the standard deviation of the logarithm."""
 MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
-"""The range of the noise variance of transformed losses. The variance is not zero, because two runs of the same
-configuration do not end with exactly the same loss."""
+"""The range of the noise variance of transformed losses. It is not zero, because two runs of the same configuration do
+not end with exactly the same loss.
+"""
 FIT_LENGTH, FIT_NOISE = 0.7, 0.05
-"""The length scale and noise of the model that predicts whether a point fits. The noise lets the model represent a
-sharp boundary."""
+"""The length scale and noise of the model that predicts whether a point fits. The noise allows the model to represent a
+sharp boundary.
+"""
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
-"""If the predicted probability that a point fits is below MIN_PROBABILITY, the probability is multiplied by
-UNLIKELY_FACTOR, because the expected improvement of these points is overestimated."""
+"""A probability of fitting below MIN_PROBABILITY is multiplied by UNLIKELY_FACTOR, because the expected improvement of
+such points is overestimated.
+"""
 RUNTIME_EXPONENT = 0.5
-"""The exponent of the runtime in the score."""
 MIN_TRIALS, RIDGE = 4, 0.1
-"""The minimum number of runtimes for a prediction from parameters, and the ridge penalty on its weights."""
+"""The minimum number of runtimes for a prediction from the parameters, and the ridge penalty of this prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """The results of completed trials."""
-
     ran: Points
     losses: Sequence[float]
     seconds: Sequence[float]
@@ -70,8 +70,9 @@ def score(
     *,
     all_fit: bool = False,
 ) -> Numbers:
-    """Return the score of each candidate. A higher score is better. `running` contains the points of running trials.
-    `all_fit` means that all candidates are known to fit."""
+    """Return the score of each candidate. Higher is better. `running` contains the points of running trials. If
+    `all_fit` is set, all candidates are known to fit.
+    """
     probability = numpy.ones(len(candidates)) if all_fit else _fit_probability(candidates, observed)
     if not observed.losses:
         return probability
@@ -92,7 +93,6 @@ def _compressed(losses: Sequence[float]) -> Numbers:
 
 
 def _fit_probability(candidates: Points, observed: Observations) -> Numbers:
-    """Return the probability that each candidate fits."""
     fits = numpy.concatenate([numpy.ones(len(observed.ran)), -numpy.ones(len(observed.too_large))])
     axes = candidates.shape[1]
     process = _GaussianProcesses(
@@ -108,8 +108,9 @@ def _fit_probability(candidates: Points, observed: Observations) -> Numbers:
 
 
 def _seconds(candidates: Points, observed: Observations) -> Numbers:
-    """Return the predicted runtime of each candidate. The prediction is log-linear in the parameters and clipped to
-    the observed range."""
+    """Return the predicted runtime of each candidate, which is log-linear in the parameters and limited to the observed
+    range.
+    """
     logs = numpy.log(numpy.maximum(observed.seconds, 1e-3))
     if len(logs) < MIN_TRIALS:
         return numpy.full(len(candidates), math.exp(logs.mean()))
@@ -124,8 +125,9 @@ def _seconds(candidates: Points, observed: Observations) -> Numbers:
 
 
 class _GaussianProcesses:
-    """Gaussian processes (Matérn 5/2) that are computed together, one per sample of the length scales. The first axis
-    of each array is the index of the sample."""
+    """Gaussian processes with a Matérn 5/2 kernel, one per sample of the length scales. The sample is the first axis of
+    each array.
+    """
 
     def __init__(self, points: Points, values: Numbers, length_scales: Numbers, noises: Numbers) -> None:
         self._points, self._values, self._length_scales, self._noises = points, values, length_scales, noises
@@ -138,8 +140,9 @@ class _GaussianProcesses:
 
     @classmethod
     def of(cls, points: Points, values: Numbers, rng: numpy.random.RandomState) -> "_GaussianProcesses":
-        """Sample length scales, and weight them by the likelihood of the values. Samples with nearly zero weight are
-        dropped."""
+        """Sample length scales, and weight each sample by the likelihood of the values. Samples with nearly zero weight
+        are dropped.
+        """
         length_scales = numpy.exp(
             rng.normal(math.log(LENGTH_MEDIAN), LENGTH_SPREAD, size=(DRAWN, points.shape[1]))
         )
@@ -155,7 +158,6 @@ class _GaussianProcesses:
         return selected
 
     def with_more(self, points: Points, values: Numbers) -> "_GaussianProcesses":
-        """Return Gaussian processes with the same length scales and additional observations."""
         more = _GaussianProcesses(
             numpy.vstack([self._points, points]),
             numpy.concatenate([self._values, values - self._middle]),
@@ -178,7 +180,6 @@ class _GaussianProcesses:
         return improvement
 
     def predict(self, points: Points) -> tuple[Numbers, Numbers]:
-        """Return the mean and standard deviation, with one row per sample."""
         near = _kernel(points, self._points, self._length_scales)
         mean = self._middle + (near @ self._solved[..., None])[..., 0]
         logs = (near @ self._inverse.transpose(0, 2, 1)) ** 2
@@ -205,7 +206,6 @@ class _GaussianProcesses:
 
 
 def _kernel(ones: Points, others: Points, length_scales: Numbers) -> Numbers:
-    """Return the Matérn 5/2 kernel, with one matrix per sample of the length scales."""
     one, other = ones[None] / length_scales[:, None], others[None] / length_scales[:, None]
     squares = (one**2).sum(axis=-1)[:, :, None] + (other**2).sum(axis=-1)[:, None, :]
     distance = numpy.sqrt(5 * numpy.maximum(squares - 2 * one @ other.transpose(0, 2, 1), 0))

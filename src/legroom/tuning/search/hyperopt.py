@@ -1,8 +1,8 @@
 """A searcher with HyperOpt's tree-structured Parzen estimator, used as in Ray Tune's `HyperOptSearch`. The same seed
 gives the same proposals.
 
-HyperOpt ignores failed trials, so a configuration that can never fit gets a penalty. The penalty is a loss that is
-higher than all other losses and increases with the size of the configuration.
+HyperOpt ignores failed trials. Therefore a configuration that can never fit gets a loss above all other losses, which
+increases with the size of the configuration.
 """
 
 import contextlib
@@ -21,8 +21,9 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, GAMMA = 20, 0.25
-"""The number of random trials before the model is used, and the fraction of trials that are treated as good, with the
-same settings as Ray Tune."""
+"""The number of random trials before the model is used, and the fraction of trials that are treated as good. Both are
+as in Ray Tune.
+"""
 
 
 class HyperoptSearcher:
@@ -100,7 +101,6 @@ def _expression(name: str, domain: AnyDomain) -> Any:
 
 
 def _value(domain: AnyDomain, sampled: Any) -> Any:
-    """Convert a value sampled by HyperOpt to a value of the domain."""
     if isinstance(domain, Categorical):
         return domain.options[int(sampled)]
     if isinstance(domain, FloatRange):
@@ -112,8 +112,6 @@ def _value(domain: AnyDomain, sampled: Any) -> Any:
 
 
 def _sampled(domain: AnyDomain, value: Any) -> Any:
-    """Convert a value of the domain to the representation that HyperOpt samples. The function `_value` is the
-    inverse."""
     if isinstance(domain, Categorical):
         return domain.options.index(value)
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

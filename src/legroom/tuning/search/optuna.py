@@ -1,8 +1,8 @@
 """A searcher with Optuna's tree-structured Parzen estimator, used as in Ray Tune's `OptunaSearch`. The same seed gives
 the same proposals. The user can pass another Optuna sampler.
 
-A configuration that can never fit is reported to Optuna as a violated constraint. The configuration therefore ranks
-below all completed trials, and larger configurations rank lower, so the estimator avoids that region of the space.
+A configuration that can never fit is reported to Optuna as a violated constraint. Therefore it ranks below all
+completed trials, and larger configurations rank lower.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ _SHORTAGE = "shortage"
 
 
 class OptunaSearcher:
-    """A searcher with an in-memory Optuna study and the user's sampler, or TPE. The first ten trials of TPE are
-    random."""
+    """A searcher with an in-memory Optuna study. The sampler is the user's sampler, or TPE. The first ten trials of TPE
+    are random.
+    """
 
     startup_trials: int | None = 10
 
@@ -105,8 +106,7 @@ class OptunaSearcher:
 
 
 def _sampler(seed: int) -> TPESampler:
-    """Create the sampler. Optuna 5 reads the constraints from the trials, while older versions need a function that
-    returns the constraints."""
+    """Create the default sampler. Optuna 5 reads constraints from the trials, and older versions call a function."""
     if hasattr(FrozenTrial, "constraints"):
         return TPESampler(seed=seed)
     return TPESampler(seed=seed, constraints_func=lambda trial: (trial.user_attrs.get(_SHORTAGE, 0.0),))
@@ -131,6 +131,5 @@ def _suggested(trial: optuna.Trial, name: str, domain: AnyDomain) -> Any:
 
 
 def _internal_value(domain: AnyDomain, value: Any) -> Any:
-    """Convert a parameter value to the value that Optuna's sampler uses. For a power of two, the result is the
-    exponent."""
+    """Return the value that Optuna's sampler uses, which is the exponent for a power of two."""
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

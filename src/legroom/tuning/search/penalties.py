@@ -8,8 +8,9 @@ from legroom.tuning.trial.records import Mode
 
 class Penalties:
     """Converts results to losses to be minimized. The loss of a configuration that never fits is higher than the worst
-    result and grows with the size of the configuration. Searchers that follow decreasing losses therefore return to
-    configurations that fit."""
+    result and grows with the size of the configuration. Therefore a searcher that follows decreasing losses returns to
+    configurations that fit.
+    """
 
     def __init__(self, mode: Mode) -> None:
         self._sign = 1.0 if mode == "min" else -1.0
@@ -20,8 +21,7 @@ class Penalties:
             self._seen.append(self._sign * result.value)
 
     def loss(self, result: Result, *, by_best: bool = False) -> float:
-        """Convert the result of a trial to a loss, and return the loss. With `by_best`, the best value of a trial is
-        used instead of its last value."""
+        """Return the loss of a trial. With `by_best`, the best value of the trial is used instead of its last value."""
         value = result.best if by_best and result.best is not None else result.value
         if value is not None:
             return self._sign * value if math.isfinite(value) else self._above(0.0)

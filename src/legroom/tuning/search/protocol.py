@@ -10,20 +10,19 @@ from legroom.tuning.space.space import Config
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a trial for the searcher. A result has a value or a `shortage`, or neither if the trial failed."""
+    """The result of a trial for the searcher. It has a value or a `shortage`, or neither if the trial failed."""
 
     value: float | None = None
     """The metric as reported, regardless of `mode`."""
     shortage: float | None = None
-    """The missing memory of a configuration that can never fit, as a fraction of the memory of the largest GPU. This
-    value is above 0."""
+    """For a configuration that can never fit, the missing memory as a fraction of the memory of the largest GPU."""
     is_partial: bool = False
     """True if the scheduler stopped the trial early."""
     step: int = 0
     best: float | None = None
     """The best reported value, by which trials are ranked."""
     values: tuple[float, ...] = ()
-    """The values of all metrics, if the study has several."""
+    """The values of all metrics in a study with several metrics."""
     seconds: float | None = None
     """The runtime in seconds, if the trial was started only once."""
 
@@ -32,25 +31,25 @@ class Searcher(Protocol):
     """Proposes configurations.
 
     A searcher receives the result of every trial, and proposes trials in the order of their numbers. A searcher stores
-    nothing on disk. A resumed study creates a new searcher and repeats all calls in the same order. The new searcher
-    must then make the same proposals as the old searcher.
+    nothing on disk. A resumed study creates a new searcher and repeats all calls in the same order, which must lead to
+    the same proposals.
     """
 
     startup_trials: int | None
-    """The number of proposals at the start that do not depend on results, or None if no proposal ever depends on
-    results. These proposals can be requested before any trial has ended."""
+    """The number of first proposals that do not depend on results, or None if no proposal does. These proposals can be
+    requested before any trial has ended.
+    """
 
     def propose(self, number: int) -> Config | None:
         """Return the configuration of trial `number`, or None if there are no further configurations."""
 
-    def learn(self, number: int, config: Config, result: Result) -> None:
-        """Handle the result of a trial that has ended, or that was rejected because it can never fit."""
+    def learn(self, number: int, config: Config, result: Result) -> None: ...
 
 
 @runtime_checkable
 class OrderingSearcher(Protocol):
-    """A searcher that also chooses the start order of waiting trials. All random proposals of the searcher are
-    requested at once."""
+    """A searcher that also chooses the start order of waiting trials. All of its random proposals are requested at
+    once.
+    """
 
-    def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """Return the waiting trials in start order."""
+    def start_order(self, waiting: Mapping[int, Admission]) -> list[int]: ...

@@ -1,9 +1,9 @@
 """Searchers that do not learn (random and grid), and a function that creates any searcher by name.
 
 With the same seed and the same results, all searchers propose the same configurations as Ray Tune's searchers
-(`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`). Proposals differ once a configuration can
-never fit: Ray's searchers receive an error, while Legroom's searchers receive the amount by which the configuration
-exceeds the memory. Trials start in the order in which they are proposed, unless the searcher is an `OrderingSearcher`.
+(`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`). Proposals differ after a configuration
+that can never fit. In this case, Ray's searchers receive an error, while Legroom's searchers receive the missing
+memory. Trials start in the order in which they are proposed, unless the searcher is an `OrderingSearcher`.
 """
 
 import sys
@@ -18,8 +18,7 @@ from legroom.tuning.trial.records import Mode
 
 
 class RandomSearcher:
-    """A searcher that samples from a single random stream, so the configuration of a trial depends only on its
-    number."""
+    """Samples all configurations from one random stream, so a configuration depends only on the number of its trial."""
 
     startup_trials: int | None = None
 
@@ -39,8 +38,6 @@ class RandomSearcher:
 
 
 class GridSearcher:
-    """A searcher that proposes every configuration once."""
-
     startup_trials: int | None = None
 
     def __init__(self, space: Space) -> None:
@@ -67,8 +64,9 @@ SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
 def make_searcher(
     search: str, space: Space, mode: Mode, seed: int, more_modes: Sequence[Mode] = (), sampler: Any = None
 ) -> Searcher:
-    """Create a searcher by name. `sampler` is an Optuna sampler. Raises `UsageError` if the searcher does not support
-    the space."""
+    """Create a searcher by name. `sampler` is an Optuna sampler, for the search `optuna`. Raises `UsageError` if the
+    searcher does not support the space.
+    """
     check_search(search, space)
     if search == "random":
         return RandomSearcher(space, seed)
@@ -100,7 +98,6 @@ def optuna_sampler(search: Any) -> Any:
 
 
 def check_search(search: str, space: Space) -> None:
-    """Raise `UsageError` for an unknown search, or for a space that the search does not support."""
     if search not in SEARCHES:
         raise UsageError(
             f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}, or pass an Optuna sampler."

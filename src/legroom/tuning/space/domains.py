@@ -1,10 +1,9 @@
 """The domain of one parameter: a range or a list of choices.
 
-Every domain can be sampled (`draw`) and listed for a grid (`grid`, which returns None if there are infinitely many
-values). The values of a range have an order and a distance (`is_range`). Ranges can also be mapped to the interval
-from 0 to 1 and back (`to_unit`, `from_unit`), as numeric searchers require. A searcher therefore does not need to
-distinguish the kinds of ranges. `draw` consumes random numbers in the same way as Ray Tune's domains and returns the
-same values.
+Every domain can be sampled (`draw`) and listed for a grid (`grid`, which returns None for infinitely many values). The
+values of a range have an order and a distance (`is_range`). A range can be mapped to the interval from 0 to 1 and back
+(`to_unit`, `from_unit`), so that a numeric searcher need not distinguish the kinds of ranges. `draw` consumes random
+numbers in the same way as Ray Tune's domains, so it returns the same values.
 """
 
 import math
@@ -159,13 +158,14 @@ class Sampled:
     """Values that a function returns, as in Ray Tune's `sample_from`. Only random search supports these functions."""
 
     function: Callable[..., Any] | None = field(default=None, compare=False)
-    """A function that returns a value. The function may take the values of the preceding parameters as its argument. If
-    the study was loaded from disk, the function is None."""
+    """A function that returns a value, or None if the study was loaded from disk. The function may take the values of
+    the preceding parameters as its argument.
+    """
 
     is_range = False
 
     def draw(self, rng: "Generator", config: Mapping[str, Any] | None = None) -> Any:
-        """Call the function. NumPy and `random` are seeded for the call, so the same seed gives the same values."""
+        """Call the function with seeded generators of NumPy and `random`, so that the same seed gives the same values."""
         import numpy
 
         assert self.function is not None
@@ -190,7 +190,6 @@ AnyDomain = FloatRange | IntRange | PowerRange | Categorical | Sampled
 
 
 def nested_error(name: str, inner: Mapping[str, Any]) -> UsageError:
-    """Return the error for a parameter that is a dict of parameters."""
     first = next(iter(inner), "lr")
     return UsageError(
         f"Parameter `{name}` is nested. Write a flat space with one name per parameter, for example `{name}_{first}`, and "
@@ -203,8 +202,8 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
     trial.
 
     `[2, 4, 8]` and `{choice = [...]}` mean one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int =
-    [1, 8]}` and `{int_log = [16, 1024]}` mean a range with both bounds included. `{int_log2 = [2, 9]}` means 4, 8, ...
-    512. A range can be used in a grid if it has a `step` or a number of `points`.
+    [1, 8]}` and `{int_log = [16, 1024]}` mean a range with both bounds included. `{int_log2 = [2, 9]}` means 4, 8, 16
+    and so on up to 512. A range can be used in a grid if it has a `step` or a number of `points`.
     """
     if isinstance(written, AnyDomain):
         return written
@@ -234,7 +233,6 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
 
 
 def domain_as_dict(domain: AnyDomain) -> dict[str, Any]:
-    """Return the domain as plain data, which `read_domain` can read."""
     if isinstance(domain, Categorical):
         return {"choice": list(domain.options)}
     if isinstance(domain, Sampled):

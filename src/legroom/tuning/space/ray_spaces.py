@@ -10,16 +10,15 @@ from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, Int
 from legroom.tuning.space.space import Space, read_space
 
 MOST_STEPS = 1000
-"""The maximum number of values of a stepped integer range. A stepped range is converted to a list of choices."""
+"""The maximum number of values of a stepped integer range, which is converted to a list of choices."""
 
 
 def is_ray_space(written: Any) -> bool:
-    """Return True if a dict contains a Ray domain."""
     return isinstance(written, Mapping) and any(_varies(value) for value in written.values())
 
 
 def is_grid(written: Mapping[str, Any]) -> bool:
-    """Return True if every parameter that varies is a `grid_search`. In that case, Ray tries every combination."""
+    """Return True if every parameter that varies is a `grid_search`."""
     varying = [value for value in written.values() if _varies(value)]
     return bool(varying) and all(_grid(value) is not None for value in varying)
 
@@ -34,7 +33,6 @@ def space_of(written: Mapping[str, Any]) -> Space:
 
 
 def _grid(value: Any) -> list[Any] | None:
-    """Return the values of `tune.grid_search([...])`, which Ray represents as a dict."""
     if isinstance(value, Mapping) and set(value) == {"grid_search"}:
         return list(value["grid_search"])
     return None

@@ -25,20 +25,18 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 Config = dict[str, Any]
-"""The configuration of one trial. Maps parameter names to values."""
 
 MAX_GRID_POINTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One dimension of the space."""
-
     name: str
     domain: AnyDomain
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Maps other parameters to lists of values. The parameter is active only if each of the other parameters has a
-    value in its list."""
+    """The condition for the parameter: lists of values by the names of other parameters. The parameter is active only
+    if each of them has a value in its list.
+    """
 
     def is_active_in(self, config: Mapping[str, Any]) -> bool:
         return all(name in config and config[name] in values for name, values in self.when.items())
@@ -46,15 +44,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A search space, which consists of parameters and constants. Each parameter comes after the parameters on which
-    its condition depends."""
+    """The parameters and constants of a search. A parameter comes after all parameters on which its condition depends."""
 
     parameters: tuple[Parameter, ...]
     constants: Mapping[str, Any]
 
     @property
     def parameter_names(self) -> list[str]:
-        """The names of the parameters that are searched."""
         return [parameter.name for parameter in self.parameters]
 
     @property
@@ -66,7 +62,6 @@ class Space:
         return any(parameter.when for parameter in self.parameters)
 
     def draw(self, rng: "Generator") -> Config:
-        """Return a random configuration."""
         config = dict(self.constants)
         for parameter in self.parameters:
             if parameter.is_active_in(config):
@@ -77,7 +72,6 @@ class Space:
         return config
 
     def check_points(self, points: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `UsageError` if a point has an unknown parameter, or a value outside the space."""
         domains = {parameter.name: parameter.domain for parameter in self.parameters}
         for point in points:
             for name, value in point.items():
@@ -99,7 +93,6 @@ class Space:
         return config
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the space as a dict that `read_space` reads."""
         content: dict[str, Any] = {}
         for parameter in self.parameters:
             when = {name: list(values) for name, values in parameter.when.items()}
@@ -161,7 +154,6 @@ def read_space(given: Any) -> Space:
 
 
 def _plain_constant(name: str, value: Any) -> Any:
-    """Return a constant of the space as a value that JSON can store, for example a NumPy scalar as a number."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()  # a NumPy scalar
     try:
@@ -175,7 +167,6 @@ def _plain_constant(name: str, value: Any) -> Any:
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the space and the `[study]` table of a TOML file."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

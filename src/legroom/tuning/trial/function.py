@@ -1,9 +1,9 @@
 """Describes a training function in a form that another process can load.
 
-A function at the top level of a file is identified by its file and its name, and every process that needs the function
-imports the file. As with `multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls
-`legroom.tune` at the top level, the import ends at that call. Other functions (lambdas, nested functions, functions in
-a notebook) are pickled with cloudpickle.
+A function at the top level of a file is identified by its file and its name, and every process imports the file. As
+with `multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls `legroom.tune` at the
+top level, the import ends at that call. Other functions (lambdas, nested functions, functions in a notebook) are
+pickled with cloudpickle.
 """
 
 import ast
@@ -23,37 +23,32 @@ from legroom.errors import LegroomError, UsageError
 
 Train = Callable[..., Any]
 MODULE = "__legroom_train__"
-"""The module name of a script that is imported for its training function."""
 
 
 class CannotLoad(LegroomError):  # noqa: N818
-    """Raised if the file of the training function could not be imported."""
+    pass
 
 
 class SearchReached(BaseException):
-    """Raised when the import of a training file reaches its call to `legroom.tune`. The class is derived from
-    BaseException, so `except Exception` does not catch it.
+    """Raised when the import of a training file reaches its call to `legroom.tune`. It is derived from BaseException,
+    so that `except Exception` in the file does not catch it.
     """
 
 
 def stop_if_imported() -> None:
-    """Raise `SearchReached` if the calling file is being imported for its training function."""
     if _imported:
         raise SearchReached
 
 
 _imported: list[str] = []
-"""The files that are being imported for their functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFunction:
-    """The location of a training function, as plain data that can be serialized."""
-
     name: str
     file: str = ""
     module: str = ""
-    """The module, if the function is part of a package. Otherwise, the function is imported from its file."""
+    """The module, if the function is part of a package. A function outside a package is imported from its file."""
     pickled: str = ""
     """The pickled function, if it cannot be imported by name."""
 
@@ -85,7 +80,6 @@ class TrainFunction:
         return cls(name=name, file=file, module=module)
 
     def load(self) -> Train:
-        """Import the function in this process, and return it."""
         if self.pickled:
             cloudpickle = importlib.import_module("cloudpickle")
             loaded: Train = cloudpickle.loads(base64.b64decode(self.pickled))
@@ -117,8 +111,9 @@ class TrainFunction:
 
     @property
     def imports(self) -> list[str]:
-        """The names of the modules that the file imports from outside its own folder. In `from ray import tune`, `tune`
-        may also be a module, so `ray.tune` is included. These modules can be imported before the file is imported."""
+        """The modules that the file imports from outside its own folder, which can be imported before the file. In
+        `from ray import tune`, `tune` may be a module, so `ray.tune` is included.
+        """
         try:
             tree = ast.parse(Path(self.file).read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -136,8 +131,9 @@ class TrainFunction:
 
 
 def unwrap_parameters(function: Any) -> Any:
-    """Return the function and arguments of `ray.tune.with_parameters(function, ...)` as a `functools.partial`. Ray keeps
-    the arguments in its object store, which a trial's process cannot read."""
+    """Convert `ray.tune.with_parameters(function, ...)` to a `functools.partial`. Ray keeps the arguments in its object
+    store, which a trial's process cannot read.
+    """
     if getattr(function, "__module__", "") != "ray.tune.trainable.util" or not inspect.isfunction(function):
         return function
     variables = inspect.getclosurevars(function).nonlocals
@@ -180,8 +176,6 @@ def _named(text: str) -> TrainFunction:
 
 
 def _is_module_level(file: str, name: str) -> bool:
-    """Return True if the file defines `name` at module level. Definitions under `if __name__ == "__main__":` are
-    ignored."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -193,24 +187,22 @@ def _is_module_level(file: str, name: str) -> bool:
 
 
 def _positional_count(function: ast.FunctionDef) -> int:
-    """Return the number of positional arguments, without `*args`."""
     return len(function.args.posonlyargs + function.args.args)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainParameters:
-    """The names of a training function's parameters. A name is None if the function does not have this parameter."""
+    """The names of a training function's parameters. A name is None if the function has no such parameter."""
 
     config: str | None = None
     trial: str | None = None
     checkpoint_dir: str | None = None
-    """The parameter for the checkpoint folder, as in old versions of Ray Tune."""
+    """The parameter for the checkpoint folder, as in early versions of Ray Tune."""
     is_unknown: bool = False
     """True if the signature cannot be read, or if the configuration can only be passed by position."""
 
 
 def reject_class(function: Any) -> None:
-    """Raise an error for a class, such as a `ray.tune.Trainable`."""
     if isinstance(function, type):
         raise UsageError(
             f"The class {function.__name__} cannot run as a trial. Write a function `def train(config, trial)` that does the "
@@ -219,11 +211,10 @@ def reject_class(function: Any) -> None:
 
 
 def parameters_of(function: Callable[..., Any]) -> TrainParameters:
-    """Return the parameters of a training function by name or annotation. Raises `UsageError` if the function needs
-    further arguments.
+    """Return the parameters of a training function. Raises `UsageError` if the function needs further arguments.
 
-    The trial is a parameter that is named `trial` or annotated as `Trial`. The configuration is the first other
-    parameter.
+    The trial is a parameter that is named `trial` or annotated as `Trial`. The configuration is the first of the other
+    parameters.
     """
     reject_class(function)
     try:
@@ -260,12 +251,10 @@ def _is_trial(parameter: inspect.Parameter) -> bool:
 
 
 def _is_single(parameter: inspect.Parameter) -> bool:
-    """Return True unless the parameter is `*args` or `**kwargs`."""
     return parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
 def _defines_name(tree: ast.Module, name: str) -> bool:
-    """Return True if a module-level import, assignment or class statement defines `name`."""
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             if any((alias.asname or alias.name) in (name, "*") for alias in node.names):

@@ -1,7 +1,8 @@
-"""The process of one trial. The process limits its GPU memory, loads and runs the training function, and reports the result.
+"""The process of one trial. It limits its GPU memory, runs the training function, and reports the result.
 
-Every trial has its own process, so the memory of a trial is always freed. `set_per_process_memory_fraction` limits the
-memory of the process, so a trial whose estimate was too low cannot use the memory of other trials on the same GPU.
+Every trial has its own process, so the memory of a trial is always freed. The limit is set with
+`set_per_process_memory_fraction`. If the estimate of a trial was too low, the trial cannot use the memory of other
+trials on the same GPU.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTask:
-    """The input of a trial's process, as plain data that can be pickled."""
+    """The input of a trial's process, which can be pickled."""
 
     number: int
     config: Config
@@ -61,30 +62,28 @@ class TrialTask:
     init_method: str = ""
     """The rendezvous of the ranks, as in `torch.distributed.init_process_group`."""
     threads: str = ""
-    """The file with the number of threads, if the CPU cores are shared with other trials (see `cpu_share`)."""
+    """The file with the number of threads (see `cpu_share`), if trials share the CPU cores."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialExit:
-    """The result of a training function."""
-
     state: TrialState
     reason: str = ""
     final: dict[str, float] | None = None
-    """The metrics that the function returned instead of reporting them."""
+    """The metrics that the function returned instead of passing them to `report`."""
     actual_bytes: int | None = None
     ooms: int = 0
     is_disk_full: bool = False
     """True if a checkpoint could not be written."""
     affects_all_trials: bool = False
-    """True if all other trials would fail in the same way, because the function cannot be loaded."""
+    """True if the function cannot be loaded, so that all other trials would fail too."""
     failed_at: float = 0.0
-    """The time at which the error was raised (`time.time()`), or 0 if the process died."""
+    """The `time.time()` at which the error was raised, or 0 if the process died."""
 
 
 def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
-    """Run the function in this process. Exceptions are returned as a `TrialExit`, not raised."""
+    """Run the function in this process. An exception is returned as a `TrialExit`."""
     os.environ.update(task.environment)
     with contextlib.ExitStack() as stack:
         try:
@@ -113,7 +112,6 @@ def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
 
 
 def call(train: Train, config: Config, trial: Trial) -> Any:
-    """Call the function and return its result."""
     names = parameters_of(train)
     values = {names.config: config, names.trial: trial, names.checkpoint_dir: trial.checkpoint}
     named = {name: value for name, value in values.items() if name is not None}
@@ -122,7 +120,6 @@ def call(train: Train, config: Config, trial: Trial) -> Any:
 
 
 def run_trial_process(task: TrialTask, pipe: Connection) -> None:
-    """Run one rank of a trial, then exit the process."""
     threading.Thread(target=_exit_when_closed, args=(pipe,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C
     redirect_output(task)
@@ -138,8 +135,7 @@ def run_trial_process(task: TrialTask, pipe: Connection) -> None:
 def _exit_when_closed(pipe: Connection) -> None:
     """Exit when the other end of the pipe is closed, because a trial without an engine must not keep its GPU.
 
-    Windows has no `poll`, so a process on Windows exits when the process that started it has exited (see
-    `legroom.processes`).
+    Windows has no `poll`. There, the process exits when its parent process has exited (see `legroom.processes`).
     """
     if not hasattr(select, "poll"):
         return
@@ -150,8 +146,6 @@ def _exit_when_closed(pipe: Connection) -> None:
 
 
 class _PipeChannel:
-    """Sends reports to the engine through a pipe."""
-
     def __init__(self, pipe: Connection, threads: TrialThreads) -> None:
         self._pipe, self._threads = pipe, threads
         threads.update()
@@ -190,7 +184,6 @@ def _device(task: TrialTask) -> Iterator[None]:
 
 
 def _visible(index: int) -> str:
-    """Return the value of `CUDA_VISIBLE_DEVICES` for one of the GPUs that are visible to this process."""
     named = named_gpus()
     return named[index] if named else str(index)
 
@@ -201,13 +194,12 @@ def _cap(torch: Any, cap: int | None, memory: int) -> None:
 
 
 def file_rendezvous(file: Path) -> str:
-    """Return the `init_method` of a rendezvous in a file. On Windows, a slash precedes the drive."""
+    """Return the `init_method` of a rendezvous in a file. On Windows, a slash comes before the drive."""
     return f"file:///{file.as_posix().removeprefix('/')}"
 
 
 @contextlib.contextmanager
 def _group(task: TrialTask) -> Iterator[None]:
-    """Create a process group of the trial's ranks, if the trial has several ranks."""
     if task.ranks == 1:
         yield
         return
@@ -229,7 +221,6 @@ def _group(task: TrialTask) -> Iterator[None]:
 
 
 def _metrics(returned: Any) -> dict[str, float] | None:
-    """Return the metrics that a function returned, if it returned a number or a dict of numbers."""
     if returned is not None and not isinstance(returned, dict | str | bytes):
         returned = {THE_METRIC: returned}
     if not isinstance(returned, dict):
@@ -262,7 +253,7 @@ def _failure(error: BaseException) -> TrialExit:
 
 
 def _one_line(error: BaseException) -> str:
-    """Format an error in one line. Legroom's own errors are shown without their class."""
+    """Format an error in one line. For Legroom's own errors, the class is omitted."""
     if isinstance(error, LegroomError):
         return str(error)
     shown = next(part for part in traceback.format_exception_only(error) if not part.startswith(" "))
@@ -271,7 +262,6 @@ def _one_line(error: BaseException) -> str:
 
 
 def _location(error: BaseException) -> str:
-    """Return the user's line that raised the error, prefixed with a comma."""
     from legroom.observe.dispatch.attribution import user_frame
 
     innermost = error.__traceback__
@@ -282,12 +272,10 @@ def _location(error: BaseException) -> str:
 
 
 def redirect_output(task: TrialTask) -> None:
-    """Redirect the output of this process to the trial's folder."""
     print_to(Path(task.folder) / ("output.txt" if task.rank == 0 else f"output-{task.rank}.txt"))
 
 
 def print_to(path: Path) -> None:
-    """Redirect stdout and stderr of this process and its children to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()

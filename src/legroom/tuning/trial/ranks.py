@@ -1,8 +1,8 @@
-"""Combines the reports and results of all ranks of a trial. The report of rank 0 decides for all ranks, and if one rank
+"""Combines the reports and results of all ranks of a trial. The report of rank 0 decides for all ranks. If one rank
 fails, all ranks end.
 
 An engine forwards the messages of each rank and sends back the replies. Ranks wait for the decision about a step, but
-do not wait for a rank that has ended.
+not for a rank that has ended.
 """
 
 import time
@@ -15,31 +15,30 @@ from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
 GRACE = 1.0
-"""The number of seconds to wait for the other ranks after a rank fails, because one of them may have raised the
-original error."""
+"""The number of seconds to wait for the other ranks after a rank fails. Another rank may have raised the original
+error.
+"""
 
 Answers = dict[int, Action]
-"""Maps each rank to its action after its report."""
+"""The action of each rank after its report."""
 
 
 @dataclass(slots=True)
 class RankGroup:
-    """The messages of one trial's ranks so far."""
-
     ranks: int
     ends: dict[int, TrialExit] = field(default_factory=dict)
-    """Maps each rank to its result."""
     _decided: dict[int, Action] = field(default_factory=dict)
-    """Maps each step to the action of all ranks after that step."""
+    """The action of all ranks after each step."""
     _waiting: dict[int, list[int]] = field(default_factory=dict)
-    """Maps each step to the ranks that wait for the decision."""
+    """The ranks that wait for the decision about each step."""
     _deadline: float | None = None
 
     def reported(
         self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
     ) -> Answers:
-        """Handle a report of a rank. Return an action for each rank that can continue or must stop now. `decide` is
-        called once per step, with rank 0's report."""
+        """Handle a report of a rank, and return the action of each rank that need not wait any longer. `decide` is
+        called once per step, with the report of rank 0.
+        """
         ranks = [rank]
         if rank == 0:
             self._decided[message.step] = decide(message)
@@ -52,8 +51,7 @@ class RankGroup:
         return dict.fromkeys(ranks, self._decided[message.step])
 
     def ended(self, rank: int, end: TrialExit) -> Answers:
-        """Handle the exit of a rank. If the exited rank is rank 0, return an action for each rank that was waiting for
-        the decision about rank 0's report."""
+        """Handle the exit of a rank. If rank 0 has exited, return an action for each rank that waited for its decision."""
         self.ends[rank] = end
         if _went_wrong(end) and self._deadline is None:
             self._deadline = time.monotonic() + GRACE
@@ -64,16 +62,18 @@ class RankGroup:
 
     @property
     def is_over(self) -> bool:
-        """True if all ranks have ended or one rank has failed. One failed rank is enough, because the other ranks would
-        wait for it indefinitely."""
+        """True if all ranks have ended or one rank has failed. After a failure, the other ranks would wait for the
+        failed rank forever.
+        """
         return len(self.ends) == self.ranks or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )
 
     @property
     def end(self) -> TrialExit:
-        """Return the result of the trial, which is the result of the rank that failed first, or of rank 0 if no rank
-        failed. The reported memory is the maximum across all ranks."""
+        """The result of the trial: the result of the rank that failed first, or of rank 0 if no rank failed. The memory
+        is the maximum across all ranks.
+        """
         wrong = [end for end in self.ends.values() if _went_wrong(end)]
         chosen = min(wrong, key=lambda end: end.failed_at) if wrong else self.ends[0]
         sizes = [end.actual_bytes for end in self.ends.values() if end.actual_bytes is not None]

@@ -1,8 +1,9 @@
 """Makes `ray.tune.report` and `ray.tune.get_checkpoint` use this process's trial.
 
 A function that was written for Ray Tune therefore runs unchanged with every engine, and its memory can be estimated.
-This includes `tune.report(loss=0.5)` and `with tune.checkpoint_dir(step)` from old versions of Ray. Ray's functions
-look up a session in a private module. If a version of Ray has no such module, `ray.tune.report` warns that it was
+`tune.report(loss=0.5)` and `with tune.checkpoint_dir(step)` from early versions of Ray are supported too.
+
+Ray's functions look up a session in a private module. If Ray lacks this module, `ray.tune.report` warns that it was
 called outside a trial.
 """
 
@@ -25,8 +26,9 @@ _MODULE = "ray.train._internal.session"
 
 @contextlib.contextmanager
 def ray_session(trial: "Trial", *, needed: bool) -> Iterator[None]:
-    """Within the block, Ray's functions use `trial`. If `needed` is False, Ray is not imported, because the import
-    takes seconds."""
+    """Inside the block, Ray's functions use `trial`. If `needed` is False, Ray is not imported, because the import
+    takes seconds.
+    """
     module = sys.modules.get(_MODULE)
     if module is None and needed and find_spec("ray") is not None:
         with contextlib.suppress(ImportError):
@@ -58,10 +60,11 @@ def report_of_session() -> Callable[[dict[str, Any]], None]:
 
 class _Session:
     """Replaces the attributes of Ray's session that a training function uses. All other attributes come from the
-    replaced session, because on a cluster, Ray Tune uses them in another thread of the worker."""
+    original session. On a cluster, Ray Tune uses them in another thread of the worker.
+    """
 
     world_rank = None
-    """The rank must be None, because Ray uses it to distinguish a Ray Tune trial from a Ray Train worker."""
+    """Must be None. Ray uses the rank to distinguish a Ray Tune trial from a Ray Train worker."""
 
     def __init__(self, trial: "Trial", original: Any = None) -> None:
         self._trial, self._original = trial, original
@@ -73,7 +76,7 @@ class _Session:
         """The folder of `checkpoint_dir`, until the next report."""
 
     def report(self, metrics: Mapping[str, Any] | None = None, checkpoint: Any = None, **named: Any) -> None:
-        """Report all metrics that are numbers. Ray also accepts other values, for its own logs."""
+        """Report all metrics that are numbers. Ray also accepts values that are not numbers."""
         numbers = {}
         for name, value in {**(metrics or {}), **named}.items():
             with contextlib.suppress(TypeError, ValueError):
@@ -87,8 +90,7 @@ class _Session:
 
     @contextlib.contextmanager
     def checkpoint_dir(self, step: int | None = None) -> Iterator[str]:
-        """Return a folder, as in old versions of Ray. The next report uses the files in this folder as its
-        checkpoint."""
+        """Yield a folder, as in early versions of Ray. Its files become the checkpoint of the next report."""
         folder = tempfile.mkdtemp(prefix="legroom-")
         yield folder
         self._saved = folder

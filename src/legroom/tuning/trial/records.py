@@ -1,4 +1,4 @@
-"""The records of trials that engines, searchers, schedulers, the storage and reports share.
+"""The records of trials, which engines, searchers, schedulers, the storage and reports share.
 
 States of a trial:
 
@@ -19,21 +19,20 @@ from legroom.tuning.space.space import Config
 
 Mode = Literal["min", "max"]
 Objectives = tuple[tuple[str, Mode], ...]
-"""The metrics of a study, each with its mode. A study with one metric has one objective."""
+"""The metrics of a study, each with its mode."""
 
 
 class TrialState(StrEnum):
-    """The state of a trial."""
-
     WAITING = "waiting"
-    """The trial was proposed. The memory of the trial is being estimated, or the trial waits for free memory."""
+    """The trial was proposed. It waits for its memory estimate or for free memory."""
     RUNNING = "running"
     PAUSED = "paused"
     FINISHED = "finished"
     """The function returned."""
     STOPPED = "stopped"
-    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. The metrics that the
-    trial reported before it was stopped still count as results."""
+    """The trial was stopped by the scheduler, by the time budget, or because the metric was NaN. Its reports still
+    count as results.
+    """
     FAILED = "failed"
     """The function raised an exception, or its process died."""
     OUT_OF_MEMORY = "out-of-memory"
@@ -43,8 +42,7 @@ class TrialState(StrEnum):
 
     @property
     def has_failed(self) -> bool:
-        """True if the trial raised an exception, died or ran out of memory. A trial in one of these states is never the
-        best trial."""
+        """True if the trial raised an exception, died or ran out of memory. These trials are never the best trial."""
         return self in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
     @property
@@ -68,7 +66,7 @@ class TrialMemory:
 
     predicted: int | None = None
     safe: int | None = None
-    """The upper bound. This number of bytes was reserved for the trial."""
+    """The upper bound, which is reserved for the trial."""
     actual: int | None = None
     """The measured peak."""
     batch_size: int | None = None
@@ -77,10 +75,9 @@ class TrialMemory:
     ooms: int = 0
     """The number of out-of-memory errors from which the trial recovered."""
     shortage: float = 0.0
-    """The missing memory of a trial that never fits, as a fraction of the memory of the largest GPU."""
+    """For a trial that never fits, the missing memory as a fraction of the memory of the largest GPU."""
     used_by_others: int = 0
-    """The memory that other programs use, in bytes. The value is set only if the batch would have fit unsplit without
-    these programs."""
+    """The bytes that other programs use, if these programs are the reason why the batch is split. Otherwise 0."""
 
     @property
     def bound(self) -> int | None:
@@ -90,8 +87,6 @@ class TrialMemory:
 
 @dataclass(slots=True, kw_only=True)
 class TrialRecord:
-    """The current state of one trial."""
-
     number: int
     config: Config
     known_results: int = 0
@@ -107,13 +102,12 @@ class TrialRecord:
     ended: float | None = None
     """The time in seconds since the start of the study."""
     attempts: int = 0
-    """The number of starts. A trial starts more than once if it was interrupted, was paused or ran out of memory."""
+    """The number of starts. A trial starts again if it was interrupted, paused, or ran out of memory."""
     checkpoint: str | None = None
     """The path of the checkpoint of the best report."""
     last_checkpoint: str | None = None
     """The path of the latest checkpoint, from which the trial continues."""
     checkpoint_step: int = 0
-    """The step of the latest checkpoint."""
     parent: int | None = None
     """The trial whose checkpoint was last copied (population-based training)."""
     earlier: list[tuple[int, Config]] = field(default_factory=list)
@@ -144,23 +138,18 @@ class TrialRecord:
         return [report for report in self.reports if math.isfinite(report.metrics.get(metric, math.nan))]
 
     def config_at(self, step: int) -> Config:
-        """Return the configuration that was used at a step."""
         return next((config for last, config in self.earlier if step <= last), self.config)
 
     @property
     def step(self) -> int:
-        """The latest reported step."""
         return self.reports[-1].step if self.reports else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record as plain data for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """The final state of a trial, as decided by the dispatcher."""
-
     state: TrialState
     reason: str = ""
     affects_all_trials: bool = False

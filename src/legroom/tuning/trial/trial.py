@@ -38,12 +38,13 @@ if TYPE_CHECKING:
 
 
 FULL_DISK_BYTES = 1 * MiB
-"""A disk with less free space than this is treated as full."""
+"""The free disk space in bytes below which a disk is treated as full."""
 
 
 THE_METRIC = ""
-"""The key of a value that the function reports or returns without a name. This value is stored as the study's
-metric."""
+"""The key of a value that the function reports or returns without a name. The value is stored under the name of the
+study's metric.
+"""
 
 
 class DiskFull(LegroomError):  # noqa: N818
@@ -52,14 +53,13 @@ class DiskFull(LegroomError):  # noqa: N818
 
 
 class StopTrial(BaseException):
-    """Raised to end the trial. The class is derived from BaseException, so `except Exception` in the function does
-    not catch it."""
+    """Raised to end the trial. It is derived from BaseException, so that `except Exception` in the function does not
+    catch it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportMessage:
-    """One report that is sent to the engine."""
-
     step: int
     metrics: dict[str, float]
     checkpoint: str | None = None
@@ -71,10 +71,7 @@ class ReportMessage:
 
 
 class Channel(Protocol):
-    """Connects a trial to its engine."""
-
-    def report(self, message: ReportMessage) -> Action:
-        """Send a report, and return the decision."""
+    def report(self, message: ReportMessage) -> Action: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,22 +89,22 @@ class Trial:
     """The number of processes in this trial. If a trial has several processes, their process group is already
     initialized."""
     checkpoint: str | None = None
-    """The checkpoint from which the trial continues, or None for a new trial. The checkpoint is a path that was
-    passed to `report`, or a file that `report` wrote."""
-    step: int = 0
-    """The number of reports so far. If the trial was interrupted, reports after its last checkpoint are not included.
+    """The checkpoint from which the trial continues, or None for a new trial. It is a path that was passed to `report`,
+    or a file that `report` wrote.
     """
+    step: int = 0
+    """The number of reports so far. After an interruption, only the reports up to the last checkpoint count."""
     channel: Channel
     _micro_batch: int | None = None
     _guards: "list[weakref.ref[Guard]]" = field(default_factory=list)
     can_split: bool = False
-    """True if the function can run in micro-batches. The value becomes True when the function creates a guard or reads
-    `micro_batch`."""
+    """True if the function can run in micro-batches, because it has created a Guard or read `micro_batch`."""
 
     @property
     def micro_batch(self) -> int | None:
-        """The number of samples in each micro-batch, chosen so that the micro-batches fit, or None if the full batch
-        fits. A loop that accumulates gradients itself uses this value."""
+        """The number of samples in each micro-batch that fits, or None if the full batch fits. A loop that accumulates
+        gradients itself uses this value.
+        """
         self.can_split = True
         return self._micro_batch
 
@@ -141,8 +138,9 @@ class Trial:
         return self._suggested(name, Categorical(tuple(choices)))
 
     def _suggested(self, name: str, domain: FloatRange | IntRange | Categorical) -> Any:
-        """Return the value that the searcher chose. A parameter that the searcher does not know is sampled at random,
-        with a seed that depends on the trial."""
+        """Return the value that the searcher chose. If the searcher does not know the parameter, its value is sampled
+        at random with a seed that depends on the trial.
+        """
         if name not in self.config:
             from numpy.random import default_rng
 
@@ -151,7 +149,7 @@ class Trial:
         return self.config[name]
 
     def should_prune(self) -> bool:
-        """Return False. If a trial is stopped early, `report` ends the function."""
+        """Return False. To stop a trial early, `report` raises `StopTrial`."""
         return False
 
     def report(
@@ -196,7 +194,6 @@ class Trial:
         return torch.load(self.checkpoint, **{"map_location": "cpu", "weights_only": False, **options})
 
     def _save_checkpoint(self, checkpoint: Any) -> str | None:
-        """Write the checkpoint to the trial's folder, under a temporary name until it is complete."""
         if checkpoint is None:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -233,8 +230,9 @@ class Trial:
 
 @contextlib.contextmanager
 def _disk_full_as_error(partial: Path) -> Iterator[None]:
-    """Convert a disk-full error to `DiskFull` and delete the incomplete file. torch's error does not mention the
-    disk."""
+    """Convert a disk-full error to `DiskFull`, because torch's error does not mention the disk. Delete the incomplete
+    file.
+    """
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -249,7 +247,6 @@ def _disk_full_as_error(partial: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint, which is a file or a folder."""
     with contextlib.suppress(OSError):
         if path.is_dir():
             shutil.rmtree(path)
@@ -264,7 +261,6 @@ def reserved_peak() -> int | None:
 
 
 def out_of_memory_count() -> int:
-    """Return the number of failed allocations in this process, including handled failures."""
     cuda = _cuda_in_use()
     return 0 if cuda is None else int(cuda.memory_stats().get("num_ooms", 0))
 
