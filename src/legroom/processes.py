@@ -5,8 +5,8 @@ fork. On macOS, a fork of a process that has used system libraries can crash. On
 `LEGROOM_FORK=off`, each helper is a new Python process that imports its modules again. Every module checks `can_fork`
 before it forks.
 
-`SpawnedProcess` starts a new Python process and connects to it through a socket on this machine. `SpawnedProcess` uses
-no inherited descriptors and no signals, because these work differently on different systems.
+`SpawnedProcess` connects to the new process through a socket on this machine. It uses no inherited descriptors and no
+signals, because these work differently on different systems.
 """
 
 import contextlib
@@ -31,7 +31,6 @@ from legroom.errors import UsageError
 
 VARIABLE = "LEGROOM_FORK"
 KILLED = -int(getattr(signal, "SIGKILL", 9))
-"""The exit code of a process that was killed."""
 _TOKEN = "LEGROOM_PROCESS_TOKEN"
 _LOCAL = "127.0.0.1"
 _PARENT_CHECK_SECONDS = 1.0
@@ -41,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def can_fork() -> bool:
-    """Return True if helper processes are forked. The result is True on Linux, unless `LEGROOM_FORK=off` is set."""
+    """Return whether helper processes are forked: on Linux, unless `LEGROOM_FORK=off` is set."""
     setting = os.environ.get(VARIABLE, "").strip().lower()
     if setting not in ("", "on", "off"):
         raise UsageError(f"{VARIABLE}={setting!r} is not valid. Set {VARIABLE} to `on` or `off`.")
@@ -49,8 +48,8 @@ def can_fork() -> bool:
 
 
 def exit_with_parent(by: int = -KILLED) -> None:
-    """Make this process receive a signal when its parent exits for any reason. The signal is sent only on Linux. On
-    other systems, the process continues to run after its parent has exited.
+    """Make this process receive a signal when its parent exits for any reason. This works only on Linux. On other
+    systems, the process continues to run after its parent has exited.
     """
     with contextlib.suppress(
         OSError, AttributeError, TypeError
@@ -59,7 +58,6 @@ def exit_with_parent(by: int = -KILLED) -> None:
 
 
 def kill_with_children(pid: int) -> None:
-    """Kill a process and all processes that it started."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for each in [*process.children(recursive=True), process]:
@@ -71,8 +69,8 @@ class SpawnedProcess:
     """A new Python process that calls a function. The function receives one end of a pipe."""
 
     def __init__(self, function: str, *, stdin: Any = subprocess.DEVNULL, output: Path | None = None) -> None:
-        """Start the process. `function` has the form `module:name`. The output of the process is written to `output`,
-        or discarded if `output` is None.
+        """Start the process. `function` has the form `module:name`. The process prints to `output`. If `output` is
+        None, its output is discarded.
         """
         self._listening: socket.socket | None = socket.create_server((_LOCAL, 0))
         self._token = secrets.token_bytes(32)
@@ -99,7 +97,7 @@ class SpawnedProcess:
 
     @property
     def pipe(self) -> "Connection[Any, Any]":
-        """The pipe to the process. Raises `EOFError` if the process has exited before it connected."""
+        """The pipe to the process. Raises `EOFError` if the process exited before it connected."""
         if self._pipe is None:
             self._pipe = self._connected()
         return self._pipe
@@ -115,13 +113,11 @@ class SpawnedProcess:
             return None
 
     def kill(self) -> None:
-        """Kill the process and every process that it started."""
         if self.is_running():
             kill_with_children(self.pid)
         self._process.wait()
 
     def close(self) -> None:
-        """Kill the process and close the pipe."""
         self.kill()
         if self._pipe is not None:
             self._pipe.close()
@@ -147,8 +143,8 @@ class SpawnedProcess:
 
 
 def _is_expected(connection: socket.socket, token: bytes) -> bool:
-    """Return True if the other end of the connection sends the token. The token is required because other users of this
-    machine can also connect to the port.
+    """Return whether the other end of the connection sends the token. Other users of this machine can also connect to
+    the port.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(5)
@@ -160,7 +156,6 @@ def _is_expected(connection: socket.socket, token: bytes) -> bool:
 
 
 def main(function: str, port: str, parent: str) -> None:
-    """Connect to the process that started this process, and call the function."""
     connection = socket.create_connection((_LOCAL, int(port)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(bytes.fromhex(os.environ.pop(_TOKEN)))
@@ -170,8 +165,8 @@ def main(function: str, port: str, parent: str) -> None:
 
 
 def _exit_after(parent: int) -> None:
-    """Exit this process when the process that started it has exited. On Windows, the starting process may not be the
-    direct parent, because the `python` of a virtual environment starts the real interpreter.
+    """Exit this process when the process `parent` has exited. On Windows, `parent` may not be the direct parent,
+    because the `python` of a virtual environment starts the real interpreter.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(parent)

@@ -6,12 +6,12 @@ are uncertain (`ScratchAlloc.alternatives` lists the possible sizes). Each works
 workspace that does not fit any free block in the cache needs a new segment. Second, if several free blocks have the
 same size, torch up to 2.12 uses the block at the lowest address, and the driver chooses the addresses.
 
-Therefore a trace is replayed several times. In the first replay, every uncertain size is replaced by its most likely
-alternative, in the second replay by the second most likely, and so on. Other replays use random alternatives, the
-largest alternative for some of the sizes, or other segment addresses. The estimate is the higher of two peaks: the peak
-of the trace itself, and the peak with the most likely alternatives. An estimate that is too low makes a run fail. An
-estimate that is too high only wastes memory. The safe bound is based on the highest peak of all replays. The random
-numbers are seeded, so the result for a trace is always the same.
+Therefore a trace is replayed several times. One replay uses the most likely alternative of every uncertain size, the
+next one the second most likely alternative, and so on. Other replays use random alternatives, the largest alternative
+for some of the sizes, or other segment addresses. The estimate is the higher of two peaks: the peak of the trace
+itself, and the peak with the most likely alternatives. The higher peak is used because an estimate that is too low
+makes a run fail, and one that is too high only wastes memory. The safe bound is based on the highest peak of all
+replays. The random numbers are seeded, so the result for a trace is always the same.
 """
 
 import random
@@ -23,7 +23,7 @@ from legroom.observe.cuda_rules.versions import RULES_VERSION
 from legroom.predict.requests import MemoryRequest, ReplayPeaks, replay_requests
 
 SUBSETS = (2, 1)
-"""The uncertain sizes are divided into this number of subsets. In each replay, the sizes of one subset use their
+"""The numbers of subsets into which the uncertain sizes are divided. In each replay, the sizes of one subset use their
 largest alternatives.
 """
 ADDRESS_ORDERS = 2
@@ -31,21 +31,19 @@ ADDRESS_ORDERS = 2
 RANDOM_DRAWS = 6
 """The number of replays with random alternatives."""
 MIN_CASES, MAX_REQUESTS = 8, 500_000
-"""At least this many combinations of alternatives are tried. Further combinations are tried only up to this total
-number of requests.
+"""The minimum number of combinations of alternatives that are tried, and the total number of requests up to which
+further combinations are tried.
 """
 
 
 VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
-"""Maps each library to the fraction of the peak that the safe bound adds if the rules do not cover its version. With
-cuDNN 9.21, the reserved memory of 24 networks changed by -9% to +7%. In addition, the bound adds 4% of the peak for all
-versions. Releases of torch other than the measured release were not tested.
+"""The fraction of the peak that the safe bound adds if the rules do not cover the version of a library. With cuDNN
+9.21, the reserved memory of 24 networks changed by -9% to +7%. The bound adds another 4% of the peak for all versions.
+Releases of torch other than the measured release were not tested.
 """
 
 
 class UncertainTrace(Protocol):
-    """The attributes of a trace that this module uses."""
-
     @property
     def alternatives(self) -> dict[int, tuple[int, ...]]: ...
 
@@ -53,8 +51,8 @@ class UncertainTrace(Protocol):
 
 
 def likely_peaks(trace: UncertainTrace, settings: AllocatorSettings | None = None) -> ReplayPeaks:
-    """Return the peaks of a trace on an unlimited device. The result is the higher of two peaks: with the recorded
-    sizes, and with the most likely alternatives.
+    """Return the peaks of a trace on an unlimited device. The peaks are those with the recorded sizes or with the most
+    likely alternatives, whichever are higher.
     """
     peaks = replay_requests(trace.requests(), settings=settings)
     if trace.alternatives:
@@ -74,7 +72,7 @@ def uncertain_bytes(trace: UncertainTrace, settings: AllocatorSettings | None = 
 
 
 def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | None = None) -> bool:
-    """Return True if a trace fits `capacity` bytes in every replay that is tried."""
+    """Return whether a trace fits `capacity` bytes in every replay."""
     return all(
         replay_requests(requests, capacity, settings=settings, segment_address=segment_address).failed_at
         is None
@@ -83,7 +81,7 @@ def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | Non
 
 
 def version_margin(differing: Mapping[str, str]) -> float:
-    """Return the margin, as a fraction of the peak, for installed versions that differ from `RULES_VERSION`.
+    """Return the fraction of the peak that the safe bound adds for installed versions that differ from `RULES_VERSION`.
 
     `differing` maps each library to its installed version.
     """
@@ -91,7 +89,6 @@ def version_margin(differing: Mapping[str, str]) -> float:
 
 
 def version_note(differing: Mapping[str, str]) -> str:
-    """Return one line for the report that names the versions in `differing`."""
     measured = f"torch {RULES_VERSION.torch} and cuDNN {RULES_VERSION.cudnn} on an {RULES_VERSION.gpu}"
     found = " and ".join(f"{library} {version}" for library, version in differing.items())
     return (
@@ -101,10 +98,10 @@ def version_note(differing: Mapping[str, str]) -> str:
 
 
 def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callable[[int, int], int] | None]]:
-    """Yield variants of the trace. Each variant consists of memory requests, and of a function that assigns addresses
-    to segments. None means consecutive addresses.
+    """Yield variants of the trace: memory requests, and a function that assigns addresses to segments. None means
+    consecutive addresses.
 
-    The most informative cases come first, because fewer cases are tried for long traces.
+    The most informative variants come first, because fewer variants are tried for long traces.
     """
     requests = trace.requests()
     for seed in range(ADDRESS_ORDERS):
@@ -131,13 +128,13 @@ def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
 
 
 def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
-    """Return the `rank`-th alternative of every uncertain size, or its last alternative if there are fewer."""
+    """Return the `rank`-th alternative of every uncertain size, or its last alternative if it has fewer."""
     return {number: others[min(rank, len(others) - 1)] for number, others in trace.alternatives.items()}
 
 
 def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
-    """Return a random alternative for each uncertain size. If several sizes have the same list of alternatives, they
-    all get the same alternative.
+    """Return a random alternative for each uncertain size. Sizes with the same list of alternatives get the same
+    alternative.
     """
     generator = random.Random(seed)
     chosen = {others: generator.choice(others) for others in sorted(set(trace.alternatives.values()))}
@@ -145,9 +142,9 @@ def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
 
 
 def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Yield combinations with the largest alternatives of some uncertain sizes. In the last combination, every
-    uncertain size is half as large as its largest alternative. This combination is tried because a workspace of medium
-    size may fit in no free block, while a large workspace gets its own segment.
+    """Yield combinations with the largest alternatives of some uncertain sizes. In the last combination, every size is
+    half its largest alternative. A workspace of medium size may fit in no free block, while a large workspace gets its
+    own segment.
 
     A layer uses the same kernel in every step, so sizes with the same alternatives change together.
     """
@@ -162,7 +159,6 @@ def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
 
 
 def _random_addresses(seed: int) -> Callable[[int, int], int]:
-    """Return a function that assigns segment addresses in random order."""
     generator = random.Random(seed)
     used: set[int] = set()
 

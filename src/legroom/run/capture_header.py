@@ -17,7 +17,6 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def capture_header(command: RunCommand, devices: Sequence[DeviceInfo]) -> dict[str, Any]:
-    """Return the header of the capture of a run that starts now."""
     return {
         **command.as_header(),
         "folder": os.getcwd(),

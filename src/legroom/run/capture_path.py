@@ -15,14 +15,11 @@ from legroom.memory.events import Event
 from legroom.units import MiB
 
 MAX_BYTES = 8 * MiB
-"""The maximum size of a capture: about two million events, which `legroom report` reads in a few seconds."""
+"""The maximum size of a capture. It holds about two million events, which `legroom report` reads in a few seconds."""
 MAX_NUMBER = 100_000
-"""The highest number that is tried in the name of a capture."""
 
 
 class NoWriter:
-    """A replacement for a `CaptureWriter` that discards all events."""
-
     failed: str | None = None
     dropped = 0
 
@@ -39,16 +36,13 @@ class NoWriter:
 
 @dataclass(slots=True)
 class OpenCapture:
-    """A capture open for writing, and its path."""
-
     writer: CaptureWriter | NoWriter
     name: str | None
     """The path relative to the current directory, or None if no capture is written."""
     warning: str = ""
-    """The reason why no capture is written, or "" if one is written."""
+    """The reason why no capture is written, or ""."""
 
     def discard(self) -> None:
-        """Close and delete the capture."""
         self.writer.close()
         if isinstance(self.writer, CaptureWriter):
             self.writer.path.unlink(missing_ok=True)

@@ -12,13 +12,11 @@ from legroom.units import format_size
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """One of the script's processes and the memory events that it recorded."""
-
     name: str
     ledger: Ledger
     events: Sequence[Event] = ()
     ranks: Mapping[str, Any] = field(default_factory=dict)
-    """The rank of the process and the number of ranks, if it has a process group."""
+    """The rank of the process and the world size, if it has a process group."""
 
     @classmethod
     def from_capture(cls, capture: Capture) -> "RecordedProcess":
@@ -34,16 +32,13 @@ class RecordedProcess:
 
     @property
     def importance(self) -> tuple[bool, int]:
-        """The sort key of a process. A process that ran out of memory comes first, then the process with the highest
-        peak.
-        """
+        """A sort key. Processes that ran out of memory have the highest key, then those with the highest peak."""
         return bool(self.ledger.ooms()), self.peak
 
 
 def describe_processes(
     chosen: RecordedProcess, main: RecordedProcess, others: Sequence[RecordedProcess]
 ) -> str:
-    """Return a sentence about the reported process and the memory that the other processes used."""
     rest = [process for process in (main, *others) if process is not chosen and process.peak]
     about = f"this report is about {chosen.name}" + ("" if chosen is main else ", which the script started")
     if not rest:

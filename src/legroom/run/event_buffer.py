@@ -1,8 +1,8 @@
 """Collects the events of a run and passes them to a consumer in batches.
 
-A program with tiny operations emits more than 100,000 events per second. Recording an event must therefore cost as
-little as possible, so `add` is the `append` method of a list. Batches are passed to the consumer at the end of each
-step. A background thread also passes pending events to the consumer from time to time.
+A program with tiny operations emits more than 100,000 events per second. Recording an event must cost as little as
+possible, so `add` is the `append` method of a list. Batches are passed to the consumer at the end of each step, and
+from time to time by a background thread.
 """
 
 import time
@@ -13,15 +13,14 @@ from legroom.memory.events import Event, Sink
 from legroom.memory.interrupts import delayed_interrupts
 
 MAX_PENDING = 4096
-"""If at least this many events are pending, `write` passes them to the consumer."""
 MAX_FRACTION = 0.05
-"""The maximum fraction of the run time that `step_ended` may use. If steps are long, the events of each step are passed
-on immediately. If steps are short, the events of several steps are passed on together.
+"""The maximum fraction of the run time that `step_ended` may use. If steps are short, the events of several steps are
+passed on together.
 """
 
 
 class EventBuffer:
-    """Collects events. `add` and `write` can be used as event sinks.
+    """Collects events. Both `add` and `write` can be used as event sinks.
 
     Events may be added at any time, on any thread, even while the consumer runs.
     """
@@ -31,21 +30,18 @@ class EventBuffer:
         self._consume = consume
         self._pending: list[Event] = []
         self.add: Sink = self._pending.append
-        """Adds an event. `add` is a method of a list, so adding an event runs no Python code. The caller must call
-        `step_ended` or `flush` regularly.
-        """
+        """Adds an event without running Python code. The caller must call `step_ended` or `flush` regularly."""
         self._lock = Lock()
         self._owner: int | None = None
         self._next_drain = 0.0
 
     def write(self, event: Event) -> None:
-        """Add an event. If many events are pending, pass them to the consumer."""
         self._pending.append(event)
         if len(self._pending) >= MAX_PENDING:
             self._drain(wait=False)
 
     def step_ended(self) -> None:
-        """Pass the pending events to the consumer. If steps are short, do this only at the end of some steps."""
+        """Pass the pending events to the consumer. If steps are short, events are not passed on in every call."""
         started = time.perf_counter()
         if started >= self._next_drain:
             self._drain(wait=False)
@@ -53,12 +49,11 @@ class EventBuffer:
             self._next_drain = now + (now - started) / MAX_FRACTION
 
     def flush(self) -> None:
-        """Pass all pending events to the consumer."""
         self._drain(wait=True)
 
     def _drain(self, *, wait: bool) -> None:
         """Pass the pending events to the consumer. If another thread is already passing events and `wait` is False,
-        return immediately. In that case, the events stay pending until the next call.
+        return immediately. The events then stay pending until the next call.
         """
         me = get_ident()
         if not self._pending or self._owner == me:

@@ -12,8 +12,8 @@ from legroom.log import say
 class JsonStdout:
     """Redirects stdout to stderr until the process ends, except for one JSON document.
 
-    The file descriptor itself is redirected, so that the output of subprocesses and C libraries is redirected as well.
-    The redirection stays after the document is written, because exit handlers of the script may still print.
+    The file descriptor itself is redirected, which includes the output of subprocesses and C libraries. The redirection
+    stays after the document is written, because exit handlers of the script may still print.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,6 @@ class JsonStdout:
             sys.stdout.reconfigure(line_buffering=True)  # keeps the order of stdout and stderr
 
         self.failed = False
-        """Whether the document could not be written."""
 
     def write(self, document: dict[str, Any]) -> None:
         remaining = (json.dumps(document, indent=2) + "\n").encode()

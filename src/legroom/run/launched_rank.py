@@ -1,5 +1,5 @@
-"""The program that each rank of `legroom launch` runs. The program runs the script like `python` and writes the outcome
-to a file for the launcher.
+"""The program that each rank of `legroom launch` runs. It runs the script like `python` and writes the outcome to a
+file for the launcher.
 
 With a real or virtual GPU, the memory of the rank is recorded to a separate capture. On the CPU, nothing is recorded,
 because recording every tensor is slow. The rank prints no report, because the launcher reports for all ranks.
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script that `arguments` specifies, with the settings from the environment. Returns the script's exit
-    code.
-    """
+    """Run the script that `arguments` specifies, with the settings from the environment. Return the script's exit code."""
     exit_with_parent()
     settings = RankSettings.from_environment()
     is_module = arguments[0] == "-m"
@@ -57,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _report_waits() -> None:
-    """As soon as the script has a process group, report waits inside DDP, FSDP2 and other torch code."""
+    """Report waits inside DDP, FSDP2 and other torch code as soon as the script has a process group."""
     while True:
         time.sleep(1.0)
         is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
@@ -110,8 +108,6 @@ def _run(script: Script, settings: RankSettings, outcomes: "OutcomeWriter") -> i
 
 
 class OutcomeWriter:
-    """Writes the outcome of this rank to a file for the launcher."""
-
     def __init__(self, path: Path) -> None:
         self.header: Mapping[str, object] = {
             "verb": "launch",
@@ -126,7 +122,7 @@ class OutcomeWriter:
 
     def on_exception(self, text: str, traceback: str) -> None:
         """Record the time of the error, and the size of the log file before the traceback is written. The launcher
-        prints the traceback itself, so it needs the position where the traceback starts.
+        prints the traceback itself, so it must know where the traceback starts in the log.
         """
         sys.stderr.flush()
         self._failed_at, self._log_size = time.time(), os.fstat(2).st_size

@@ -21,8 +21,6 @@ from legroom.units import format_size
 
 
 class LiveStatusWriter:
-    """Writes the live file of one run."""
-
     def __init__(
         self, session: Session, failures: Callable[[], Sequence[Oom]], header: Mapping[str, Any]
     ) -> None:
@@ -58,7 +56,6 @@ class LiveStatusWriter:
         )
 
     def _latest_finding(self) -> tuple[str, str]:
-        """Return the newest out-of-memory error or leak, with advice on how to fix it."""
         leaks, failures = self._session.leaks, self._failures()
         leak = max(leaks, key=lambda each: each.step) if leaks else None
         if failures and (leak is None or failures[-1].step >= leak.step):

@@ -1,7 +1,7 @@
 """`legroom run --log`: logs the memory of each step to TensorBoard or Weights & Biases, and attaches the report.
 
-The values are written by the thread that writes the capture, so steps are not slowed down. If a log cannot be written,
-one warning is printed, and the script continues.
+The thread that writes the capture also writes the values, so steps are not slowed down. If a log cannot be written, one
+warning is printed, and the script continues.
 """
 
 import sys
@@ -45,9 +45,7 @@ def check_log(value: str) -> None:
 
 
 def open_log(value: str, *, capture: Path, several_gpus: bool) -> "MemoryLog":
-    """Return the log that the value of `--log` specifies. `capture` is the path of the capture. By default, the log is
-    in the same folder as the capture.
-    """
+    """Return the log that the value of `--log` specifies. By default, the log is in the folder of the capture."""
     kind, _, folder = value.partition(":")
     if kind == WANDB:
         return WandbMemoryLog(capture.absolute(), several_gpus)
@@ -59,7 +57,7 @@ class MemoryLog(FailSafeLog):
 
     subject = "The script"
     sentence: str
-    """The location of the log, for the first message of the run."""
+    """The location of the log, which the first message of the run shows."""
 
     def __init__(self, several_gpus: bool) -> None:
         """With `several_gpus`, the name of each value contains the index of the GPU."""
@@ -70,12 +68,11 @@ class MemoryLog(FailSafeLog):
         self._lock = threading.Lock()
 
     def add(self, events: Iterable[Event]) -> None:
-        """Collect the events that describe the end of a step. `write` writes them."""
         self._pending.extend(event for event in events if isinstance(event, Step))
 
     def write(self) -> None:
-        """Write the steps that were collected so far. If another thread is already writing (for example, because it
-        starts a wandb run), the steps stay pending until the next call.
+        """Write the steps that were collected so far. If another thread is already writing, the steps stay pending
+        until the next call.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -88,7 +85,9 @@ class MemoryLog(FailSafeLog):
             self._try(partial(self.write_step, self._pending.popleft()))
 
     def close(self, report: RunReport | None, capture: Path | None) -> None:
-        """Write the remaining steps, attach the report, and close the log. `capture` is the complete capture."""
+        """Write the remaining steps, attach the report, and close the log. `capture` is the path of the finished
+        capture.
+        """
         with self._lock:
             self._write_pending()
             if report is not None:
@@ -105,7 +104,6 @@ class MemoryLog(FailSafeLog):
         raise NotImplementedError
 
     def _values(self, step: Step) -> dict[str, float]:
-        """Return a dict that maps the name of each logged value to the memory in MiB."""
         group = f"memory/gpu{step.device}" if self._several_gpus else "memory"
         return {
             f"{group}/allocated_mib": step.allocated / MiB,
@@ -148,8 +146,8 @@ class WandbMemoryLog(MemoryLog):
     """Adds the memory to the script's own wandb run. If the script has no run when its first step ends, a new run is
     started.
 
-    In the script's own run, the values are added to the next row that the script logs. A separate row would change the
-    step numbers of the script.
+    The values are added to the next row that the script logs. A separate row would change the step numbers of the
+    script.
     """
 
     name = "The wandb log"

@@ -10,8 +10,8 @@ from legroom.memory.live.status import RunStatus
 
 
 def describe_process(header: Mapping[str, Any], *, started: float, **values: Any) -> RunStatus:
-    """Return the status of this process. `header` contains the command, the folder and the rank, as in the header of a
-    capture. `values` are the other fields of the status.
+    """Return the status of this process. `header` is the header of the capture. `values` are the other fields of the
+    status.
     """
     return RunStatus(
         pid=os.getpid(),
@@ -25,7 +25,6 @@ def describe_process(header: Mapping[str, Any], *, started: float, **values: Any
 
 
 def identity(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the status that are the same for all processes in a run."""
     command = RunCommand.from_header(header)
     return {
         "verb": command.verb,

@@ -31,8 +31,8 @@ files."""
 
 
 def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
-    """Run a script, and return its studies. `options` are arguments of `legroom.tune` that override the arguments in
-    the script.
+    """Run a script, and return its studies. `options` are arguments of `legroom.tune` that override those in the
+    script.
     """
     try:
         from ray import tune as ray_tune
@@ -71,8 +71,8 @@ def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
 
 @contextlib.contextmanager
 def _old_module_names(ray_tune: Any) -> Iterator[None]:
-    """Make `ray.tune.suggest` an alias of the module `ray.tune.search`, as before Ray 2.0. The submodules of
-    `ray.tune.suggest`, such as `ray.tune.suggest.optuna`, are loaded from the folder of `ray.tune.search`.
+    """Make `ray.tune.suggest` an alias of the module `ray.tune.search`, as before Ray 2.0. Submodules such as
+    `ray.tune.suggest.optuna` are loaded from the folder of `ray.tune.search`.
     """
     old = f"{ray_tune.__name__}.suggest"
     if old in sys.modules:
@@ -97,7 +97,6 @@ def _as_main(path: Path) -> Iterator[None]:
 
 
 def _run_arguments(ray_tune: Any, function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the arguments of `ray.tune.run` to arguments of `legroom.tune`."""
     from legroom.tuning.engines.ray.tuner import tuner_arguments
 
     ignored = [name for name, value in arguments.items() if value and name not in (*USED, *SILENT)]
@@ -129,7 +128,7 @@ def _run_arguments(ray_tune: Any, function: Any, arguments: Mapping[str, Any]) -
 
 
 def _stop_arguments(stop: Any, converted: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert `stop={"training_iteration": 10}`. Legroom supports no stopping condition except `training_iteration`."""
+    """Convert `stop={"training_iteration": 10}`. No other stopping condition is supported."""
     if not stop:
         return {}
     if not isinstance(stop, Mapping) or set(stop) != {"training_iteration"}:
@@ -188,8 +187,8 @@ class RayResults:
     def get_best_trial(
         self, metric: str | None = None, mode: Mode | None = None, scope: str = "last", **_: Any
     ) -> RayTrial | None:
-        """Return the best trial. With the scope "all", a trial is ranked by its best reported value, otherwise by its
-        last reported value.
+        """Return the best trial. With the scope "all", trials are compared by their best reported value, otherwise by
+        their last reported value.
         """
         metric, sign = metric or self.study.metric, 1.0 if (mode or self.study.mode) == "min" else -1.0
         ranked = []
@@ -233,7 +232,7 @@ class RayResults:
         return self.best_trial.checkpoint
 
     def dataframe(self, *_: Any, **__: Any) -> Any:
-        """Return one row per trial with the last metrics. As in Ray, the configuration is in columns named
+        """Return a DataFrame with the last metrics of each trial. As in Ray, the configuration is in columns named
         `config/NAME`.
         """
         import pandas

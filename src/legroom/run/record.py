@@ -1,7 +1,5 @@
 """`legroom.record()`: records the memory of a block of code, on a real GPU, a virtual GPU or the CPU.
 
-Put the code into `with legroom.record() as recording:`, then call `print(recording)`.
-
 The events go to a temporary capture of limited size, so a block of any length uses little memory. The report is built
 when the block ends. After the block, no torch function stays replaced, and the recording keeps no tensor, frame or
 exception alive. Exceptions raised in the block pass through unchanged.
@@ -47,7 +45,7 @@ from legroom.show.report.tracebacks import format_error_line, format_short_trace
 P = ParamSpec("P")
 R = TypeVar("R")
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory to build the report. All events are in the capture."""
+"""The number of events that stay in memory to build the report. The capture contains all events."""
 _ON_HOST = "No GPU was found, so the recording contains CPU tensors (host memory)."
 
 
@@ -137,13 +135,13 @@ class BlockRecording:
     @property
     def steps(self) -> int:
         """The number of completed steps. A step ends with an optimizer step. If the program has no optimizer, each
-        backward pass is a step. If there is no backward pass either, each batch of a DataLoader is a step.
+        backward pass is a step. If it has no backward pass either, each batch of a DataLoader is a step.
         """
         return self._report.steps
 
     @property
     def seconds(self) -> float:
-        """The duration of the block."""
+        """The duration of the block in seconds."""
         return self._report.seconds
 
     @property
@@ -295,8 +293,6 @@ def _with_final_categories(events: Iterable[Event]) -> list[Alloc]:
 
 
 class _Running:
-    """A recording that is running or has ended."""
-
     def __init__(self, *, search_leaks: bool) -> None:
         self.process = os.getpid()
         self._started = time.perf_counter()
@@ -400,8 +396,8 @@ def _is_of_shell(event: Event) -> bool:
 
 
 class _CellFrames(dict[Frame, Frame]):
-    """Maps a frame in a notebook cell to a frame with the name of the cell. The capture contains the name of the cell,
-    because the file of a cell exists only in its kernel.
+    """Maps a frame in a notebook cell to a frame with the name of the cell. The capture contains this name, because the
+    file of a cell exists only in its kernel.
     """
 
     def __missing__(self, frame: Frame) -> Frame:

@@ -5,7 +5,8 @@ written to a capture file. An uncaught out-of-memory error is reported immediate
 script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's exit code.
 
 Forked children of the script write no capture and print no report. Spawned processes are recorded as well. On a virtual
-GPU, other programs that the script starts are recorded too. The report describes the process that ran out of memory or used the most memory.
+GPU, other programs that the script starts are recorded too. The report describes the process that ran out of memory or
+used the most memory.
 """
 
 import os
@@ -64,20 +65,18 @@ from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory to build the report. The events around the peak and around failures, and the
-newest events, stay in memory.
+"""The number of events that stay in memory to build the report: the newest events, and those around the peak and around
+failures.
 """
 FLUSH_SECONDS = 0.5
-"""If no step ends, pending events are written at this interval in seconds. If the process is killed, pending events are
-lost.
+"""The interval in seconds at which pending events are written if no step ends. Pending events are lost if the process
+is killed.
 """
 AtExit = Callable[[Callable[[], None]], object]
 
 
 class OutcomeListener(Protocol):
-    """Receives the outcome of a run. If there is a listener, the outcome is not printed to the terminal. The launcher
-    uses a listener to report for all ranks.
-    """
+    """Receives the outcome of a run instead of the terminal. The launcher uses a listener to report for all ranks."""
 
     header: Mapping[str, object]
     """Values that are added to the header of the capture."""
@@ -108,9 +107,9 @@ class Recording:
         listener: OutcomeListener | None = None,
     ) -> None:
         """`options` contains the options of `legroom run`, which are repeated in the suggested next command. If `spill`
-        is given, activations are spilled to host memory while the script runs. With `blocking`, indices are checked
-        before each operation on a real GPU. With `verbose`, the complete report is printed instead of one screen. `log`
-        is the value of `--log`. `listener` receives the outcome. If a listener is given, the outcome is not printed.
+        is given, activations are spilled to host memory. With `blocking`, indices are checked before each operation on
+        a real GPU. With `verbose`, the complete report is printed instead of one screen. `log` is the value of `--log`.
+        If `listener` is given, it receives the outcome, and the outcome is not printed.
         """
         self._script = script
         self._gpus = gpus
@@ -139,17 +138,15 @@ class Recording:
         self._children: ChildCaptures | None = None
         self._outcome: Outcome | None = None
         self._oom_report: RunReport | None = None
-        """The report of an out-of-memory error, after it was printed. The report does not include events that occur
-        after it was printed.
-        """
+        """The report of an out-of-memory error that was printed. It does not include later events."""
         self._closed = False
         self._started = time.perf_counter()
         self._recording = ExitStack()
         self._as_main = ExitStack()
 
     def run(self, *, at_exit: AtExit | None = None) -> int:
-        """Run the script and return its exit code. If `at_exit` is given, it is called before the script starts, with a
-        callback that prints the report at exit.
+        """Run the script and return its exit code. `at_exit` is called before the script starts, with a callback that
+        prints the report.
         """
         self._script.check()
         self.start()
@@ -169,13 +166,12 @@ class Recording:
         return self._outcome.exit_code or (2 if self._json is not None and self._json.failed else 0)
 
     def end(self, outcome: Outcome) -> None:
-        """Set the outcome of a script that was not started by `run`. Call `close` afterwards."""
+        """Set the outcome of a script that `run` did not start. Call `close` afterwards."""
         self._outcome = outcome
 
     # --- before the script
 
     def start(self) -> None:
-        """Start recording. `run` calls this method before the script starts."""
         self._session = Session(
             self._events.write,
             gpus=self._gpus,
@@ -281,7 +277,6 @@ class Recording:
             self._ledger.apply_all([event])
 
     def show_error(self, error: BaseException, hooked: bool) -> tuple[str, str]:
-        """Print an exception that left the script, and return its text and traceback."""
         if os.getpid() != self._pid:
             if not hooked:
                 sys.stderr.write(format_traceback(error))
@@ -316,7 +311,6 @@ class Recording:
                 print_to(sys.stderr, "", self._rendered(report), "")
 
     def _on_os_exit(self, status: int) -> None:
-        """Finish the recording when the script calls `os._exit`."""
         self._outcome = Outcome(status & 0xFF, ExitReason.OS_EXIT)
         self.close()
 
@@ -376,7 +370,6 @@ class Recording:
             self._log.close(None if report.failed_before_any_tensor else report, path)
 
     def _rendered(self, report: RunReport) -> RenderableType:
-        """Return the report without its footer."""
         assert self._capture is not None
         if not self._verbose:
             gap = Text("") if report.failed_with_oom else None  # above the traceback
@@ -393,9 +386,7 @@ class Recording:
         listener.on_end(outcome, self._session.fullest())
 
     def _report(self, outcome: Outcome) -> RunReport:
-        """Return the report of the run so far. The report is built from the ledger (the events in memory), so the
-        capture is not read.
-        """
+        """Return the report of the run so far. It is built from the events in memory, so the capture is not read."""
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()
@@ -411,8 +402,7 @@ class Recording:
         return replace(report, sources=lines)
 
     def _include_children(self) -> None:
-        """Report on the process that ran out of memory or has the highest peak, even if it is a child process of the
-        script."""
+        """Report on the process that ran out of memory or has the highest peak, even if it is a child of the script."""
         if self._children is None:
             return
         recorded = map(RecordedProcess.from_capture, self._children.read())
@@ -429,7 +419,6 @@ class Recording:
         self._write(OtherProcesses(self._seconds, describe_processes(chosen, main, children)))
 
     def _replace_events(self, events: Sequence[Event]) -> None:
-        """Replace the recorded events of this process with `events`, in the ledger and in the capture."""
         assert self._capture is not None
         writer = self._capture.writer
         if isinstance(writer, CaptureWriter):
@@ -490,9 +479,7 @@ def _on_fork() -> None:
 
 
 def _guarded(work: Callable[[], None]) -> None:
-    """Run `work` and suppress errors in Legroom's code, because these errors must not change the exit code of the
-    script.
-    """
+    """Run `work` and suppress errors in Legroom's code, which must not change the exit code of the script."""
     try:
         work()
     except LegroomError as error:

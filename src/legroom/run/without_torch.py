@@ -1,7 +1,8 @@
-"""Runs a script whose source does not contain the word `torch`. PyTorch is imported only if the script imports it, for
-example through another module. The recording starts when torch is imported.
+"""Runs a script whose source does not contain the word `torch`. The recording starts when torch is imported, for
+example through another module.
 
-Importing torch takes seconds and uses hundreds of megabytes, so a script that does not use torch should not import it.
+Importing torch takes seconds and uses hundreds of megabytes, so Legroom does not import it for a script that does not
+use it.
 """
 
 import os
@@ -33,8 +34,8 @@ def names_torch(script: Script) -> bool:
 def run_until_torch(
     script: Script, start: "Callable[[], Recording]", *, at_exit: "AtExit | None" = None
 ) -> int:
-    """Run the script and return its exit code. `start` starts the recording and is called after the script has imported
-    torch. If `at_exit` is given, it is called with a callback that prints the report at exit.
+    """Run the script and return its exit code. `start` starts the recording after the script has imported torch.
+    `at_exit` is called with a callback that prints the report.
     """
     after = _RecordingAfterImport(start)
     as_main = ExitStack()
@@ -72,8 +73,6 @@ def run_until_torch(
 
 
 class _RecordingAfterImport:
-    """Starts the recording when the script has imported torch."""
-
     def __init__(self, start: "Callable[[], Recording]") -> None:
         self._start = start
         self.hook = TorchImport(self._loaded)

@@ -10,7 +10,7 @@ from legroom.scale.prediction.strategy_memory import StrategyPrediction
 from legroom.units import format_size
 
 MAX_COLUMNS = 76
-"""The maximum line length. The lines are shorter than 80 columns, because a launcher adds the rank to each line."""
+"""The maximum line length. It is below 80 columns, because a launcher adds the rank to each line."""
 COSTS = {
     "ddp": "it sends gradients once per step",
     "fsdp": "it gathers weights twice and sends gradients once per step",
@@ -19,22 +19,20 @@ COSTS = {
     "dp": "it copies the model to every GPU in every step",
     "split": "only one GPU computes at a time",
 }
-"""Describes the cost of each strategy, in order of increasing cost."""
+"""The cost of each strategy as text, in order of increasing cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """The selected strategy, with its reason."""
-
     strategy: str
     reason: str
     predictions: tuple[StrategyPrediction, ...] = ()
     """The predictions of all strategies, cheapest first."""
     note: str = ""
     plan: PipelinePlan | None = None
-    """The stages of the model, for a pipeline."""
+    """The stages of the model, if the strategy is a pipeline."""
     peaks: tuple[int, ...] = ()
-    """The predicted peak of each GPU in bytes, if samples or layers were distributed by memory."""
+    """The predicted peak of each GPU in bytes, if memory determined how samples or layers were distributed."""
 
     @property
     def message(self) -> str:
@@ -50,8 +48,8 @@ class StrategyChoice:
 
 
 def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> StrategyChoice:
-    """Return the first strategy that fits. If no strategy fits, return the strategy with the smallest ratio of
-    predicted peak to GPU memory.
+    """Return the first strategy that fits. If no strategy fits, return the one with the smallest ratio of predicted
+    peak to GPU memory.
     """
     fitting = [prediction for prediction in predictions if prediction.fits]
     if not fitting:
@@ -72,7 +70,6 @@ def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> Strate
 
 
 def strategy_table(predictions: tuple[StrategyPrediction, ...], chosen: str) -> str:
-    """Return a table with one row per strategy, at most 80 columns wide."""
     lines = [("", "strategy", "needs", "of", "")]
     for prediction in predictions:
         lines.append(

@@ -1,6 +1,4 @@
-"""Builds the engine of a strategy. If the requirements of a strategy are not met, the strategy is rejected with an
-error.
-"""
+"""Builds the engine of a strategy, or raises an error if the requirements of the strategy are not met."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,8 +39,6 @@ from legroom.units import format_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
-    """The options of `legroom.parallel` other than model, optimizer and strategy."""
-
     batch: Any = None
     shares: list[float] | None = None
     precision: Any = None
@@ -62,7 +58,8 @@ class ParallelOptions:
 
 def _check_batch(batch: Any) -> None:
     """Raise an error if the argument is a loader, a dataset or a value without tensors. Objects from other libraries
-    are accepted."""
+    are accepted.
+    """
     if isinstance(batch, DataLoader | Dataset):
         name = type(batch).__name__
         raise UsageError(f"batch= is a {name}. Pass one batch of a DataLoader: `batch=next(iter(loader))`.")
@@ -87,14 +84,11 @@ def build(
 
 @dataclass
 class Builder:
-    """Builds the engine for one model."""
-
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     devices: RankDevices
     options: ParallelOptions
     plan: PipelinePlan | None = field(default=None, init=False)
-    """The plan of a pipeline, or None before planning."""
 
     def build(self, strategy: str) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
         strategy = self._applicable(strategy)
@@ -138,8 +132,9 @@ class Builder:
     # --- choice of the strategy
 
     def _applicable(self, strategy: str) -> str:
-        """Return the given strategy, or `single` if there is only one device. A script for several devices can
-        therefore also run on one device."""
+        """Return the given strategy, or `single` if there is only one device, so that a script for several devices also
+        runs on one.
+        """
         launched, size = self.devices.world.launched, self.devices.world.size
         device_count = len(self.devices.devices)
         if strategy in ("dp", "split") and size > 1:
@@ -300,8 +295,8 @@ class Builder:
         return self.plan
 
     def _shares(self) -> list[float]:
-        """Return the fraction of the batch that each rank gets. The user passes these fractions, or they are
-        proportional to the memory of each GPU.
+        """Return the fraction of the batch for each rank. The user passes these fractions, or they are proportional to
+        the memory of each GPU.
         """
         size = self.devices.world.size
         if self.options.shares is not None or size == 1 or self.devices.device.type != "cuda":
@@ -325,8 +320,8 @@ class Builder:
         return TrainingSetup(self.model, self.optimizer, self.options.batch, tuple(capacities), device_model)
 
     def _planning(self) -> LocalPlanning:
-        """Return an object that makes the plan together with all other ranks. If the other ranks do not exist, because
-        a single rank is traced, this rank makes the plan alone.
+        """Return an object that plans together with all other ranks. If a single rank is traced, the other ranks do not
+        exist, and this rank plans alone.
         """
         return (
             DistributedPlanning() if self.devices.world.size > 1 and not has_no_peers() else LocalPlanning()

@@ -1,12 +1,13 @@
-"""The loader of a run. Each global batch is split among the ranks by their shares, and every sample is used exactly once.
+"""The loader of a run. Each global batch is split among the ranks by their shares, and every sample is used exactly
+once.
 
     loader = run.loader(dataset, batch_size=64)     # 64 samples per step, across all ranks
     for x, y in loader:                             # this rank's samples, on its device
 
-Other samplers repeat samples to give all ranks the same number of samples. With repeated samples, training gives a
-different result than training in one process. This loader splits the last batch without padding, and a rank without
-samples uses one sample with weight 0. The samples of a batch depend only on the seed and the epoch, not on the number
-of ranks. A run can therefore resume at the same batch with a different number of ranks.
+Other samplers repeat samples to give all ranks the same number of samples, so the training differs from training in one
+process. This loader splits the last batch without padding, and a rank without samples uses one sample with weight 0.
+The samples of a batch depend only on the seed and the epoch, not on the number of ranks. Therefore a run can resume at
+the same batch with a different number of ranks.
 """
 
 import zlib
@@ -82,7 +83,6 @@ class DistributedLoader:
 
     @property
     def epoch(self) -> int:
-        """The current epoch."""
         return self._epoch
 
     def epochs(self, total: int) -> Iterator[int]:
@@ -98,8 +98,9 @@ class DistributedLoader:
         self._epoch, self._batches = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, the seed, and the number of global batches that were used in this epoch. The values are the
-        same on every rank."""
+        """Return the epoch, the seed, and the number of global batches that were used in this epoch. They are the same
+        on every rank.
+        """
         return {"epoch": self._epoch, "batches": self._batches, "seed": self._seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -129,8 +130,6 @@ class DistributedLoader:
 
 
 class _BatchSampler:
-    """The batch sampler of the inner DataLoader."""
-
     def __init__(self, loader: DistributedLoader) -> None:
         self._loader = loader
 
@@ -142,8 +141,9 @@ class _BatchSampler:
 
 
 def workers_per_rank(dataset: Dataset[Any], local_ranks: int) -> int:
-    """Return the number of loader workers, which is the number of CPU cores per rank. The result is 0 for tensors in
-    memory, or if each rank has only one core."""
+    """Return the number of loader workers: the number of CPU cores per rank, up to a maximum. The result is 0 for
+    tensors in memory, or if each rank has only one core.
+    """
     if isinstance(dataset, TensorDataset):
         return 0
     cores = processors() // local_ranks

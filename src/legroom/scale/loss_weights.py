@@ -17,8 +17,9 @@ from legroom.train.ranks.waiting import wait_for_ranks, waiting
 
 
 class LossWeighting:
-    """Computes the loss weights of `ranks` ranks that have different samples. `ranks` is 1 if every rank has the whole
-    batch."""
+    """Computes the loss weights. `ranks` is the number of ranks that have different samples, which is 1 if every rank
+    has the whole batch.
+    """
 
     def __init__(self, weight: Weight | None, *, ranks: int) -> None:
         self._weight, self._ranks = weight, ranks
@@ -30,8 +31,9 @@ class LossWeighting:
                 self._host_group = dist.new_group(backend="gloo")
 
     def set_counted(self, is_counted: bool) -> None:
-        """Set whether the samples of the current batch count. If the samples do not count, their weight is 0. A rank
-        without samples uses one sample that does not count."""
+        """Set whether the samples of the current batch count. A rank without samples uses one sample that does not
+        count, with weight 0.
+        """
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:
@@ -47,7 +49,8 @@ class LossWeighting:
 
     def begin(self, batch: BatchArguments) -> Callable[[], float]:
         """Start to sum the weights across all ranks. The returned function waits for the sum and returns the weight of
-        this rank's loss."""
+        this rank's loss.
+        """
         if self._ranks == 1:
             return _one
         own = self.count(*batch.arguments, **batch.named)
@@ -62,8 +65,9 @@ class LossWeighting:
         return wait
 
     def gather(self, value: Any) -> Any:
-        """Gather a value from all ranks. Tensors are concatenated in the order of the global batch, scalars become
-        one number per rank, and other values become a list."""
+        """Gather a value from all ranks. Tensors are concatenated in the order of the global batch, scalars become one
+        number per rank, and other values become a list.
+        """
         if isinstance(value, dict):
             return {name: self.gather(item) for name, item in value.items()}
         if isinstance(value, list | tuple):

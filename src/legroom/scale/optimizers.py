@@ -12,8 +12,9 @@ Optimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | Non
 
 
 def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Return the optimizer. If a function is given, it creates the optimizer. The optimizer must contain this model's
-    parameters."""
+    """Return the optimizer. `optimizer` may be a function that creates it. The optimizer must contain this model's
+    parameters.
+    """
     if optimizer is None:
         return None
     result: torch.optim.Optimizer = optimizer
@@ -36,8 +37,8 @@ def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer
 def replace_parameters(
     optimizer: torch.optim.Optimizer | None, replacements: Mapping[nn.Parameter, nn.Parameter | None]
 ) -> None:
-    """Replace the parameters of an optimizer. If the replacement of a parameter is None, the parameter is on a
-    different rank and is removed.
+    """Replace the parameters of an optimizer. A parameter whose replacement is None is on a different rank and is
+    removed.
 
     Empty groups are kept, because learning rate schedulers count all groups.
     """

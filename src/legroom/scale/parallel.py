@@ -6,7 +6,7 @@
 
 The script runs unchanged with `python`, torchrun and `legroom launch`, on a CPU, one GPU, several GPUs or several
 machines. With every strategy, the gradients of a step are the same as for the global batch, because the mean loss of
-each rank is weighted by its number of samples. The weights of the model are therefore the same as in a single process.
+each rank is weighted by its number of samples. Therefore the weights of the model are the same as in a single process.
 """
 
 import os
@@ -154,10 +154,10 @@ class Parallel:
 
     def step(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
         """Run the forward pass, the backward pass and the optimizer step, set gradients to None, and return this rank's
-        part of the loss.
+        loss.
 
-        `loss_fn(*batch, **named)` must call `run.model`. The mean of the result over ranks,
-        `run.gather(loss).mean()`, is the loss of the global batch.
+        `loss_fn(*batch, **named)` must call `run.model`. The mean of the result over ranks, `run.gather(loss).mean()`,
+        is the loss of the global batch.
         """
         if not callable(loss_fn):
             raise UsageError(
@@ -204,8 +204,9 @@ class Parallel:
         return Guard(self.model, self.optimizer, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and the number of used batches of each loader. The result does not include the model and the
-        optimizer, so save `run.module` and `run.optimizer` separately."""
+        """Return the epoch and the number of used batches of each loader. The model and the optimizer are not included,
+        so save `run.module` and `run.optimizer` separately.
+        """
         return {"loaders": [loader.state_dict() for loader in self._loaders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -236,8 +237,9 @@ class Parallel:
 
 
 def _strategy_name(strategy: str) -> str:
-    """Return the strategy from the command line (`legroom launch --strategy`). If the option is not given, return the
-    strategy that the script sets."""
+    """Return the strategy from the command line (`legroom launch --strategy`), or the strategy that the script sets if
+    the option is not given.
+    """
     override = os.environ.get("LEGROOM_STRATEGY", "")
     for name, source in ((strategy, "strategy="), (override or "auto", "LEGROOM_STRATEGY=")):
         if name not in NAMES:

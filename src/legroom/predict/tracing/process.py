@@ -1,11 +1,11 @@
-"""The process in which an unmodified script is traced. The process runs the script once up to its first batch. From
-the first batch, the process traces the script on request.
+"""The process in which an unmodified script is traced.
 
-At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests. For
-each request, a fork continues the script from the first batch, with a different batch size or with memory-saving
-options applied. At most one fork per CPU core runs at a time. A fork that has finished its steps writes its trace and
-exits immediately. No later code in the script runs, such as checkpoints, `finally` blocks or exit handlers. On systems
-that cannot fork, the process itself continues the script for a single request (see `workers.spawned`).
+The process runs the script up to its first batch (or the first forward pass, if the script has no DataLoader), and then
+waits for requests. For each request, a fork continues the script from the first batch, with a different batch size or
+with memory-saving options applied. At most one fork per CPU core runs at a time. A fork that has finished its steps
+writes its trace and exits immediately. No later code in the script runs, such as checkpoints, `finally` blocks or exit
+handlers. On systems that cannot fork, the process itself continues the script for a single request (see
+`workers.spawned`).
 
 Requests and replies are messages on a pipe. A trace is a capture file.
 """
@@ -68,10 +68,11 @@ MAX_VALIDATION = 10.0
 """The maximum processor time in seconds for tracing the first validation batch after the training steps."""
 MAX_EVALUATION = 3.0
 """The maximum time in seconds for an evaluation that runs before training. A longer evaluation is stopped, because the
-estimate covers only training."""
+estimate covers only training.
+"""
 MAX_TRACING = {"fake": 60.0, "cpu": 120.0}
-"""The maximum time in seconds for a trace that has completed a training step, or that has no optimizer. Real values
-take longer.
+"""The maximum time in seconds for a trace that has completed a training step, or that has no optimizer. Tracing with
+real values takes longer.
 """
 MORE_STEPS, MAX_WAIT_FOR_OPTIMIZERS = 8, 10.0
 """`MORE_STEPS` is the maximum number of additional steps that are traced until every optimizer has stepped twice.
@@ -82,8 +83,6 @@ MAX_FIRST_STEP = 180.0
 
 
 class TracingProcess:
-    """A script that is traced on request."""
-
     def __init__(self, job: dict[str, Any], pipe: "Connection[Any, Any]") -> None:
         hide_real_gpus()
         report_running_line(job["folder"])
@@ -95,7 +94,7 @@ class TracingProcess:
         self._settings = ScriptSettings(self.script.arguments)
         self._settings.follow()
         self._first_shapes: list[tuple[int, ...]] = []
-        """The shapes of the first model call, if there is no loader."""
+        """The shapes of the arguments of the first model call, if the script has no loader."""
         self.steps: int = job["steps"]
         self.trace = Trace(gpu=job["gpu"], mode=job["mode"])
         self.device: VirtualGPU = make_device(
@@ -112,7 +111,7 @@ class TracingProcess:
         self._sample_shapes: tuple[torch.Size, ...] | None = None
         """The shapes of the loader's last batch."""
         self._evaluation_ends: float | None = None
-        """The time at which an evaluation that comes before the training is stopped (see `_training_follows`)."""
+        """The time at which an evaluation before the training is stopped (see `_training_follows`)."""
         self._resize_to: int | None = None
         self._validation_starts: int | None = None
         """The number of recorded events at the end of the training steps, if the trace continues with the validation."""
@@ -121,16 +120,15 @@ class TracingProcess:
         """The maximum time in seconds for a fork, even if it has not completed a step."""
         self._time_limit = TimeLimit()
         self._started = 0.0
-        """The time at which this fork started."""
         self._first_batch = 0
-        """The number of recorded events when this fork started."""
         self._is_own_failure = True
         """True if an error is certainly an error of the script itself (see `own_failures`)."""
         self._imports = contextlib.ExitStack()
-        """Contexts that are active during imports. The contexts are closed at the first batch, because few imports
-        happen after it."""
+        """Contexts that are active during imports. They are closed at the first batch, because few imports happen after
+        it.
+        """
         self._options = contextlib.ExitStack()
-        """The options of a fork. The options are never reverted, because the fork exits with the options applied."""
+        """The options of a fork. They are never reverted, because the fork exits with the options applied."""
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork does not inherit threads
@@ -171,7 +169,7 @@ class TracingProcess:
     # --- requests
 
     def _serve(self) -> None:
-        """Wait for requests at the first batch. The function returns only in forks, which continue with the script."""
+        """Wait for requests at the first batch. The method returns only in forks, which continue the script."""
         if not self._waiting:
             return
         self._imports.close()
@@ -217,7 +215,6 @@ class TracingProcess:
             return []
 
     def _continue(self, request: dict[str, Any]) -> None:
-        """Apply the settings of a trace request in a fork. The settings stay applied until the fork exits."""
         self._waiting = False
         # The events of a fork are discarded by default.
         self.device.recorder.allocations.sink = self.trace.events.append
@@ -241,7 +238,7 @@ class TracingProcess:
         self._time_limit.set(self._time_is_up, seconds)
 
     def _time_is_up(self) -> None:
-        """End the trace after the completed steps, for example if a step ends with a long `generate()`."""
+        """End the trace after the completed steps, for example because a step ends with a long `generate()`."""
         clock, seconds = self.device.recorder.clock, time.monotonic() - self._started
         if not clock.step and clock.has_optimizer() and seconds < self._max_first_step:
             self._limit_time(self._max_first_step - seconds)
@@ -264,7 +261,6 @@ class TracingProcess:
         self._end("stopped")
 
     def _exit(self, running: Iterable[int]) -> NoReturn:
-        """Kill the forks and exit, because the parent has closed the pipe."""
         for child in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
@@ -333,10 +329,9 @@ class TracingProcess:
             self.trace.notes.append(text)
 
     def _training_follows(self) -> bool:
-        """Return True if the training has not started yet. In that case, an optimizer exists, but no batch was used
-        for training so far.
+        """Return whether the training has not started yet: an optimizer exists, but no batch was used for training.
 
-        The batches so far were prefetched or used for an evaluation. In this case, the step count starts again, and the
+        The batches so far were prefetched or used for an evaluation. Therefore the step count starts again, and the
         next loader is treated as the training loader.
         """
         clock = self.device.recorder.clock
@@ -347,8 +342,8 @@ class TracingProcess:
         return True
 
     def _optimizers_follow(self, step: int) -> bool:
-        """Return True if more steps must be traced because of an additional optimizer, as in a GAN. More steps are
-        needed if an optimizer stepped for the first time in the last step, or has not stepped yet.
+        """Return whether more steps must be traced because an optimizer stepped for the first time in the last step, or
+        has not stepped yet. This happens in programs with several optimizers, such as a GAN.
 
         The last traced step must not allocate optimizer state, because the replay repeats this step.
         """
@@ -423,8 +418,9 @@ class TracingProcess:
         torch.Tensor.backward = ends_on_error(torch.Tensor.backward)  # type: ignore[method-assign]
 
     def _end_if_data_is_needed(self) -> None:
-        """Exit the process if the script needs values that a trace does not have. The script is then run again with
-        real values."""
+        """Exit the process if the script needs values that a trace does not have. The script then runs again with real
+        values.
+        """
         fake_tensors = self.device.fake_tensors
         if fake_tensors is None:
             return
@@ -455,9 +451,7 @@ class TracingProcess:
         clock.on_step_end = on_step_end
 
     def _training_traced(self) -> None:
-        """Stop tracing training steps. If the batches of the training steps come from a DataLoader, the first
-        validation batch is also traced.
-        """
+        """Stop tracing training steps. If a DataLoader provides the batches, the first validation batch is also traced."""
         is_fed = self.device.recorder.clock.trains and isinstance(self._loader, DataLoader)
         if self._validation_starts is not None or not is_fed:
             self._end("traced")
@@ -467,8 +461,9 @@ class TracingProcess:
         )
 
     def _traced_device(self) -> int:
-        """Return the index of the device whose memory is estimated. If the script uses the device of the local rank,
-        the result is that device."""
+        """Return the index of the device whose memory is estimated: the device of the local rank, if the script uses
+        it.
+        """
         reserved = [device.allocator.peak_reserved for device in self.device.devices]
         used = max(range(len(reserved)), key=reserved.__getitem__)
         if reserved[self._local_rank] or not reserved[used]:
@@ -480,8 +475,8 @@ class TracingProcess:
         return used
 
     def _end_validation(self, outcome: str, error: str) -> None:
-        """End the traced validation. If the validation allocated device memory, its events stay in the trace. An error
-        in the validation does not affect the estimate for training.
+        """End the traced validation. Its events stay in the trace if it allocated device memory. An error in the
+        validation does not affect the estimate for training.
         """
         start = self._validation_starts
         if any(type(event) is Alloc for event in self.trace.events[start:]):
@@ -538,13 +533,13 @@ class TracingProcess:
 
 
 def run_job(job: dict[str, Any], pipe: "Connection[Any, Any]") -> NoReturn:
-    """Trace the script of a job, and exit."""
     TracingProcess(job, pipe).run()
 
 
 def _apply_edits(edits: Mapping[str, str]) -> None:
-    """Make this process see other contents for some files, without changing the files on disk. The replacement applies
-    to files that the script opens in the sandbox and to modules that it imports."""
+    """Replace the contents of some files for this process only. The files on disk do not change. The replacement
+    applies to files that the script opens and to modules that it imports.
+    """
     for path, text in edits.items():
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -570,7 +565,7 @@ def _where() -> str:
 
 
 def _describe(error: BaseException, hooked: bool) -> tuple[str, str]:
-    """Return the error in one line, and the line of the user's code that raised the error."""
+    """Return the error in one line, and the line of the user's code that raised it."""
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
@@ -589,8 +584,8 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _line(error: BaseException, found: Frame) -> int:
-    """Return the number of the line that failed, as stated in the traceback. The frame's current line may be wrong,
-    because it changes while a `finally` block runs.
+    """Return the number of the line that failed, as in the traceback. The frame's current line may be wrong, because it
+    changes while a `finally` block runs.
     """
     lines = [
         entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == found.file
@@ -599,14 +594,13 @@ def _line(error: BaseException, found: Frame) -> int:
 
 
 _NO_DATA = "Cannot access data pointer"
-"""A part of torch's error message for a kernel (from an extension or Triton) that receives a tensor without data."""
+"""A part of torch's error message for a kernel of an extension or of Triton that receives a tensor without data."""
 
 
 def _no_loader() -> None:
-    """Return None. This function replaces the weak reference to the loader if an iterator was not created by a loader."""
+    """Replaces the weak reference to the loader for an iterator that no loader created."""
 
 
 def _parameters(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
-    """Return the parameters that an optimizer updates."""
     groups = getattr(optimizer, "param_groups", None) or ()
     return [each for group in groups for each in group.get("params", ()) if each.requires_grad]

@@ -19,16 +19,14 @@ def batch_size_of(batch: Any) -> int | None:
 
 
 def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
-    """Return the shapes of the tensors without the batch dimension. The shapes differ between batches if each batch is
-    padded to its longest sample.
+    """Return the shapes of the tensors without the batch dimension. They differ between batches if each batch is padded
+    to its longest sample.
     """
     return tuple(tensor.shape[1:] for tensor in tensors_in((batch,)))
 
 
 def resized(batch: Any, size: int) -> Any:
-    """Return a copy of `batch` that contains `size` samples. Values whose length differs from the batch size are not
-    changed.
-    """
+    """Return a copy of `batch` with `size` samples. Values whose length differs from the batch size are not changed."""
     current = batch_size_of(batch)
     if current is None or current == size or current == 0:
         return batch

@@ -1,7 +1,7 @@
-"""Determines the line that a script in another process is running. A report about a long wait shows this line.
+"""Determines which line a script in another process is running, for reports about a long wait.
 
-The process writes its stack to a file when it receives a signal. `faulthandler` writes the stack in C, so the stack
-is available even while the script runs C code. `faulthandler` needs no thread, which a fork would lose.
+The process writes its stack to a file when it receives a signal. `faulthandler` writes the stack in C, so it works even
+while the script runs C code. It needs no thread, which a fork would lose.
 """
 
 import faulthandler
@@ -15,7 +15,6 @@ from typing import Any
 from legroom.observe.source.user_files import is_user_file
 
 REPLY_SECONDS = 0.5
-"""The maximum time in seconds to wait for the stack."""
 _FILE = "stack"
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 11 if hasattr(signal, "SIGRTMIN") else None
 """A signal that scripts are unlikely to use. Systems without real-time signals do not report lines."""
@@ -24,7 +23,7 @@ _open_files: list[Any] = []
 
 
 def report_running_line(folder: str) -> None:
-    """Write the stack of this process and of its forks to a file in `folder` on request."""
+    """Write the stack of this process or its forks to a file in `folder` whenever `running_line` requests it."""
     if _SIGNAL is None:
         return
     file = open(os.path.join(folder, _FILE), "ab", buffering=0)  # noqa: SIM115  (open as long as the process runs)

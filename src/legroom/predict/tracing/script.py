@@ -17,13 +17,12 @@ from legroom.predict.tracing.worker_process import WorkerProcess
 from legroom.units import format_size
 
 REPORT_SECONDS = 3.0
-"""The interval in seconds between reports of a wait."""
 
 
 class CannotTrace(LegroomError):  # noqa: N818
     """Raised if a script could not be traced. `output` is the text that the script printed. `needs_data` means that the
-    script may succeed if it runs with real values. `error` is the script's error. `reserved` is the number of bytes of
-    device memory that the script needed before the error.
+    script may succeed with real values. `error` is the script's error. `reserved` is the number of bytes of device
+    memory that the script needed before the error.
     """
 
     def __init__(
@@ -41,8 +40,7 @@ class OutOfTime(CannotTrace):
 
 
 class TracedScript:
-    """A script that has run up to its first batch. The script can be traced several times from its first batch, even
-    in parallel."""
+    """A script that has run up to its first batch. It can be traced several times from there, even in parallel."""
 
     def __init__(
         self,
@@ -54,22 +52,22 @@ class TracedScript:
         on_wait: Callable[[float, str], None] = lambda seconds, line: None,
     ) -> None:
         """Trace the script that `process` runs. `on_wait(seconds, line)` is called every few seconds during a wait,
-        with the line that the script is running."""
+        with the line that the script is running.
+        """
         self._process, self._gpu, self._mode, self._timeout = process, gpu, mode, timeout
         self._on_wait = on_wait
         self._count = 0
         self._done: set[int] = set()
         self._forks: dict[int, int] = {}
-        """Maps the number of a trace to the process id of the fork that runs it."""
+        """The process id of the fork that runs each trace, by the number of the trace."""
         reply = self._reply(waits_for="reach its first batch")
         self._ended = reply if reply["event"] == "ended" else None
-        """The result of a script that ended before its first batch."""
         self.settings: list[BatchSetting] = reply.get("settings", [])
         """The candidates for the batch size setting, most likely first."""
         self.shapes: list[tuple[int, ...]] = reply.get("shapes", [])
-        """The shapes of the first model call, if there is no DataLoader."""
+        """The shapes of the arguments of the first model call, if the script has no DataLoader."""
         self.batch_size: int | None = reply.get("batch_size")
-        """The batch size of the DataLoader, or None if there is no DataLoader or no batch size."""
+        """The batch size of the DataLoader, or None if it is unknown."""
 
     def start(
         self,
@@ -98,11 +96,10 @@ class TracedScript:
         return PendingTrace(self, self._count, path)
 
     def trace(self, batch_size: int | None = None, options: Sequence[MemoryOption] = ()) -> Trace:
-        """Start a trace, and wait for its result. Raises `CannotTrace` if the trace fails."""
+        """Start a trace and wait for its result. Raises `CannotTrace` if the trace fails."""
         return self.start(batch_size, options).result()
 
     def close(self) -> None:
-        """End the process and every process that it started."""
         self._process.close()
 
     def __enter__(self) -> "TracedScript":
@@ -231,8 +228,6 @@ class TracedScript:
 
 @dataclass(frozen=True, slots=True)
 class PendingTrace:
-    """A trace that may still be running."""
-
     script: TracedScript
     number: int
     path: Path
@@ -243,7 +238,7 @@ class PendingTrace:
 
 
 _NEEDS_GPU = re.compile(r"CUDA tensor|is_cuda|active driver|No module named 'triton'", re.IGNORECASE)
-"""Parts of the error messages that extensions and Triton raise without a GPU."""
+"""Parts of the error messages that extensions and Triton raise on a machine without a GPU."""
 
 
 def _count(number: int, one: str, more: str) -> str:

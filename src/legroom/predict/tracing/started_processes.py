@@ -18,8 +18,8 @@ Note = Callable[[str], None]
 def first_spawned_rank_in_this_process(folder: Path, note: Note) -> Iterator[None]:
     """Inside the `with` block, `torch.multiprocessing.spawn` runs only its first rank, in this process.
 
-    A trace cannot follow other processes. The process group of the first rank reports the full world size, although the
-    other ranks do not exist. `folder` is the folder for objects that the rank broadcasts.
+    A trace cannot follow other processes. The process group of the first rank has the full world size, although the
+    other ranks do not exist. Objects that the rank broadcasts are stored in `folder`.
     """
     module, package = optional_module("torch.multiprocessing.spawn"), optional_module("torch.multiprocessing")
     with contextlib.ExitStack() as ranks:
@@ -59,7 +59,7 @@ class _Finished:
 
 @contextlib.contextmanager
 def started_processes_noted(note: Note) -> Iterator[None]:
-    """Inside the `with` block, record the processes that the script starts itself, because they may use the GPU."""
+    """Note the processes that the script starts inside the `with` block, because they may use the GPU."""
     plain_start = multiprocessing.process.BaseProcess.start
 
     @functools.wraps(plain_start)

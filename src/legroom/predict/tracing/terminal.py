@@ -1,7 +1,7 @@
 """A terminal without input, for the process that traces a script.
 
-When a script runs with `python`, its standard input is usually a terminal, and some scripts query the size of this
-terminal (`stty size`). A script that reads input from this terminal gets an end of file.
+When a script runs with `python`, its standard input is usually a terminal, and some scripts query its size (`stty
+size`). A script that reads from the terminal of this module receives an end of file.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import os
 import shutil
 
 END_OF_FILE = b"\x04" * 256
-"""End-of-file characters. When a script calls `read`, it receives one of these characters, which ends the call."""
+"""End-of-file characters. Each call to `read` receives one of them and returns."""
 
 
 def open_terminal() -> tuple[int, int] | None:
@@ -37,8 +37,8 @@ def open_terminal() -> tuple[int, int] | None:
 
 
 def report_terminal_size() -> None:
-    """Make `os.get_terminal_size` return the size of the standard input's terminal if the given descriptor is not a
-    terminal. Without this function, a script would get an error for its standard output, which is a file.
+    """Make `os.get_terminal_size` return the size of the terminal on standard input if the given descriptor is not a
+    terminal. The standard output of a traced script is a file, for which the original function raises an error.
     """
     plain = os.get_terminal_size
 

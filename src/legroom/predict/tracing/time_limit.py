@@ -1,7 +1,7 @@
 """Calls a function in the main thread after a given time, even if the main thread is busy.
 
 On systems with interval timers, a signal interrupts the main thread, even while it sleeps. On Windows, a thread raises
-an interrupt in the main thread, which handles the interrupt at its next Python instruction.
+an interrupt, which the main thread handles at its next Python instruction.
 """
 
 import _thread
@@ -17,8 +17,8 @@ class TimeLimit:
 
     def __init__(self) -> None:
         self._limits = 0
-        """The number of limits that were set so far. A thread that waits for an earlier limit exits when it sees a
-        higher number.
+        """The number of limits that were set so far. A thread that waits for an earlier limit exits if this number has
+        increased.
         """
 
     def set(
@@ -40,7 +40,6 @@ class TimeLimit:
         threading.Thread(target=self._wait, args=arguments, daemon=True).start()
 
     def cancel(self) -> None:
-        """Remove the limit."""
         self._limits += 1
         if _HAS_TIMERS:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,7 +1,7 @@
 """The memory requests of a training step, which can be replayed on a GPU of any size.
 
-This module defines only the data structure of a trace (`virtual_trace` creates traces), so a process that reads a trace
-does not need torch.
+`virtual_trace` creates traces. This module contains only the data structure, so a process that reads a trace does not
+need torch.
 """
 
 import re
@@ -28,50 +28,48 @@ MAX_CUBLASLT_WORKSPACE = 4 * MiB
 NOT_TRACED = "The script starts processes"
 """The prefix of the note about processes that are not traced."""
 REPEATED_STEPS = 2
-"""The number of times that a replay repeats the last traced step."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """A traced run with its events on an unlimited device."""
+    """The events of a traced run on a device with unlimited memory."""
 
     gpu: GpuSpec
     """The GPU whose kernels the trace describes."""
     mode: Mode
-    """`fake` if tensors have no data, or `cpu` if the program needed real values."""
+    """`fake` if tensors have no data, or `cpu` if the program needs real values."""
     events: list[Event] = field(default_factory=list)
     steps: int = 0
     trains: bool = False
     """True if the trace contains a backward pass or an optimizer step."""
     batch_size: int | None = None
     uncertain_bytes: int = 0
-    """The number of bytes by which the reserved memory may be higher than predicted (see `uncertainty`)."""
+    """The number of bytes by which the reserved memory may exceed the prediction (see `uncertainty`)."""
     alternatives: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Maps the id of each workspace of uncertain size to other possible sizes, most likely first."""
+    """Other possible sizes of each workspace of uncertain size, by id. The most likely size comes first."""
     optional: set[int] = field(default_factory=set)
-    """Ids of optional workspaces. The program continues if one of these workspaces cannot be allocated."""
+    """The ids of workspaces without which the program continues if they cannot be allocated."""
     values_substituted: int = 0
-    """The number of values that the program read from tensors without data. The program got a placeholder for each of
-    them.
+    """The number of values that the program read from tensors without data. It received a placeholder for each of them.
     """
     differing_versions: dict[str, str] = field(default_factory=dict)
-    """Maps each library whose version differs from the measured version to its installed version."""
+    """The installed version of each library whose version differs from the measured version."""
     notes: list[str] = field(default_factory=list)
     validation_starts: int | None = None
-    """The position in `events` after the training steps, if a validation batch follows them."""
+    """The index in `events` after the training steps, if a validation batch follows them."""
 
     first_batch: int | None = None
-    """The position in `events` at the first batch, if the time limit allowed only one training step."""
+    """The index in `events` at the first batch, if the time limit allowed only one training step."""
     is_settled: bool = True
-    """True if every optimizer that stepped in the last traced step had already stepped before (see `TrainingClock`)."""
+    """Whether every optimizer in the last traced step had stepped before (see `TrainingClock`)."""
     is_finished: bool = False
-    """True if the script ended during the trace. In that case, all events after the last step are part of the trace."""
+    """Whether the script ended during the trace. If so, the trace includes all events after the last step."""
     is_partial: bool = False
-    """True if the trace was stopped before a training step was complete."""
+    """Whether the trace was stopped before a training step was complete."""
 
     @property
     def lacks_second_step(self) -> bool:
-        """True if the first step allocated optimizer state, and neither the trace nor `requests` contains a later step."""
+        """Whether the first step allocated optimizer state, and neither the trace nor `requests` contains a later step."""
         return (
             self.trains
             and self.first_batch is None
@@ -85,8 +83,8 @@ class Trace:
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
         """Return all requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
-        All steps make the same requests, but each step starts with the cache that the previous step left. The cache may
-        therefore grow even after the traced steps. `instead` maps ids to sizes that replace the recorded sizes.
+        All steps make the same requests, but each step starts with the cache that the previous step left. Therefore the
+        cache may still grow after the traced steps. `instead` maps ids to sizes that replace the recorded sizes.
         """
         instead = instead or {}
         requests: list[MemoryRequest] = []
@@ -131,7 +129,7 @@ class Trace:
         return requests
 
     def keep_device(self, device: int) -> None:
-        """Remove the events of all devices except `device`. `device` becomes device 0."""
+        """Remove the events of all devices except `device`, which becomes device 0."""
         kept: list[Event] = []
         dropped: set[int] = set()
         validation_starts, first_batch = self.validation_starts, self.first_batch
@@ -150,8 +148,9 @@ class Trace:
         self.events[:] = kept
 
     def _first_operation_ends(self, device: int) -> int:
-        """Return the position after the first operation that runs a kernel. It is assumed that this operation allocates
-        all its memory before its kernel runs."""
+        """Return the index after the first operation that runs a kernel. It is assumed that this operation allocates
+        all its memory before its kernel runs.
+        """
         first: tuple[str, str] | None = None
         for position, event in enumerate(self.events):
             if type(event) is Alloc and event.device == device:
@@ -164,8 +163,9 @@ class Trace:
         return len(self.events)
 
     def _library_workspaces(self) -> set[int]:
-        """Return the ids of cuBLAS workspaces, which are never freed. There is one workspace per cuBLAS handle. Smaller
-        workspaces are attributed to cuBLASLt."""
+        """Return the ids of the cuBLAS workspaces, which are never freed. Each cuBLAS handle has one workspace. Smaller
+        workspaces are attributed to cuBLASLt.
+        """
         large = {
             event.id
             for event in self.events
@@ -176,10 +176,10 @@ class Trace:
         return large - {event.id for event in self.events if type(event) is Free}
 
     def library_bytes(self, device: int = 0) -> int:
-        """Return the memory that CUDA libraries of this program use outside PyTorch's allocator, in bytes. Memory that
-        `GpuSpec.context` includes is not counted.
+        """Return the memory in bytes that CUDA libraries of this program use outside PyTorch's allocator, in addition
+        to `GpuSpec.context`.
 
-        If the program uses fewer cuBLAS handles than `GpuSpec.context` includes, the result is negative.
+        The result is negative if the program uses fewer cuBLAS handles than `GpuSpec.context` includes.
         """
         operations, streams, handles = set(), set(), 0
         workspaces = self._library_workspaces()
@@ -196,9 +196,7 @@ class Trace:
         )
 
     def _signatures(self) -> dict[int, tuple[Any, ...]]:
-        """Return a dict that maps the id of each allocation to a key, which is the same for allocations of the same
-        storage in different steps.
-        """
+        """Map the id of each allocation to a key. Allocations of the same storage in different steps have the same key."""
         return {
             event.id: (event.bytes, event.op, event.module, event.phase, event.frame)
             for event in self.events
@@ -207,10 +205,10 @@ class Trace:
 
 
 def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest]:
-    """Return the requests of a second step, for traces that contain only the first step of an optimizer.
+    """Return the requests of a second step, for a trace that contains only the first step of an optimizer.
 
-    The second step repeats the requests whose memory the first step frees. All other memory (gradients, optimizer
-    state) is already allocated at the start of the second step, so the second step has a higher peak.
+    The second step repeats the requests whose memory the first step frees. All other memory, such as gradients and
+    optimizer state, is already allocated at the start of the second step. Therefore the second step has a higher peak.
     """
     allocated = {request.id for request in first if request.bytes >= 0}
     temporary = allocated & {request.id for request in first if request.bytes < 0}
@@ -220,17 +218,16 @@ def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest
 _SOLVER = re.compile(
     r"linalg_(?!vector|matrix_norm|cross|vecdot)|cholesky|\bsvd\b|\bqr\b|triangular_solve|\blu_|ormqr|geqrf"
 )
-"""Operations that create a cuSOLVER handle."""
 
 
 def _without_single_allocations(
     step: list[MemoryRequest], others: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]]
 ) -> list[MemoryRequest]:
-    """Return the requests of a step, without the storages that this step allocates for the rest of the run and that no
-    other step allocates.
+    """Return the requests of a step, without the storages that only this step allocates and that it does not free.
 
-    For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. If `others` (the
-    requests outside this step) also allocate a matching storage, the storage is a leak that recurs in every step.
+    For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. If the requests
+    outside this step (`others`) also allocate a matching storage, the storage is a leak that recurs in every step, and
+    it is kept.
     """
     leaked = {signatures[id] for id, size, *_ in others if size > 0}
     allocated = {request.id for request in step if request.bytes > 0}
@@ -246,17 +243,16 @@ def _without_single_allocations(
 
 
 def _surviving(step: list[MemoryRequest]) -> set[int]:
-    """Return the ids of the storages that a step allocates and does not free."""
     return {id for id, size, *_ in step if size > 0} - {id for id, size, *_ in step if size < 0}
 
 
 def _repeated(
     step: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]], times: int
 ) -> tuple[list[MemoryRequest], dict[int, int]]:
-    """Return the requests of a step, repeated `times` times. Also return a dict that maps the ids of the step to the
-    ids of the last repetition.
+    """Return the requests of a step, repeated `times` times, and a dict that maps the ids of the step to the ids of the
+    last repetition.
 
-    If a storage outlives its step, it is freed at the position where the matching storage is freed in the next step.
+    A storage that outlives its step is freed where the next step frees the matching storage.
     """
     requests: list[MemoryRequest] = []
     allocated = {request.id for request in step if request.bytes > 0}

@@ -1,5 +1,6 @@
 """Traces the memory requests of a program. The program runs on a virtual GPU with unlimited memory that otherwise
-behaves like a given GPU."""
+behaves like a given GPU.
+"""
 
 import contextlib
 import logging
@@ -23,8 +24,9 @@ from legroom.predict.tracing.trace import Mode, Trace
 def make_device(
     gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None], gpus: Sequence[GpuSpec] = ()
 ) -> VirtualGPU:
-    """Return a virtual GPU for tracing with unlimited memory that otherwise behaves like `gpu`. `gpus` contains all
-    GPUs that are visible to the program."""
+    """Return a virtual GPU with unlimited memory that otherwise behaves like `gpu`. `gpus` contains all GPUs that are
+    visible to the program.
+    """
     return VirtualGPU(
         *(gpus or (gpu,)),
         sink=sink,
@@ -37,8 +39,7 @@ def make_device(
 
 @contextlib.contextmanager
 def torch_log_disabled() -> Iterator[None]:
-    """Disable torch's log of a traceback for every fake operation that fails, because the caller raises the same
-    error."""
+    """Disable torch's log of every fake operation that fails, because the caller raises the same error."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, logger.disabled = logger.disabled, True
     try:
@@ -48,7 +49,6 @@ def torch_log_disabled() -> Iterator[None]:
 
 
 def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -> Trace:
-    """Copy the results that the virtual GPU recorded to the trace, and return the trace."""
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
@@ -73,7 +73,8 @@ def trace_steps(
     """Trace `steps` calls to the function that `make_step()` returns. In `make_step` and in the returned function, the
     traced device is `cuda`.
 
-    One more call is traced if an optimizer stepped for the first time during the last step (see `TrainingClock.is_settled`).
+    One more call is traced if an optimizer stepped for the first time in the last step (see
+    `TrainingClock.is_settled`).
     """
     trace = Trace(gpu=gpu, mode=mode)
     with make_device(gpu, mode, trace.events.append) as device:
@@ -89,14 +90,14 @@ def trace_steps(
 
 
 def needs_values(error: BaseException) -> bool:
-    """Return True if a trace without data failed because the shapes of tensors depend on values. A run with real values
+    """Return whether a trace without data failed because the shapes of tensors depend on values. A run with real values
     may succeed.
     """
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def needs_arithmetic(error: BaseException) -> bool:
-    """Return True if `needs_values` returns True, or if a custom operation has no fake implementation."""
+    """Return whether the shapes of tensors depend on values, or a custom operation has no fake implementation."""
     if needs_values(error) or isinstance(error, UnsupportedOperatorException):
         return True
     return type(error) is RuntimeError and _NO_FAKE_IMPLEMENTATION in str(error)

@@ -1,9 +1,9 @@
 """Starts the processes that trace scripts, and exchanges messages with them.
 
-A trace patches torch and cannot undo everything that a script does, so each trace runs in a separate process. The
-process of a trace prints to a file. The output of this process does not mix with Legroom's output, and can be shown if
-the process fails. Where processes can fork, workers are forks (see `workers.forked`). On other systems, each worker is
-a new process (see `workers.spawned`).
+A trace patches torch and cannot undo everything that a script does, so each trace runs in a separate process. This
+process prints to a file. Its output does not mix with Legroom's output, and can be shown if the process fails. Where
+processes can fork, workers are forks (see `workers.forked`). On other systems, each worker is a new process (see
+`workers.spawned`).
 """
 
 import atexit
@@ -21,15 +21,14 @@ from legroom.processes import can_fork
 
 
 class WorkerProcess(Protocol):
-    """A process that receives requests and sends replies."""
-
     @property
     def folder(self) -> "TemporaryDirectory[str]":
         """A scratch folder for the process and its replies. The folder is removed when the process is closed."""
 
     def running_line(self, pid: int | None = None) -> str:
-        """Return the line of the user's code that the process (or the process `pid` of a trace) is running, or "" if
-        unknown."""
+        """Return the line of the user's code that the process (or the process `pid` of a trace) is running, or "" if it
+        is unknown.
+        """
 
     def send(self, request: dict[str, Any]) -> None:
         """Send a request. Raises `EOFError` if the process has exited."""
@@ -38,8 +37,7 @@ class WorkerProcess(Protocol):
         """Return the next reply, or None after `timeout` seconds. Raises `EOFError` if the process has exited."""
 
     @property
-    def output(self) -> str:
-        """The complete output of the process."""
+    def output(self) -> str: ...
 
     @property
     def last_line(self) -> str:
@@ -52,8 +50,7 @@ class WorkerProcess(Protocol):
     def kill(self) -> None:
         """Kill the process and every process that it started. A caller that waits for a reply gets `EOFError`."""
 
-    def close(self) -> None:
-        """Close the pipe and kill the process."""
+    def close(self) -> None: ...
 
 
 def start_tracing(
@@ -70,9 +67,9 @@ def start_tracing(
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
-    `gpus` contains all GPUs that are visible to the script, if there are several. The trace uses the GPU with the index
-    `local_rank`. `edits` maps files of the script to their new content. Only the new process sees the new content, and
-    the files on disk do not change. `seconds` is a time limit for a trace, in addition to the limits in `process`.
+    `gpus` contains all GPUs that are visible to the script. The trace uses the GPU with the index `local_rank`. `edits`
+    maps files of the script to their new content. Only the new process sees the new content, and the files on disk do
+    not change. `seconds` is a time limit for a trace, in addition to the limits in `process`.
     """
     check_setting()
     job = {
@@ -88,7 +85,6 @@ _workers_lock = threading.Lock()
 
 
 def _tracing_workers() -> ForkedWorkers | SpawnedWorkers:
-    """Return the workers of this process. When this process exits, all its workers exit too."""
     forks = can_fork()
     with _workers_lock:
         workers = _workers.get(forks)

@@ -2,9 +2,9 @@
 buffers.
 
 One trace of a whole training step provides the memory cost of each position in the graph. The first split is computed
-from the sums of these costs over each stage. A trace then predicts the peak of each stage in this split (see
-`stage_memory`). The next split uses the differences between the predicted peaks and the sums as corrections. These
-steps are repeated until the predicted peaks are even or the split does not change.
+from the sums of these costs over each stage. A trace of each stage then predicts its peak (see `stage_memory`). The
+differences between the predicted peaks and the sums correct the costs for the next split. These steps are repeated
+until the predicted peaks are even or the split does not change.
 """
 
 import itertools
@@ -16,8 +16,8 @@ from legroom.scale.cutting.forward_graph import CannotSplitModel
 from legroom.scale.cutting.stages import GraphPartitioner
 
 MAX_CUT_POSITIONS = 160
-"""The maximum number of positions in the graph that are considered for a split. If there are more positions, those at
-which the fewest bytes must be sent are considered.
+"""The maximum number of positions in the graph that are considered for a split. If the graph has more, those at which
+the fewest bytes must be sent are considered.
 """
 EVEN_RATIO = 1.05
 """If the largest stage is at most this many times as large as the smallest stage, no further split is tried."""
@@ -27,17 +27,13 @@ PENALTY_POWER = 6
 
 @dataclass(frozen=True, slots=True)
 class PositionCosts:
-    """The memory costs in bytes at each position in the graph."""
-
     saved: list[int]
-    """For each position, the number of bytes that are saved for the backward pass of one micro-batch."""
+    """The number of bytes that each position saves for the backward pass of one micro-batch."""
     weights: list[list["WeightCost"]]
-    """For each position, the parameters and buffers that are read there."""
+    """The parameters and buffers that each position reads."""
 
 
 class WeightCost(NamedTuple):
-    """The memory cost of one model tensor, in bytes."""
-
     key: int
     total: int
     """The memory of the tensor, its gradient and its optimizer state."""
@@ -47,8 +43,6 @@ class WeightCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchFlow:
-    """The numbers of micro-batches that a pipeline keeps in memory at the same time."""
-
     in_flight: tuple[int, ...]
     """For each stage, the maximum number of micro-batches that wait for their backward pass."""
     buffered: int
@@ -57,8 +51,6 @@ class MicroBatchFlow:
 
 @dataclass(frozen=True, slots=True)
 class BalancedCut:
-    """A split of a model into stages, and the predicted peaks of the stages."""
-
     boundaries: tuple[int, ...]
     peaks: tuple[int, ...]
     """The predicted peak of each stage in bytes."""
@@ -69,8 +61,8 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """A measure of how uneven the stages are, which is used to compare splits. A split can be better although its
-        largest stage is larger, if its other stages are more even.
+        """A measure of how uneven the stages are. A split can be better although its largest stage is larger, if its
+        other stages are more even.
         """
         return float(max(self.peaks) * self.spread**0.5)
 
@@ -115,8 +107,9 @@ def balance_stages(
 
 
 def cut_positions(partitioner: GraphPartitioner) -> list[int]:
-    """Return the positions at which the graph can be split. If there are many positions, only the positions at which
-    the fewest bytes must be sent are returned."""
+    """Return the positions at which the graph can be split. Of many positions, only those at which the fewest bytes
+    must be sent are returned.
+    """
     positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
     if len(positions) > MAX_CUT_POSITIONS:
         positions = sorted(sorted(positions, key=partitioner.bytes_crossing)[:MAX_CUT_POSITIONS])
@@ -124,8 +117,9 @@ def cut_positions(partitioner: GraphPartitioner) -> list[int]:
 
 
 class _CostSums:
-    """Computes the memory cost of a stage, which consists of all graph positions between two boundaries, from
-    cumulative sums."""
+    """Computes the memory cost of a stage, which contains all graph positions between two boundaries, from cumulative
+    sums.
+    """
 
     def __init__(self, partitioner: GraphPartitioner, costs: PositionCosts, flow: MicroBatchFlow) -> None:
         self.length = length = partitioner.graph.length
@@ -167,11 +161,10 @@ class _CostSums:
 def _most_even(
     sums: _CostSums, positions: Sequence[int], stages: int, differences: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the stage boundaries with the most even memory costs. For each stage, `differences` contains the predicted
-    cost minus the cost computed from `sums`.
+    """Return the stage boundaries with the most even memory costs. `differences` contains the predicted cost of each
+    stage minus the cost computed from `sums`.
 
-    The function tries several target sizes, and uses the one with the most even stages. If only the largest stage were
-    minimized, other stages could stay half empty.
+    Several target sizes are tried. If only the largest stage were minimized, other stages could stay half empty.
     """
     ends = [*positions, sums.length]
     begins = [0, *positions]

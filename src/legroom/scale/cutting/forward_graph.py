@@ -3,10 +3,10 @@
 `record_forward(model, arguments, named)` records the graph on meta copies, so it computes no values and does not change
 the model. `graph.nodes(0, graph.length)` returns the layers and the operations between the layers, in order.
 
-A layer is a single node. A module that calls other modules is recorded as a node, and its children are recorded too. A
-stage that contains a complete module calls the module itself. If a module is divided between several stages, each stage
-runs the recorded children that it contains. Sizes are recorded as constants, so a graph is valid for one shape of
-inputs, in training or in evaluation mode.
+A layer is a single node. A module that calls other modules is recorded as a node, and so are its children. A stage that
+contains a complete module calls the module itself. If several stages share a module, each stage runs the recorded
+children that it contains. Sizes are recorded as constants, so a graph is valid for one shape of inputs, in training or
+in evaluation mode.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class ModelTensor:
 
 
 class StageDevice:
-    """A placeholder for the device on which a stage runs."""
+    pass
 
 
 STAGE_DEVICE = StageDevice()
@@ -64,8 +64,6 @@ STAGE_DEVICE = StageDevice()
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """The shape and dtype of the tensor in a slot."""
-
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
@@ -84,7 +82,7 @@ class SlotInfo:
 
 @dataclass(slots=True)
 class GraphNode:
-    """A call to a module (`call` is its name) or an operation (`call` is the function)."""
+    """A call to a module or an operation. `call` is the name of the module or the function of the operation."""
 
     call: str | Callable[..., Any]
     owner: str
@@ -95,12 +93,11 @@ class GraphNode:
     with_gradients: bool
     begin: int
     end: int
-    """The first graph position of the call, and the position after the end of the call. A layer or an operation has
+    """`begin` is the first graph position of the call, and `end` is the position after it. A layer or an operation has
     exactly one position. A module that calls other modules covers the positions of all these calls.
     """
     children: list["GraphNode"] = field(default_factory=list)
     modified_slots: list[int] = field(default_factory=list)
-    """The slots that the call modifies in place."""
 
     @property
     def is_module(self) -> bool:
@@ -119,12 +116,8 @@ class GraphNode:
 
 @dataclass(slots=True)
 class ForwardGraph:
-    """The recorded forward pass."""
-
     root: GraphNode
-    """The node of the model itself."""
     slots: list[SlotInfo]
-    """The shape and dtype of every slot."""
     inputs: list[int]
     """The slots of the model's input tensors, in the order of its arguments."""
 
@@ -133,8 +126,8 @@ class ForwardGraph:
         return self.root.end
 
     def nodes(self, begin: int, end: int) -> list[GraphNode]:
-        """Return the nodes between two positions. If a module is only partly between the positions, its children are
-        returned instead.
+        """Return the nodes between two positions. A module that is only partly between them is replaced by its
+        children.
         """
         found: list[GraphNode] = []
 
@@ -174,9 +167,9 @@ class ForwardGraph:
 def record_forward(model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> ForwardGraph:
     """Record `model(*arguments, **named)` on copies without data (meta tensors).
 
-    Tensors that do not depend on the inputs (positions, masks) are computed with real values, because models read
-    these values. A model that reads values of the inputs cannot be recorded, because it may behave differently with
-    other inputs.
+    Tensors that do not depend on the inputs (positions, masks) are computed with real values, because models read these
+    values. A model that reads values of the inputs cannot be recorded, because it may behave differently with other
+    inputs.
     """
     model, arguments, named = meta_copies(model, arguments, named)
     recorder = _Recorder(model)
@@ -191,7 +184,6 @@ def input_tensors(arguments: Any, named: Any) -> list[torch.Tensor]:
 
 
 def meta_copies(model: nn.Module, *values: Any) -> tuple[Any, ...]:
-    """Return copies of a model and of values with their tensors on the meta device."""
     memo: dict[int, Any] = {}
     for tensor in (*(each for _, each in named_tensors(model)), *trees.tree_leaves(values)):
         if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
@@ -200,7 +192,9 @@ def meta_copies(model: nn.Module, *values: Any) -> tuple[Any, ...]:
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and the tensor of each parameter and buffer, and of tensors that are plain attributes of modules."""
+    """Yield the name and the tensor of each parameter, each buffer, and each tensor that is a plain attribute of a
+    module.
+    """
     for prefix, module in model.named_modules(remove_duplicate=False):
         for holder in (module._parameters, module._buffers, vars(module)):
             for name, value in holder.items():
@@ -220,8 +214,6 @@ def _meta_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Recorder(TorchFunctionMode):
-    """A function mode that records the graph while the mode is active."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._length = 0
@@ -407,8 +399,8 @@ _METADATA_FUNCTIONS = {
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return True if a module is recorded as one node. A module is recorded as one node if it has no children, or if it
-    is a torch module that uses its children without calling them.
+    """Return whether a module is recorded as one node: it has no children, or it is a torch module that uses its
+    children without calling them.
     """
     if next(module.children(), None) is None:
         return True
@@ -435,7 +427,7 @@ def _contains_tensors(value: Any, depth: int = 2) -> bool:
 
 
 def _is_empty_cache(value: Any) -> bool:
-    """Return True if the object is a cache, to which layers add tensors."""
+    """Return whether the object is a cache, to which layers add tensors."""
     return "Cache" in type(value).__name__
 
 
@@ -444,13 +436,12 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _on_meta(value: Any) -> Any:
-    """Return a value with all tensors on the meta device. Operations cannot mix tensors on the meta device with other
-    tensors."""
+    # Operations cannot mix tensors on the meta device with other tensors.
     return trees.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return a copy of a value in which every device is the CPU, for operations that do not depend on the inputs."""
+    # For operations that do not depend on the inputs.
     arguments, named = trees.tree_map(lambda leaf: _CPU if isinstance(leaf, torch.device) else leaf, value)
     return arguments, {**named, "device": _CPU} if isinstance(named.get("device"), str) else named
 

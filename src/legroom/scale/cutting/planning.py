@@ -1,5 +1,4 @@
-"""Plans how a model is split across devices. The plan requires three steps: record the forward graph, trace its costs,
-and balance the stages."""
+"""Plans how a model is split across devices: records the forward graph, traces its costs, and balances the stages."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -46,19 +45,16 @@ def plan_split(
 
 
 class LocalPlanning:
-    """Plans the split in a single process, which predicts the memory of all stages."""
-
     def broadcast(self, function: Callable[[], T]) -> T:
         """Return the result of `function()` on the first rank."""
         return function()
 
     def per_stage(self, function: Callable[[int], T], stages: int) -> tuple[T, ...]:
-        """Return `function(stage)` for every stage."""
         return tuple(map(function, range(stages)))
 
 
 class DistributedPlanning(LocalPlanning):
-    """Plans on several ranks. Each rank predicts its own stage."""
+    """Plans on several ranks. Each rank predicts the memory of its own stage."""
 
     def broadcast(self, function: Callable[[], T]) -> T:
         return _on_all_ranks(lambda: function() if dist.get_rank() == 0 else None)[0]  # type: ignore[return-value]
@@ -69,7 +65,8 @@ class DistributedPlanning(LocalPlanning):
 
 def _on_all_ranks(function: Callable[[], T]) -> list[T]:
     """Return the results of `function()` on all ranks. If the function fails on one rank, all ranks raise an error,
-    because a rank that continues would wait for the failed rank."""
+    because a rank that continues would wait for the failed rank.
+    """
     result: Any = None
     failure: Exception | None = None
     try:
@@ -94,22 +91,24 @@ def _on_all_ranks(function: Callable[[], T]) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class ModelCut:
-    """The boundaries at which a model is split into stages. The boundaries apply to every forward graph of the model,
-    for any batch size, in training and in evaluation."""
+    """The boundaries at which a model is split into stages. They apply to every forward graph of the model, for any
+    batch size, in training and in evaluation.
+    """
 
     boundaries: tuple[int, ...]
     """The boundaries of the stages in the recorded graph, including 0 and the length of the graph."""
     signature: tuple[str, ...]
     is_layer: tuple[bool, ...]
-    """For each position in the recorded graph, True if it is a layer and False if it is another operation."""
+    """Whether each position in the recorded graph is a layer and not another operation."""
 
     @property
     def stages(self) -> int:
         return len(self.boundaries) - 1
 
     def on(self, graph: ForwardGraph) -> tuple[int, ...]:
-        """Return the stage boundaries in another forward graph of the same model. In both graphs, a boundary follows
-        the same layer, and the same number of operations after that layer."""
+        """Return the stage boundaries in another forward graph of the same model. In both graphs, a boundary comes
+        after the same layer and the same number of operations after that layer.
+        """
         if tuple(graph.signature()) == self.signature:
             return self.boundaries
         is_layer = [node.is_module for node in graph.leaves()]
@@ -134,7 +133,6 @@ class ModelCut:
 
 
 def cut_at(graph: ForwardGraph, boundaries: Sequence[int]) -> ModelCut:
-    """Return the `ModelCut` that splits a graph at these boundaries."""
     return ModelCut(
         tuple(boundaries), tuple(graph.signature()), tuple(node.is_module for node in graph.leaves())
     )
@@ -142,8 +140,6 @@ def cut_at(graph: ForwardGraph, boundaries: Sequence[int]) -> ModelCut:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
-    """The stages of a pipeline, and their predicted memory."""
-
     cut: ModelCut
     programs: tuple[StageProgram, ...]
     balance: BalancedCut

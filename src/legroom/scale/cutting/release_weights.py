@@ -5,8 +5,7 @@ from torch import nn
 
 
 def release_tensors(model: nn.Module, names: set[str]) -> None:
-    """Set the parameters, buffers and tensor attributes with these names to None. The modules themselves stay in the
-    model."""
+    """Set the parameters, buffers and tensor attributes with these names to None. The modules stay in the model."""
     for name in names:
         prefix, _, last = name.rpartition(".")
         module = model.get_submodule(prefix)

@@ -34,17 +34,19 @@ from legroom.scale.prediction.strategy_steps import optimizer_for
 
 
 def micro_batch_flow(schedule: str, stages: int, micro_batches: int) -> MicroBatchFlow:
-    """Return the number of micro-batches that each stage keeps in memory under a schedule. With GPipe, every stage
-    keeps all micro-batches. With 1F1B, a stage keeps one micro-batch for itself and one for each later stage."""
+    """Return the number of micro-batches that each stage keeps in memory. With GPipe, every stage keeps all
+    micro-batches. With 1F1B, a stage keeps one micro-batch for itself and one for each later stage.
+    """
     if schedule == "gpipe" or micro_batches < stages:
         return MicroBatchFlow((micro_batches,) * stages, micro_batches)
     return MicroBatchFlow(tuple(min(micro_batches, stages - stage) for stage in range(stages)), micro_batches)
 
 
 def pass_order(ahead: int, count: int) -> list[tuple[bool, int]]:
-    """Return the order of forward and backward passes in a stage. Each pass is a pair of a flag and a micro-batch
-    index. The flag is True for a forward pass. There are `ahead` forward passes before the first backward pass, and
-    `count` micro-batches in total."""
+    """Return the order of the passes in a stage. Each pass is a pair: True for a forward pass or False for a backward
+    pass, and the index of the micro-batch. `ahead` forward passes come before the first backward pass. `count` is the
+    number of micro-batches.
+    """
     passes = [(True, index) for index in range(ahead)]
     for index in range(count):
         passes.append((False, index))
@@ -91,8 +93,9 @@ def stage_step(
         ]
 
         def forward(index: int, batch: Any) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
-            """Return the tensors that start the backward pass, and all tensors that the stage sends. torch's stage
-            keeps the sent tensors until the backward pass."""
+            """Return the tensors that start the backward pass, and all tensors that the stage sends. PyTorch's pipeline
+            stage keeps the sent tensors until the backward pass.
+            """
             received = [
                 each.requires_grad_(info.requires_grad)
                 for each, info in zip(input_buffers[index], receives, strict=True)
@@ -174,8 +177,9 @@ def position_costs(
 
 
 def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
-    """`marks` are positions in `events`. For each pair of consecutive positions, return the number of bytes that were
-    allocated between them and never freed."""
+    """Return the number of bytes that were allocated between each pair of consecutive indices in `marks` and never
+    freed. `marks` are indices in `events`.
+    """
     freed = {event.id for event in events if type(event) is Free}
     saved = []
     for begin, end in itertools.pairwise(marks):
@@ -187,8 +191,7 @@ def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
 def _weight_costs(
     partitioner: GraphPartitioner, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[list[WeightCost]]:
-    """For each operation in the graph, return the cost of the model's tensors that it reads. The cost of a trained
-    tensor includes its gradient and its optimizer state."""
+    """Return the costs of the model's tensors that each operation in the graph reads."""
     by_name = dict(named_tensors(model))
     costs = []
     for node in partitioner.leaves:
@@ -201,8 +204,9 @@ def _weight_costs(
 
 
 def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> WeightCost:
-    """Return the memory cost of a weight tensor. For a trained tensor, the cost includes one temporary tensor of the
-    same size, which a multi-tensor optimizer allocates."""
+    """Return the memory cost of a weight tensor. The cost of a trained tensor includes its gradient, its optimizer
+    state, and a temporary tensor of the same size, which a multi-tensor optimizer allocates.
+    """
     size = tensor.numel() * tensor.element_size()
     if not tensor.requires_grad:
         return WeightCost(key, size, 0)
@@ -214,8 +218,9 @@ def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimize
 
 
 def model_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the model's arguments from a batch. The arguments are all entries of a dict, or all items of a sequence
-    except the last item (the target)."""
+    """Return the model's arguments from a batch: all entries of a dict, or all items of a sequence except the last one
+    (the target).
+    """
     if isinstance(batch, dict):
         return (), dict(batch)
     if isinstance(batch, list | tuple):

@@ -1,8 +1,8 @@
 """Partitions a forward graph into stages, and runs a stage.
 
-A stage sends the tensors that later stages need and cannot compute themselves. Tensors such as positions and masks
-depend only on the batch, and not on weights or random numbers. A stage that needs positions or masks recomputes them,
-because every stage has the batch.
+A stage sends the tensors that later stages need and cannot compute themselves. Some tensors, such as positions and
+masks, depend only on the batch, and not on weights or random numbers. A stage recomputes them if it needs them, because
+every stage has the batch.
 """
 
 import contextlib
@@ -35,14 +35,12 @@ class StageProgram:
 
     nodes: tuple[GraphNode, ...]
     receives: tuple[int, ...]
-    """The slots received from the previous stage."""
     sends: tuple[int, ...]
     """The slots sent to the next stage. The last stage sends the slots of the model's output."""
     inputs: tuple[int, ...]
     """The indices of the model's inputs that the stage reads."""
 
     def tensors(self, model: nn.Module) -> set[str]:
-        """Return the names of the parameters and buffers that the program needs."""
         modules = {node.call for node in self.nodes if isinstance(node.call, str)}
         names = {leaf.name for node in self.nodes for leaf in node.inputs() if isinstance(leaf, ModelTensor)}
         for name, _ in named_tensors(model):
@@ -53,8 +51,6 @@ class StageProgram:
 
 
 class GraphPartitioner:
-    """Determines the positions at which a forward graph can be split, and creates the programs of the stages."""
-
     def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
         self.leaves = graph.leaves()
@@ -107,15 +103,18 @@ class GraphPartitioner:
         return sum(self.graph.slots[slot].bytes for slot in self.crossing[position])
 
     def can_cut(self, position: int) -> bool:
-        """Return True if gradients flow through the sent slots, and no sent slot is modified in place afterwards."""
+        """Return whether the graph can be split here: gradients flow through the sent slots, and no sent slot is
+        modified in place afterwards.
+        """
         crossing = self.crossing[position]
         return any(self.graph.slots[slot].requires_grad for slot in crossing) and not any(
             self._modified_at.get(slot, -1) >= position for slot in crossing
         )
 
     def programs(self, boundaries: Sequence[int]) -> list[StageProgram]:
-        """Return one program for each pair of consecutive boundaries. The first boundary is 0, and the last boundary
-        is the length of the graph."""
+        """Return one program for each pair of consecutive boundaries. The boundaries include 0 and the length of the
+        graph.
+        """
         spans = list(itertools.pairwise(boundaries))
         programs: list[StageProgram] = []
         needed = set(self._result)  # by later stages
@@ -136,7 +135,8 @@ class GraphPartitioner:
 
     def _recomputing_nodes(self, slots: Iterable[int]) -> list[GraphNode]:
         """Return the operations that compute these slots from the batch. Slots that depend on weights or random numbers
-        are skipped."""
+        are skipped.
+        """
         found: dict[int, GraphNode] = {}
 
         def visit(slot: int) -> None:
@@ -153,8 +153,6 @@ class GraphPartitioner:
 
 
 class StageRunner(nn.Module):
-    """Runs the program of one stage."""
-
     def __init__(
         self, graph: ForwardGraph, program: StageProgram, model: nn.Module, device: torch.device
     ) -> None:
@@ -174,7 +172,8 @@ class StageRunner(nn.Module):
         after: Callable[[GraphNode], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Return the tensors that the stage sends. `inputs` contains all input tensors of the model. `after` is called
-        after each node."""
+        after each node.
+        """
         values = dict(zip(self.program.receives, received, strict=True))
         for index in self.program.inputs:
             values[self._graph.inputs[index]] = inputs[index]
@@ -192,7 +191,7 @@ class StageRunner(nn.Module):
         )
 
     def result(self, sent: Sequence[torch.Tensor]) -> Any:
-        """Return the output of the model from the tensors that the last stage sent."""
+        """Return the output of the model, built from the tensors that the last stage sent."""
         values = dict(zip(self.program.sends, sent, strict=True))
         return trees.tree_map(
             lambda leaf: values[leaf.number] if isinstance(leaf, Slot) else leaf, self._graph.root.result
@@ -233,7 +232,7 @@ def _result_slots(template: Any, result: Any) -> Iterator[tuple[int, torch.Tenso
 
 
 def _last_uses(program: StageProgram) -> list[tuple[int, ...]]:
-    """Return the slots that are not needed after each node, so their memory can be freed."""
+    """Return the slots whose memory can be freed after each node, because no later node needs them."""
     needed = set(program.sends)
     last_uses: list[tuple[int, ...]] = []
     for node in reversed(program.nodes):
@@ -245,6 +244,5 @@ def _last_uses(program: StageProgram) -> list[tuple[int, ...]]:
 
 
 def attribute(model: nn.Module, name: str) -> Any:
-    """Return a parameter, buffer or other attribute by its full name."""
     prefix, _, last = name.rpartition(".")
     return getattr(model.get_submodule(prefix), last)

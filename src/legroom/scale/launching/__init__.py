@@ -1,2 +1,1 @@
-"""Launches the ranks of a script. The package plans the launch, runs the ranks with torchrun or Ray, and reports the
-result."""
+"""Launches the ranks of a script: plans the launch, runs the ranks with torchrun or Ray, and reports the result."""

@@ -1,9 +1,8 @@
 """Runs a plan with torchrun's own agent, including its rendezvous, its restarts and its termination of ranks.
 
 `torch.distributed.elastic` starts one process per rank, monitors the processes, and connects to other nodes. This
-module adds the output files of the ranks and a callback at the end of an attempt. The files and the callback use
-extension points of the agent. `LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers`
-returns the state of the workers.
+module adds the output files of the ranks and a callback at the end of an attempt, through two methods of the agent.
+`LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers` returns the state of the workers.
 """
 
 import contextlib
@@ -72,8 +71,9 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
 
 
 def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
-    """Run the agent on this node. If the connection to the rendezvous node is lost, wait until that node is available
-    and connect again, as long as restarts are left."""
+    """Run the agent on this node. If the connection to the rendezvous node is lost, wait for that node and connect
+    again, as long as restarts are left.
+    """
     while True:
         before = len(recorder.attempts)
         try:
@@ -143,8 +143,8 @@ class _AttemptRecorder(LogsSpecs):
     def finished(self, exit_codes: Mapping[int, int], first: Collection[int] = ()) -> None:
         """Record that all ranks of the attempt have exited.
 
-        `exit_codes` contains the exit codes of failed ranks. `first` contains the ranks that exited before the other
-        ranks were terminated.
+        `exit_codes` contains the exit codes of failed ranks. `first` contains the ranks that exited before the others
+        were terminated.
         """
         if not self._running:
             return
@@ -167,7 +167,6 @@ class _AttemptRecorder(LogsSpecs):
             self._port = None
 
     def interrupted(self) -> None:
-        """Record that the launcher was interrupted and terminated the ranks."""
         self.finished(dict.fromkeys(self._ranks.values(), -signal.SIGTERM))
 
     def _result(self, rank: int, exit_code: int, died_first: bool) -> RankResult:
@@ -179,8 +178,8 @@ class _AttemptRecorder(LogsSpecs):
 
 
 def reserved_port() -> socket.socket:
-    """Return a socket that reserves a free port for rank 0. Torch selects a port and releases it seconds before rank 0
-    uses it, so another launch may get the same port.
+    """Return a socket that reserves a free port for rank 0. PyTorch selects a port and releases it seconds before rank
+    0 uses it, so another launch may get the same port.
 
     The socket does not listen, so rank 0 can use the port. The operating system does not assign a reserved port to
     other programs.
@@ -226,7 +225,6 @@ class _Agent(LocalElasticAgent):
                 kill_with_children(worker.id)
 
     def close_rendezvous(self) -> None:
-        """Inform the other nodes that this launch has ended."""
         with contextlib.suppress(Exception):
             self._handler.shutdown()
 
@@ -291,7 +289,7 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception, *, is_lost: bool) -> L
 
 
 def _silence_torch() -> None:
-    """Disable the agent's log messages about failures and signals. Legroom reports each failure once."""
+    """Disable the agent's log messages about failures and signals, because Legroom reports each failure itself."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).disabled = True
@@ -299,7 +297,6 @@ def _silence_torch() -> None:
 
 @contextlib.contextmanager
 def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
-    """Set the environment variables that the ranks inherit from the agent."""
     before = dict(os.environ)
     os.environ.update(environment(plan, folder))
     os.environ.pop("LEGROOM", None)  # ranks are recorded already
@@ -346,8 +343,9 @@ def _signals_restored() -> Iterator[None]:
 
 
 def _has_exited(pid: Any) -> bool:
-    """Return True if a process does not exist or is a zombie. A zombie has exited, but its parent has not read its exit
-    code yet."""
+    """Return whether a process does not exist or is a zombie. A zombie has exited, but its parent has not read its exit
+    code yet.
+    """
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -357,7 +355,6 @@ def _has_exited(pid: Any) -> bool:
 
 
 def _kill(processes: set[psutil.Process]) -> None:
-    """Kill processes that are still running, for example after a second Ctrl-C."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()

@@ -1,4 +1,4 @@
-"""The folder of a launch. The folder contains the output, the exit records and the captures of the ranks.
+"""The folder of a launch, with the output, the exit records and the captures of the ranks.
 
     train.launch/
         rank-0.out  rank-0.err     the output of the rank
@@ -21,8 +21,6 @@ from legroom.memory.capture.capture import SUFFIX as CAPTURE
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """The files of one rank and attempt."""
-
     out: Path
     err: Path
     exit_record: Path
@@ -31,8 +29,6 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFolder:
-    """The folder of one launch."""
-
     path: Path
 
     def files(self, rank: int, attempt: int = 0) -> RankFiles:
@@ -52,8 +48,9 @@ class LaunchFolder:
 
 
 def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
-    """Create the folder `chosen`, which must be new or empty. If `chosen` is not given, create a folder in the
-    current folder, with an unused name that starts with `stem`."""
+    """Create the folder `chosen`, which must be new or empty. If `chosen` is None, create a folder in the current
+    directory with an unused name that starts with `stem`.
+    """
     try:
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
@@ -78,7 +75,7 @@ def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """The exit record of one rank. The rank writes this record when an exception is raised, and again at exit."""
+    """The exit record of a rank. The rank writes it when an exception is raised, and again at exit."""
 
     rank: int
     time: float
@@ -101,14 +98,12 @@ class RankExit:
     capacity: int = 0
 
     def write(self, path: Path) -> None:
-        """Write the record atomically."""
         temporary = path.with_suffix(".part")
         temporary.write_text(json.dumps(asdict(self)))
         os.replace(temporary, path)
 
 
 def read_exit(path: Path) -> RankExit | None:
-    """Return the record of a rank, or None if the rank wrote no record."""
     try:
         return RankExit(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

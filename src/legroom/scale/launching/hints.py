@@ -41,7 +41,7 @@ _ERRORS = (
 
 
 def hint(rank: RankResult, host_oom_kills: int) -> str:
-    """Return a hint with advice, or "" if the error message of the rank is enough."""
+    """Return advice, or "" if the error message of the rank is enough."""
     if rank.failure is None:
         if rank.signal == "SIGKILL" and host_oom_kills:
             return _HOST_OOM

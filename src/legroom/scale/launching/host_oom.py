@@ -1,5 +1,4 @@
-"""Counts processes that the kernel killed because host memory ran out. A lack of host memory is the most common cause
-of SIGKILL."""
+"""Counts the processes that the kernel killed because host memory ran out, which is the most common cause of SIGKILL."""
 
 from pathlib import Path
 
@@ -8,7 +7,8 @@ _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 def host_oom_kills() -> int:
     """Return how many processes the kernel has killed for lack of host memory since the machine or container started,
-    or 0 if unknown."""
+    or 0 if the number is unknown.
+    """
     return max((_read(path) for path in _COUNTERS), default=0)
 
 

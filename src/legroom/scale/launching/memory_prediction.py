@@ -1,8 +1,8 @@
 """Predicts the memory of each rank before the launch.
 
 Every rank on this node is traced separately, as `legroom estimate` traces a script. The process group of a traced rank
-reports the full world size, but the other ranks do not exist (see `observe.virtual.single_rank`). Shards, batches and
-pipeline stages therefore have the same sizes as in a launch.
+has the full world size, but the other ranks do not exist (see `observe.virtual.single_rank`). Therefore shards, batches
+and pipeline stages have the same sizes as in a launch.
 """
 
 import tempfile
@@ -23,13 +23,11 @@ from legroom.scale.launching.plan import IN_ONE_PROCESS, LaunchPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPrediction:
-    """The prediction for one rank."""
-
     rank: int
     gpu: GpuSpec
     estimate: Estimate | None
     error: str = ""
-    """The reason if there is no estimate."""
+    """The reason why the rank has no estimate, or ""."""
 
     def as_json(self) -> dict[str, Any]:
         estimate = self.estimate
@@ -97,7 +95,6 @@ def _estimate(
 
 
 def _environment(plan: LaunchPlan, rank: int, messages: str) -> dict[str, str]:
-    """Return the environment variables of the rank. The rank is on the first node, so its local rank equals its rank."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.world_size),

@@ -19,8 +19,9 @@ from legroom.observe.children.spawned_processes import (
 
 @contextmanager
 def nested_ranks_rejected(script: str) -> Iterator[None]:
-    """Within the block, `init_process_group` raises an error in the processes that this rank starts. `script` is the
-    command line of the script."""
+    """Inside the `with` block, `init_process_group` raises an error in the processes that this rank starts. `script` is
+    the command line of the script.
+    """
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:  # no second rank with the same port
         yield
         return
@@ -34,7 +35,7 @@ def reject_in_this_process(script: str) -> None:
 
 
 def reject_process_group(script: str, rank_process: int | None) -> None:
-    """Let `init_process_group` raise an error, except in the process of the rank itself."""
+    """Make `init_process_group` raise an error, except in the process of the rank itself."""
     import torch.distributed as dist
 
     if not dist.is_available():

@@ -1,9 +1,9 @@
 """The result of a launch, and the rank that caused a failure.
 
 If one rank fails, the other ranks fail soon after, because they lose their connection to the failed rank or the
-launcher terminates them. The first failure that the operating system reports is therefore often not the cause. A rank
-with an error of its own is therefore preferred as the cause, then a rank that was killed by a signal, then a rank that
-lost a connection. If several ranks have errors of their own, the earliest error is reported as the cause.
+launcher terminates them. Therefore the first failure that the operating system reports is often not the cause. The most
+likely cause is a rank with an error of its own, then a rank that was killed by a signal, then a rank that lost a
+connection. If several ranks have errors of their own, the earliest error is the cause.
 """
 
 import re
@@ -28,8 +28,6 @@ _LOST_CONNECTION = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """The result of one rank in one attempt."""
-
     rank: int
     exit_code: int
     """The exit code from the operating system, which is negative for a signal."""
@@ -37,7 +35,7 @@ class RankResult:
     """The record that the rank wrote, or None if the rank was killed or terminated."""
     files: RankFiles
     died_first: bool = False
-    """True if the rank exited before the launcher terminated the other ranks."""
+    """Whether the rank exited before the launcher terminated the other ranks."""
 
     @property
     def failed(self) -> bool:
@@ -45,13 +43,12 @@ class RankResult:
 
     @property
     def code(self) -> int:
-        """The exit code that a shell would report. The exit code of a process that was killed is 128 plus the
-        signal."""
+        """The exit code that a shell would report, which is 128 plus the signal for a process that was killed."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     @property
     def signal(self) -> str:
-        """The name of the signal, such as `SIGKILL`, or "" if the process exited."""
+        """The name of the signal that killed the process, such as `SIGKILL`, or "" if it exited."""
         if self.exit_code >= 0:
             return ""
         try:
@@ -62,17 +59,18 @@ class RankResult:
     @property
     def failure(self) -> RankExit | None:
         """The exit record of a rank that failed with an error, or None. A rank that was killed by a signal has no exit
-        record, so the result is None."""
+        record.
+        """
         return self.exit_record if self.exit_record is not None and self.exit_record.exit_code != 0 else None
 
     @property
     def was_terminated(self) -> bool:
-        """True if the launcher terminated the rank because another rank failed."""
+        """Whether the launcher terminated the rank because another rank failed."""
         return self.signal == "SIGTERM" and self.failure is None
 
     @property
     def lost_connection(self) -> bool:
-        """True if the rank failed because it lost the connection to another rank."""
+        """Whether the rank failed because it lost the connection to another rank."""
         failure = self.failure
         return failure is not None and bool(
             _LOST_CONNECTION.search(failure.error) or _LOST_CONNECTION.search(failure.traceback)
@@ -96,8 +94,9 @@ class RankResult:
         }
 
     def _figures(self) -> tuple[int, int, int]:
-        """Return the steps and the peaks of allocated and reserved memory. A rank that was killed wrote no memory sizes
-        to its exit record, so the sizes are read from its capture."""
+        """Return the number of steps and the peaks of allocated and reserved memory. A rank that was killed wrote no
+        exit record, so these numbers are read from its capture.
+        """
         record = self.exit_record
         if record is not None and record.device is not None:
             return record.steps, record.peak_allocated, record.peak_reserved
@@ -115,7 +114,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchAttempt:
-    """One attempt to run the script, for which all ranks on this node are started together."""
+    """An attempt to run the script. All ranks on this node start together."""
 
     number: int
     """The index of the attempt, starting at 0."""
@@ -124,7 +123,7 @@ class LaunchAttempt:
 
     @property
     def cause(self) -> RankResult | None:
-        """The rank that failed first, or None if no rank failed."""
+        """The rank that most likely caused the failure, or None if no rank failed."""
         return min((rank for rank in self.ranks if rank.failed), key=_precedence, default=None)
 
     @property
@@ -143,14 +142,13 @@ class LaunchAttempt:
 
 
 OnStart = Callable[[int, Mapping[int, int]], None]
-"""A function that is called before the ranks start, with the index of the attempt and a map from local ranks to global
-ranks."""
+"""Called before the ranks start, with the index of the attempt and a map from local ranks to global ranks."""
 OnEnd = Callable[[LaunchAttempt], None]
-"""A function that is called after all ranks of an attempt have exited."""
+"""Called after all ranks of an attempt have exited."""
 
 
 def _precedence(rank: RankResult) -> tuple[int, float]:
-    """Return a sort key. Return a sort key that is lowest for the failed rank that is most likely the cause."""
+    """Return a sort key, which is lowest for the rank that most likely caused the failure."""
     if rank.was_terminated:
         return 3, float(rank.rank)
     if rank.failure is None:
@@ -160,8 +158,6 @@ def _precedence(rank: RankResult) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """The result of a launch on this node."""
-
     attempts: tuple[LaunchAttempt, ...]
     interrupted: str = ""
     """The signal that stopped the launcher, for example `SIGINT` for Ctrl-C."""
@@ -174,7 +170,7 @@ class LaunchResult:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the rank that failed first, or 130 after Ctrl-C."""
+        """The exit code of the rank that caused the failure, or 130 after Ctrl-C."""
         if self.interrupted:
             return 128 + signal.Signals[self.interrupted]
         cause = self.last.cause if self.last is not None else None
@@ -193,8 +189,7 @@ class LaunchResult:
 
 
 def shared_gpus(ranks: Iterable[RankResult]) -> Mapping[int, Sequence[int]]:
-    """Return the GPUs that several ranks used, with the numbers of these ranks. The usual reason is that the script did
-    not select a GPU per rank."""
+    """Map each GPU that several ranks used to these ranks. Usually, the script did not select a GPU for each rank."""
     users: dict[int, list[int]] = {}
     for rank in ranks:
         if (

@@ -1,4 +1,4 @@
-"""The plan of a launch, with the number of ranks and nodes, their GPUs, and the equivalent torchrun command.
+"""The plan of a launch: the number of ranks and nodes, their GPUs, and the equivalent torchrun command.
 
 This module rejects invalid combinations of options before any process starts.
 """
@@ -15,7 +15,7 @@ from legroom.gpus.machine import processors
 from legroom.observe.script import Script
 
 IN_ONE_PROCESS = ("dp", "split")
-"""Strategies that use several GPUs in one process. There is one rank, regardless of the number of GPUs."""
+"""Strategies that use several GPUs in one process. The launch has one rank, regardless of the number of GPUs."""
 DEFAULT_PORT = 29400
 STRATEGY_VARIABLE = "LEGROOM_STRATEGY"
 """The environment variable that `legroom.parallel` reads."""
@@ -28,14 +28,13 @@ class LaunchPlan:
 
     script: Script
     nproc: int
-    """The number of ranks on this node."""
     gpus: tuple[GpuSpec, ...] = ()
-    """The virtual GPUs on this node, if any. Every rank can see all virtual GPUs, and uses the GPU whose
-    index is its local rank."""
+    """The virtual GPUs on this node, if any. Every rank sees all of them, and uses the one whose index is its local
+    rank.
+    """
     real_gpus: int = 0
-    """The number of real GPUs that are used if there are no virtual GPUs. If 0, the ranks run on the CPU."""
+    """The number of real GPUs that are used if there are no virtual GPUs. If it is 0, the ranks run on the CPU."""
     nodes: tuple[int, int] = (1, 1)
-    """The minimum and maximum number of nodes."""
     rendezvous: str | None = None
     """The address (`host:port`) at which the nodes connect. If None, the launch uses only this machine and a free port."""
     wait: float = 600
@@ -45,7 +44,7 @@ class LaunchPlan:
     threads: int = 1
     """The value of `OMP_NUM_THREADS` for each rank."""
     watch: bool = True
-    """True if ranks on real GPUs record their memory."""
+    """Whether ranks on real GPUs record their memory."""
     engine: LaunchEngineName = "torchrun"
 
     @property
@@ -55,13 +54,13 @@ class LaunchPlan:
 
     @property
     def has_store_per_attempt(self) -> bool:
-        """True if every attempt must have its own store. In torch 2.13, the agent uses one store for all attempts, so
-        restarted ranks would find the addresses of the previous ranks in this store and wait for them."""
+        """Whether every attempt must have its own store. In torch 2.13, the agent uses one store for all attempts.
+        Restarted ranks would find the addresses of the previous ranks in this store and wait for them.
+        """
         return bool(self.max_restarts) or self.nodes[0] < self.nodes[1]
 
     @property
     def settings(self) -> dict[str, str]:
-        """The environment variables of the ranks and of torch's agent."""
         settings = {"OMP_NUM_THREADS": str(self.threads)}
         if self.strategy is not None:
             settings[STRATEGY_VARIABLE] = self.strategy
@@ -95,7 +94,6 @@ class LaunchPlan:
 
     @property
     def run_id(self) -> str:
-        """The id that all nodes of a launch share."""
         return self.script.stem
 
     @property
@@ -134,8 +132,9 @@ def plan_launch(
     watch: bool = True,
     engine: LaunchEngineName = "torchrun",
 ) -> LaunchPlan:
-    """Create a plan. Options that are not set get their default values, and invalid combinations are rejected. `gpus`
-    are virtual GPUs. `real_gpus` is the number of real GPUs."""
+    """Create a plan with default values for options that are not set, and reject invalid combinations. `gpus` are
+    virtual GPUs.
+    """
     script.check()
     minimum, maximum = _parse_nodes(nodes)
     if engine == "ray" and rendezvous is not None:
@@ -192,14 +191,13 @@ def _check_real_gpus(ranks: int, available: int) -> None:
 
 
 def _one_per_rank(gpus: Sequence[GpuSpec], ranks: int, strategy: str | None) -> tuple[GpuSpec, ...]:
-    """Return one GPU per rank. If only one GPU is given, every rank gets a GPU with these properties."""
+    """Return one GPU per rank. A single GPU is repeated for every rank."""
     if len(gpus) == 1 and strategy not in IN_ONE_PROCESS:
         return tuple(gpus) * ranks
     return tuple(gpus)
 
 
 def _names(gpus: Sequence[GpuSpec]) -> str:
-    """Return the GPUs in the format of the command line."""
     return ",".join(gpu.name for gpu in gpus)
 
 
@@ -230,8 +228,9 @@ def _parse_rendezvous(text: str) -> str:
 
 
 def _threads(ranks: int) -> int:
-    """Return the user's setting of `OMP_NUM_THREADS`, or the number of cores divided by the number of ranks. Without
-    this setting, torch would start one thread per core in each rank."""
+    """Return the user's setting of `OMP_NUM_THREADS`, or the number of cores divided by the number of ranks. By
+    default, torch would start one thread per core in each rank.
+    """
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.isdecimal() and int(setting) > 0:
         return int(setting)

@@ -1,4 +1,4 @@
-"""The settings that the launcher passes to a rank through its environment, such as its folder and its GPUs."""
+"""The settings that the launcher passes to a rank through environment variables, such as its folder and its GPUs."""
 
 import json
 import os
@@ -14,13 +14,14 @@ from legroom.scale.launching.rendezvous import interface_of, local_address
 
 SETTINGS_VARIABLE = "LEGROOM_LAUNCH"
 ATTEMPT_VARIABLE = "LEGROOM_ATTEMPT"
-"""The environment variable that contains the index of the attempt. torch's restart count does not include restarts
-caused by added or removed nodes."""
+"""The environment variable for the index of the attempt. PyTorch's restart count does not include restarts after nodes
+were added or removed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """The settings of a rank. All ranks of a node have the same settings."""
+    """The settings that all ranks of a node share."""
 
     folder: str
     gpus: tuple[GpuSpec, ...]
@@ -44,7 +45,6 @@ class RankSettings:
 
 
 def rank() -> int:
-    """Return the global rank of this process."""
     return int(os.environ["RANK"])
 
 
@@ -66,5 +66,4 @@ def environment(plan: LaunchPlan, folder: LaunchFolder) -> Mapping[str, str]:
 
 
 def rank_command(plan: LaunchPlan) -> list[str]:
-    """Return the command of every rank."""
     return [sys.executable, "-u", "-m", "legroom.run.launched_rank", *plan.script.command_line]

@@ -93,8 +93,6 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
 
 
 def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
-    """Connect to the Ray cluster at RAY_ADDRESS or, for several nodes, to this machine's cluster. If RAY_ADDRESS is not
-    set and the plan has one node, start a temporary cluster."""
     address = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
     return connect_ray(
         None if address == "local" else address, _HELP, processors=max(plan.world_size + 1, processors())
@@ -102,7 +100,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Return True if ranks use the cluster's GPUs. Ranks on virtual GPUs do not use the cluster's GPUs."""
+    """Return whether ranks use the cluster's GPUs. Ranks on virtual GPUs do not."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

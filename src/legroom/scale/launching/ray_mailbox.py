@@ -15,12 +15,10 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class _Messages:
-    """The messages that the launcher has not read yet."""
-
     chunks: list[tuple[int, int, str, bytes]] = field(default_factory=list)
-    """Output of ranks. Each tuple contains the attempt, the rank, the file, and the data to append to the file."""
+    """Output of ranks: the attempt, the rank, the file, and the data to append to the file."""
     codes: list[tuple[int, int, int]] = field(default_factory=list)
-    """Exit codes of ranks. Each tuple contains the attempt, the rank and the exit code."""
+    """Exit codes of ranks: the attempt, the rank and the exit code."""
     attempt: int = -1
 
 

@@ -19,18 +19,15 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """The program that every worker starts, with its arguments and environment variables."""
-
     arguments: tuple[str, ...]
     """The command-line arguments for Python, which start with the program of the rank."""
     environment: dict[str, str]
     folder: str
-    """The working directory of the launch. As with torchrun, the script must exist there on every node."""
+    """The working directory of the launch. As with torchrun, it must contain the script on every node."""
 
 
 def run_on_worker(config: dict[str, Any]) -> None:
-    """Run the rank as a Ray Train training function. The function returns if the rank succeeds, and raises an error
-    otherwise."""
+    """Run the rank as a Ray Train training function. Raise an error if the rank fails."""
     import ray
     import ray.train
     import torch.distributed as distributed

@@ -1,5 +1,6 @@
-"""Checks the rendezvous address. If another program uses the port, the user gets an error within seconds. torch would
-report the error after minutes."""
+"""Checks the rendezvous address. If another program uses the port, the user gets an error within seconds instead of
+after minutes, as with torch.
+"""
 
 import socket
 import subprocess
@@ -27,8 +28,9 @@ def check_rendezvous(address: str) -> None:
 
 
 def is_own_address(address: str) -> bool:
-    """Return True if the host of `host:port` is this machine. Torch compares only the addresses of the host name, which
-    is often an alias for 127.0.0.1."""
+    """Return whether the host of `host:port` is this machine. PyTorch compares only the addresses of the host name,
+    which is often an alias for 127.0.0.1.
+    """
     return bool(_addresses(address.rpartition(":")[0]) & _own_addresses())
 
 
@@ -45,7 +47,6 @@ def local_address(address: str) -> str | None:
 
 
 def interface_of(address: str | None) -> str | None:
-    """Return the network interface with this address, or None if there is none."""
     name: str
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
@@ -78,7 +79,7 @@ def _is_free(port: int) -> bool:
 
 
 def _is_rendezvous(host: str, port: int) -> bool:
-    """Return True if another node in the launch already listens on the port.
+    """Return whether another node in the launch already listens on the port.
 
     The check runs in a separate process. If the program at the port does not respond, torch blocks longer than its
     timeout. If the program closes the connection, torch prints a stack trace.
@@ -107,7 +108,7 @@ os._exit(0)  # without the slow shutdown of torch
 
 
 def _process(port: int) -> str:
-    """Return a description of the program that uses the port, such as ` (python, process 4711)`, or "" if unknown."""
+    """Return the program that uses the port as text, such as ` (python, process 4711)`, or "" if it is unknown."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:

@@ -1,7 +1,7 @@
 """Workers that are forks of a server process. The server (see `server`) imports torch once.
 
 An estimate starts a script more than once, and importing torch takes longer than most traces. This module does not
-import torch. The server imports torch while the caller continues.
+import torch, so the caller continues while the server imports it.
 """
 
 import contextlib
@@ -26,15 +26,16 @@ MAX_TRACES = 4
 
 
 class ForkedWorkers:
-    """A process that imports a module once.
+    """A server process that imports a module once, and forks a worker for each request.
 
-    For each request, the server forks a worker that calls a function in that module. `multiprocessing.forkserver` is
-    not used, because its workers import the `__main__` of this process.
+    The worker calls a function in that module. `multiprocessing.forkserver` is not used, because its workers import the
+    `__main__` of this process.
     """
 
     def __init__(self, function: str) -> None:
-        """Start the server. `function` has the form `module:name`. The function is called with the job and with the
-        worker's end of a pipe."""
+        """Start the server. `function` has the form `module:name`. A worker calls it with the job and the worker's end
+        of a pipe.
+        """
         self.settings = startup_settings()
         self._ours, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
@@ -54,12 +55,11 @@ class ForkedWorkers:
         self._requests = 0
         self._received = b""
         self._started: list[int] = []
-        """The process ids of the started workers, in the order of the requests."""
+        """The process ids of the workers, in the order of the requests."""
         self._exited: dict[int, int] = {}
-        """Maps process ids to exit codes."""
 
     def is_usable(self) -> bool:
-        """Return True if the server is running, was started by this process, and was started with the current settings."""
+        """Return whether the server is running, and this process started it with the current settings."""
         return (
             self._owner == os.getpid()
             and self._process.poll() is None
@@ -67,9 +67,7 @@ class ForkedWorkers:
         )
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "ForkedWorker":
-        """Start a worker. The worker uses the scratch folder `folder`. The worker has the environment variables of this
-        process, updated with `environment`.
-        """
+        """Start a worker. It has the environment variables of this process, updated with `environment`."""
         folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
         output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
         ours, theirs = Pipe()
@@ -96,8 +94,8 @@ class ForkedWorkers:
         return worker
 
     def pid(self, request: int, *, wait: bool = True) -> int | None:
-        """Return the id of the process that the server started for a request. Return None if the server has exited.
-        With `wait=False`, also return None if the server has not started the process yet.
+        """Return the id of the process that the server started for a request, or None if the server has exited. With
+        `wait=False`, also return None if the server has not started the process yet.
         """
         with self._lock:
             while len(self._started) <= request and self._read(wait):
@@ -105,8 +103,7 @@ class ForkedWorkers:
             return self._started[request] if request < len(self._started) else None
 
     def exit_code(self, pid: int | None) -> int:
-        """Wait until a worker exits, and return its exit code. If there is no worker, return the exit code of the
-        server."""
+        """Wait until a worker exits, and return its exit code. If `pid` is None, return the exit code of the server."""
         with self._lock:
             while pid is not None and pid not in self._exited and self._read(wait=True):
                 pass
@@ -114,11 +111,9 @@ class ForkedWorkers:
 
     @property
     def output(self) -> str:
-        """The output of the server itself, for example if torch cannot be imported."""
         return _content(self._output)
 
     def close(self) -> None:
-        """End the server and its workers."""
         if self._owner != os.getpid():
             return
         self._ours.close()
@@ -143,31 +138,25 @@ class ForkedWorkers:
 
 @dataclass(frozen=True, slots=True)
 class ForkedWorker:
-    """A process that receives requests and sends replies."""
-
     _server: ForkedWorkers
     _number: int
     _pipe: "Connection[Any, Any]"
     _output: IO[bytes]
     folder: tempfile.TemporaryDirectory[str]
-    """A scratch folder for the process and its replies. The folder is removed when the process is closed."""
     _terminal: IO[bytes] | None = None
     """Legroom's end of the worker's pseudo-terminal, which must stay open as long as the worker runs."""
 
     def running_line(self, pid: int | None = None) -> str:
-        """Return the line of the user's code that the process (or its fork `pid`) is running, or "" if unknown."""
         pid = pid or self._server.pid(self._number, wait=False)
         return "" if pid is None else running_line(pid, self.folder.name)
 
     def send(self, request: object) -> None:
-        """Send a request. Raises `EOFError` if the process has exited."""
         try:
             self._pipe.send(request)
         except OSError:
             raise EOFError from None
 
     def receive(self, timeout: float) -> Any:
-        """Return the next reply, or None after `timeout` seconds. Raises `EOFError` if the process has exited."""
         try:
             return self._pipe.recv() if self._pipe.poll(timeout) else None
         except OSError:  # the process was killed with a request unread
@@ -175,22 +164,18 @@ class ForkedWorker:
 
     @property
     def output(self) -> str:
-        """The complete output of the process."""
         return self._server.output + _content(self._output)
 
     @property
     def last_line(self) -> str:
-        """The last line that the process printed, or ""."""
         lines = self.output.strip().splitlines()
         return lines[-1].strip() if lines else ""
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a process that has exited."""
         return self._server.exit_code(self._server.pid(self._number))
 
     def kill(self) -> None:
-        """Kill the process and every process that it started. A caller that waits for a reply gets `EOFError`."""
         pid = self._server.pid(self._number, wait=False)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -198,7 +183,6 @@ class ForkedWorker:
             self._server.exit_code(pid)
 
     def close(self) -> None:
-        """Close the pipe and kill the process."""
         self._pipe.close()
         self.kill()
         self._output.close()
@@ -216,5 +200,4 @@ _STARTUP_PREFIXES = ("PYTHON", "TORCH", "PYTORCH", "OMP", "MKL", "LD")
 
 
 def startup_settings() -> dict[str, str]:
-    """Return the environment variables that Python and torch read when they start."""
     return {name: value for name, value in os.environ.items() if name.startswith(_STARTUP_PREFIXES)}

@@ -1,9 +1,9 @@
-"""The server process of `forked`. The server imports torch once, with the garbage collector paused, and forks a
-worker for each request.
+"""The server process of `forked`. It imports torch once, with the garbage collector paused, and forks a worker for each
+request.
 
 Each request is one byte, sent together with four file descriptors: the pipe, the standard input, the output and the
-current folder of the worker. The server sends the process id of each worker. When the worker exits, the server sends
-its exit code.
+current folder of the worker. The server replies with the process id of the worker. When the worker exits, the server
+sends its exit code.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Workers for systems that cannot fork. Each worker is a new process that imports torch and runs the script.
 
-A forked worker continues the script from its first batch for each trace. A new process cannot continue at the first
-batch, so it runs the script again up to the first batch, and then traces it once. The first process that runs a script
-also handles the first request. While a script runs, another process already imports torch, because nearly every
-estimate needs more than one trace.
+A new process runs the script up to the first batch, and then traces it once. The first process that runs a script also
+handles the first request. While a script runs, another process already imports torch, because nearly every estimate
+needs more than one trace.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from legroom.processes import SpawnedProcess
 
 
 class SpawnedWorkers:
-    """Starts the processes of workers, and always starts one process in advance."""
+    """Starts the worker processes. One process is always started in advance."""
 
     def __init__(self) -> None:
         self.settings = startup_settings()
@@ -38,25 +37,20 @@ class SpawnedWorkers:
         self._spare: _Spawned | None = self._spawn()
 
     def is_usable(self) -> bool:
-        """Return True if this object belongs to this process, and was created with the current settings."""
         return self._owner == os.getpid() and self.settings == startup_settings()
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "RepeatedScript":
-        """Start a worker. The worker uses the scratch folder `folder`. The worker has the environment variables of this
-        process, updated with `environment`.
-        """
+        """Start a worker. It has the environment variables of this process, updated with `environment`."""
         return RepeatedScript(
             self, {**job, "environment": {**os.environ, **(environment or {})}, "cwd": os.getcwd()}
         )
 
     def process(self) -> "_Spawned":
-        """Return a process that has no job yet, and start another one in advance."""
         with self._lock:
             process, self._spare = self._spare or self._spawn(), self._spawn()
             return process
 
     def close(self) -> None:
-        """End the process that was started in advance."""
         if self._owner != os.getpid():
             return
         with self._lock:
@@ -71,8 +65,6 @@ class SpawnedWorkers:
 
 
 class _Spawned:
-    """A process that waits for its job."""
-
     def __init__(self, output: Path) -> None:
         self._output = output
         terminal = open_terminal()
@@ -83,7 +75,7 @@ class _Spawned:
         if terminal is not None:
             os.close(stdin)
         self.request: dict[str, Any] | None = None
-        """The request that the process traces now, or will trace when the script reaches its first batch."""
+        """The request that the process traces, or will trace when the script reaches its first batch."""
 
     def begin(self, job: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, EOFError):  # has exited; receiving the first reply raises EOFError
@@ -112,9 +104,8 @@ class RepeatedScript:
         self._first = self._start()
         self._running = [self._first]
         self._is_ready = False
-        """True if the first process waits for a request at its first batch."""
+        """Whether the first process waits for a request at its first batch."""
         self._shown = self._first
-        """The process whose output is included in reports."""
         self._requests: list[dict[str, Any]] = []
         self._replies: deque[dict[str, Any]] = deque()
         self._is_killed = False
@@ -221,7 +212,6 @@ class RepeatedScript:
 
 
 def work(pipe: "Connection[Any, Any]") -> None:
-    """Import torch, and run a job when it arrives."""
     with gc_paused_during_imports(lambda: True):
         from legroom.predict.tracing.process import run_job
     try:
