@@ -7,7 +7,7 @@ result is the last error, unless another error caused it (`weak`) or it wraps a 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -195,43 +195,21 @@ class _Search:
         After a kernel failure, every CUDA call fails with a message that hides the cause. NCCL logs the reason some
         lines before it reports the failed call. If a rank fails, the collectives of the other ranks time out.
         """
-        if error is not None and error.code in _REASONS:
-            codes, word, lines = _REASONS[error.code]
-            reasons = [
-                found
-                for found in self._last.values()
-                if found.code in codes
-                and word in found.text
-                and error.line - lines < found.line <= error.line
-            ]
-            if reasons or error.code == _NCCL:
-                return max(reasons, key=lambda found: found.line, default=None)
-        if error is not None and error.code == _WORKER_DIED:
-            # The loop that reads batches reports that a worker exited, after the reason of the worker's exit.
-            killed = [
-                found
-                for found in self._last.values()
-                if "is killed by signal" in found.text and found.line < error.line
-            ]
-            return max(killed, key=lambda found: found.line, default=None)
-        if error is not None and error.code == _TIMEOUT:
-            # The other ranks wait for the rank whose memory ran out until their collective times out.
-            failed = [
-                found for found in self._last.values() if found.line < error.line and _failed_rank(found)
-            ]
-            return max(failed, key=lambda found: found.line, default=None)
-        if error is None or error.pattern is None or not _may_follow_fault(error.pattern):
+        if error is None:
             return None
-        faults = [
-            found for found in self._last.values() if found.code in _FAULTS and found.line <= error.line
-        ]
-        if not faults and error.code == _NCCL_CALL:
-            faults = [
+        searches = [_CAUSES[error.code]] if error.code in _CAUSES else []
+        if error.pattern is not None and _may_follow_fault(error.pattern):
+            searches += [(_is_fault, _ALL_LINES)]
+            searches += [(_is_failed_call, _NCCL_LINES)] if error.code == _NCCL_CALL else []
+        for is_cause, lines in searches:
+            causes = [
                 found
                 for found in self._last.values()
-                if "Cuda failure" in found.text and error.line - _NCCL_LINES < found.line <= error.line
+                if error.line - lines < found.line <= error.line and found is not error and is_cause(found)
             ]
-        return max(faults, key=lambda found: (found.line, -found.priority), default=None)
+            if causes:
+                return max(causes, key=lambda found: (found.line, -found.priority))
+        return None
 
     def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> ErrorLine | None:
         last = self._error_line
@@ -318,6 +296,22 @@ def _ran_out(found: LogMatch) -> bool:
     return found.pattern is not None and found.pattern.certainty is not Certainty.DISGUISED
 
 
+def _is_fault(found: LogMatch) -> bool:
+    return found.code in _FAULTS
+
+
+def _is_failed_call(found: LogMatch) -> bool:
+    return "Cuda failure" in found.text
+
+
+def _is_killed_worker(found: LogMatch) -> bool:
+    return found.code != "LG729" and "is killed by signal" in found.text
+
+
+def _is_reported_by_nccl(found: LogMatch) -> bool:
+    return found.code in ("LG700", "LG702", "LG703", "LG704") and "NCCL" in found.text
+
+
 def _failed_rank(found: LogMatch) -> bool:
     return _is_memory(found) and _EXCEPTION.search(found.text) is not None
 
@@ -392,15 +386,21 @@ _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuR
 _NCCL, _NCCL_CALL = "LG731", "LG706"
 _NCCL_LINES = 200
 """NCCL logs the failed call at most this many lines before its failure."""
-_REASONS = {
-    _NCCL: (("LG700", "LG702", "LG703", "LG704"), "NCCL", _NCCL_LINES),
-    "LG711": (("LG725",), "fallen off the bus", _NCCL_LINES),
-    "LG751": (("LG705",), "", 6),
+_ALL_LINES = 1 << 60
+_CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
+    # NCCL logs the reason some lines before it reports the failed call.
+    _NCCL: (_is_reported_by_nccl, _NCCL_LINES),
+    # A kernel fails because the GPU has failed.
+    "LG711": (lambda found: found.code == "LG725" and "fallen off the bus" in found.text, _NCCL_LINES),
+    # The other ranks wait for the rank that failed, until their collective times out.
+    _TIMEOUT: (_failed_rank, _ALL_LINES),
+    # The loop that reads batches reports that a worker exited, after the reason of the worker's exit.
+    _WORKER_DIED: (_is_killed_worker, _ALL_LINES),
+    # A build fails because the compiler was killed.
+    "LG751": (lambda found: found.code == "LG705", 6),
 }
-"""Maps the code of an error to its possible causes: their codes, a text that their message contains, and the maximum
-number of lines between cause and error.
-
-For example, a kernel fails because the GPU has failed, and a build fails because the compiler was killed.
+"""Maps the code of an error to a function that recognizes its cause, and to the maximum number of lines between cause
+and error.
 """
 _FOLLOWUP_LINES = 60
 """An uninformative error within this many lines after another error is treated as its consequence."""

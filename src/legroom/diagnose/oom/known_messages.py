@@ -268,7 +268,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     # --- host memory
     _message(_HOST, "shared memory", r"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|Fatal Python error: Bus error|zsh: bus error|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
-    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment|shared memory object)[^\n]{0,300}No space left on device|unable to (?:write to|resize) file </torch_|posix_fallocate[^\n]{0,40}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
+    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment|shared memory object)[^\n]{0,300}No space left on device|unable to (?:write to|resize) file </torch_|unable to mmap \d+ bytes from file </torch_[^\n]{0,100}Cannot allocate memory|posix_fallocate[^\n]{0,40}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
     _message(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _message(
         _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
