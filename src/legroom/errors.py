@@ -28,7 +28,7 @@ from legroom import shell
 
 
 class LegroomError(Exception):
-    """Base class. The message is one line that says how to fix the problem."""
+    """The base class. The message is one line that says how to fix the problem."""
 
 
 class UsageError(LegroomError, ValueError):
@@ -89,7 +89,6 @@ SOURCES = Path(__file__).resolve().parents[2]
 
 
 def install_command(extra: str) -> str:
-    """Return the `pip install` command, quoted for a shell."""
     if (SOURCES / "pyproject.toml").is_file():
         return f"pip install -e {_quoted(SOURCES, extra)}"
     origin = _origin()
@@ -112,8 +111,7 @@ def _quoted(folder: Path, extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """Return the path or URL of the installation, as recorded by pip, or "" for an installation from a package
-    index."""
+    """Return the path or URL of the installation that pip recorded, or {} for an installation from a package index."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

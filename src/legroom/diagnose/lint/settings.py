@@ -27,15 +27,14 @@ _KEYS = {"select", "ignore", "exclude", "per-file-ignores"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     select: tuple[str, ...] = ()
-    """Selected codes or prefixes of codes. If empty, all codes except the optional codes are selected."""
+    """Selected codes or prefixes of codes. If this is empty, all codes except the optional codes are selected."""
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    """Patterns that are matched against the name and the path relative to `folder`."""
+    """Patterns for names, and for paths relative to `folder`."""
     per_file_ignores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     folder: Path = Path()
 
     def codes_for(self, file: Path) -> frozenset[str]:
-        """Return the codes of the rules that apply to a file."""
         optional = [code for code in rule_codes() if all_pages()[code].is_optional]
         selected = [
             code
@@ -52,18 +51,16 @@ class Settings:
         return any(matches(path, pattern, self.folder) for pattern in self.exclude)
 
     def with_options(self, select: Iterable[str], ignore: Iterable[str]) -> "Settings":
-        """Return the settings with `--select` and `--ignore` applied."""
         selected, ignored = parse_codes(select, "--select"), parse_codes(ignore, "--ignore")
         return replace(self, select=selected or self.select, ignore=ignored or self.ignore)
 
 
 def rule_codes() -> list[str]:
-    """Return all codes that have a lint rule."""
     return [code for code, page in all_pages().items() if page.is_lint_rule]
 
 
 def settings_for(file: Path) -> Settings:
-    """Return the settings for a file, from the nearest pyproject.toml above it that contains linter settings."""
+    """Return the settings of the nearest pyproject.toml above the file that has linter settings."""
     return _folder_settings(Path(os.path.abspath(file)).parent)
 
 
@@ -118,7 +115,7 @@ def _strings(file: Path, table: Mapping[str, Any], key: str) -> list[str]:
 
 
 def parse_codes(codes: Iterable[str], where: str) -> tuple[str, ...]:
-    """Parse a comma-separated list of codes and prefixes of codes. `ALL` selects every rule."""
+    """Parse comma-separated codes and prefixes of codes. `ALL` selects every rule."""
     found: list[str] = []
     for part in (part.strip().upper() for text in codes for part in text.split(",")):
         if not part:
@@ -133,7 +130,6 @@ def parse_codes(codes: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def matches(path: Path, pattern: str, folder: Path) -> bool:
-    """Return True if a pattern matches a path, by name or relative to the folder of the settings."""
     try:
         relative: Sequence[str] = Path(os.path.abspath(path)).relative_to(os.path.abspath(folder)).parts
     except ValueError:

@@ -1,12 +1,12 @@
 """Suggests changes after an out-of-memory error, most useful first, each with its estimated saving.
 
-Every rule reads the same evidence: the memory in use at the failure, the failed request, and the allocations before the
-request. Rules in `retention_advice` find memory that the program retains by mistake. Rules in `saving_advice` reduce
-the memory of a correct program. Corrections of mistakes come first if they free enough memory, because other changes
-would only postpone the failure.
+Every rule reads the same evidence: the memory in use at the failure, the failed request and the earlier allocations.
+Rules in `retention_advice` find memory that the program retains by mistake. Rules in `saving_advice` reduce the
+memory of a correct program. Corrections of mistakes come first if they free enough memory, because other changes only
+postpone the failure.
 
-`saves` is an estimate of the bytes that the change frees at the failure. The message lists the assumptions of the
-estimate.
+The field `saves` is the estimated number of bytes that the change frees at the failure. The message lists the
+assumptions of the estimate.
 """
 
 from legroom.diagnose.oom import retention_advice, saving_advice
@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.checkpoint_activations,
     saving_advice.spill_activations,
 )
-"""The advice rules in order of effort. The rule with the least effort comes first."""
+"""The advice rules, with the least effort first."""
 
 _BLOCKING_CODES = ("LG601", "LG602")
 _RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")
@@ -41,8 +41,7 @@ _SMALLER_GRAPH_CODES = ("LG603", "LG401", "LG604", "LG613")
 
 
 def advise(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return suggested changes. Corrections of mistakes that free enough memory come first, then other changes that
-    free enough memory, then smaller savings."""
+    """Return suggested changes."""
     ranked = [
         (_rank(finding, evidence, effort), finding)
         for effort, rule in enumerate(RULES)
@@ -58,7 +57,6 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, int]:
-    """Return the sort key of a finding. Findings with lower keys come first."""
     # The output of a layer grows with the batch size. Other operations may broadcast by mistake.
     if finding.code == "LG601" and evidence.setting is not None and evidence.oom.module:
         return 4, 0, effort

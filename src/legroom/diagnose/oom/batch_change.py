@@ -17,16 +17,12 @@ from legroom.observe.source.batch_setting import SIZE, BatchSetting
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A smaller value for the batch size setting."""
-
     setting: BatchSetting
     size: int
     evaluation: BatchSetting | None = None
-    """The setting for the evaluation's batch size, if the evaluation would not fit either."""
 
     @property
     def advice(self) -> str:
-        """The change as an imperative without a period."""
         setting, before = self.setting, self.setting.value
         if setting.file or setting.variable:
             return f"{setting.how(self.size)} (currently {before})"
@@ -40,7 +36,7 @@ class BatchChange:
         return self.setting.text_with(self.size)
 
     def as_evidence(self) -> dict[str, Any]:
-        """Return the change as JSON: the arguments of the script, environment variables, or an edit of one line."""
+        """Return the change as JSON: new arguments of the script, environment variables, or an edit of one line."""
         setting = self.setting
         edit = None
         if setting.file:
@@ -54,7 +50,6 @@ class BatchChange:
         }
 
     def _arguments(self) -> list[str] | None:
-        """Return the new arguments of the script, or None if no argument sets the batch size."""
         if self.setting.arguments is None:
             return None
         arguments = [each.replace(SIZE, str(self.size)) for each in self.setting.arguments]
@@ -69,10 +64,10 @@ class BatchChange:
 def smaller_setting(
     setting: BatchSetting | None, fraction: float, evaluation: BatchSetting | None = None
 ) -> BatchChange | None:
-    """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if there is
-    no smaller value.
+    """Return a change that reduces the batch size to at most `fraction` of its current value, or None if there is
+    none.
 
-    If the evaluation has a larger batch size than training and does not fit, the change also sets its batch size.
+    If the evaluation has a larger batch size than the training and does not fit, the change also sets its batch size.
     """
     if setting is None:
         return None
@@ -91,10 +86,10 @@ def choose_setting(
     batch_size: int | None,
     evaluates: bool,
 ) -> BatchSetting | None:
-    """Return the batch size setting that was in use. `batch_size` is the batch size of the loader, if there is a
-    loader. An evaluation may have its own batch size. If the loader's batch size is known, the value of the setting
-    must be equal to it, a multiple of it or a divisor of it. Multiples occur with several GPUs or with accumulated
-    gradients.
+    """Return the batch size setting of the failed run.
+
+    An evaluation may have its own batch size. If the loader's batch size is known, the value of the setting must be
+    equal to it, a multiple of it or a divisor of it. Multiples occur with several GPUs or with accumulated gradients.
     """
     found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
     if not found:
@@ -124,8 +119,7 @@ def evaluation_setting(details: Sequence[Annotation]) -> BatchSetting | None:
 
 
 def _unambiguous(settings: Sequence[BatchSetting]) -> BatchSetting | None:
-    """Return the most likely setting, or None if several constants in source or configuration files are equally
-    likely."""
+    """Return the most likely setting, or None if several constants in files are equally likely."""
     best = min(settings, key=lambda each: each.rank)
     same = [each for each in settings if each.rank == best.rank and each.file]
     return None if best.file and len(same) > 1 else best
@@ -139,7 +133,7 @@ def _setting_of(found: FoundSetting) -> BatchSetting:
 
 
 def _given(arguments: Sequence[str]) -> list[BatchSetting]:
-    """Return the batch size on the command line, for captures without settings."""
+    """Return the batch size on the command line, for captures without recorded settings."""
     given = find_batch_argument(arguments)
     if given is None:
         return []

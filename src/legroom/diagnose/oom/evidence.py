@@ -1,4 +1,4 @@
-"""The facts about one out-of-memory error that the advice rules use."""
+"""The facts about an out-of-memory error that the advice rules use."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,46 +21,37 @@ from legroom.observe.source.batch_setting import BatchSetting
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All known facts about one out-of-memory error."""
-
     oom: Oom
     state: State
-    """The live memory at the failure."""
     allocations: Callable[[], Iterator[Alloc]]
-    """Allocations before the failure on the device that ran out of memory, newest first."""
     holders: Sequence[Holder] = ()
     leaks: Sequence[Leak] = ()
-    """Leaks on the device that ran out of memory."""
     progress: float | None = None
-    """The approximate completed fraction of the forward pass, estimated from the modules that had started."""
+    """The approximate fraction of the forward pass that was complete, estimated from the modules that had started."""
     details: Sequence[Annotation] = ()
-    """The activity of the program, its optimizers, and its batch size settings."""
     arguments: Sequence[str] = ()
-    """The arguments of the script."""
     steps: Sequence[Step] = ()
-    """The completed steps on the device that ran out of memory."""
     peak: int = 0
-    """The largest number of bytes that were allocated on the device before the failure."""
+    """The peak of the allocated bytes on the device before the failure."""
     spills: bool = False
     """True if the run already moved activations to host memory."""
 
     def live_bytes(self, *categories: Category) -> int:
-        """Return the number of live bytes of these categories."""
         return sum(self._by_category.get(category, 0) for category in categories)
 
     def live(self, *categories: Category) -> list[Alloc]:
-        """Return the live storages of these categories."""
         return [each for each in self.state.live if each.category in categories]
 
     @property
     def budget(self) -> int:
-        """The number of bytes that PyTorch may reserve on the device."""
         return budget_of(self.oom)
 
     @property
     def shortfall(self) -> int:
-        """The number of bytes that were missing for the failed request. If enough bytes were free for the request
-        itself, the bytes were missing for the larger block that PyTorch allocates for the request.
+        """The number of bytes that were missing for the failed request.
+
+        PyTorch may need a block that is larger than the request. If enough bytes were free for the request itself,
+        the larger block did not fit.
         """
         free = free_at(self.oom)
         needed = self.oom.requested if self.oom.requested > free else block_of(self.oom)
@@ -78,7 +69,7 @@ class Evidence:
     def evaluates(self) -> bool:
         """True if the failure was in an evaluation that saves nothing for a backward pass.
 
-        A custom autograd function also disables gradients. A failure in such a function is not an evaluation,
+        A custom autograd function also runs with gradients disabled. A failure in this function is not an evaluation,
         because the model is in training mode and other operations have saved activations.
         """
         program = self.program
@@ -92,7 +83,6 @@ class Evidence:
 
     @cached_property
     def setting(self) -> BatchSetting | None:
-        """The batch size setting that was in use, if it is recognized."""
         return None if self.has_other_input else self._possible_setting
 
     @cached_property
@@ -102,8 +92,10 @@ class Evidence:
 
     @cached_property
     def has_other_input(self) -> bool:
-        """True if memory ran out in a call of a model whose input does not contain a batch, unlike the input of the
-        first call. For example, a GAN may generate 100 images to show its progress."""
+        """True if memory ran out in a model call whose input contains no batch, although the input of the first call does.
+
+        For example, a GAN may generate 100 images to show its progress.
+        """
         program, setting = self.program, self._possible_setting
         if program is None or setting is None or self.oom.phase is not Phase.FORWARD:
             return False
@@ -118,8 +110,10 @@ class Evidence:
 
     @property
     def filled_fraction(self) -> float:
-        """The size of the last batch divided by the batch size. The fraction is below 1 if the dataset is smaller than
-        a batch."""
+        """The number of samples in the last batch, divided by the batch size.
+
+        The fraction is below 1 if the dataset is smaller than a batch.
+        """
         program = self.program
         if program is None or not program.batch_size or not program.samples:
             return 1.0
@@ -128,19 +122,22 @@ class Evidence:
     def is_earlier(self, allocation: Alloc) -> bool:
         """Return True if an allocation is from an earlier iteration.
 
-        With several optimizers, the step of the first optimizer ends in the middle of an iteration.
+        With several optimizers, the first optimizer step ends in the middle of an iteration.
         """
         return allocation.step < self.oom.step - (len(self.optimizers) > 1)
 
     @property
     def in_first_iteration(self) -> bool:
-        """True if the failure was in the first iteration, or in an evaluation. In these cases, the memory that the rest
-        of the run needs is unknown."""
+        """True in the first iteration and in an evaluation.
+
+        In both cases, the memory that the rest of the run needs is unknown.
+        """
         return self.evaluates or self.oom.step < max(len(self.optimizers), 1)
 
     def retained_by(self, leak: Leak) -> int:
-        """Return the number of bytes that a leak retains. If the variable that retains the memory is unknown, return
-        the measured growth."""
+        """Return the number of bytes that the variable of a leak retains, or the measured growth if the variable is
+        unknown.
+        """
         retained = [
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]
@@ -149,8 +146,10 @@ class Evidence:
 
     @cached_property
     def fixed(self) -> int:
-        """The number of bytes that do not depend on the batch size, including bytes that the first step will still
-        allocate."""
+        """The number of bytes that do not depend on the batch size.
+
+        Gradients and states that the first step still allocates are included.
+        """
         parameters = self.live_bytes(Category.PARAMETER)
         gradients = self.live_bytes(Category.GRADIENT)
         if self.trains:
@@ -172,7 +171,6 @@ class Evidence:
 
     @cached_property
     def missing_state(self) -> int:
-        """The size in bytes of the optimizer state that is not allocated yet."""
         if not self.trains:
             return 0
         parameters = self.live_bytes(Category.PARAMETER)
@@ -185,20 +183,23 @@ class Evidence:
 
     @property
     def unusable(self) -> int:
-        """The number of bytes that are expected to be reserved but unused: the fragments at the failure, or at least the
-        unused part of the last segment."""
+        """The number of reserved bytes that are expected to stay unused.
+
+        The value is the size of the fragments at the failure, but at least one large segment or 10% of the budget, whichever is smaller.
+        """
         return max(self.oom.fragmented, min(LARGE_SEGMENT, self.budget // 10))
 
     @cached_property
     def optimizer_temporaries(self) -> int:
-        """The expected size in bytes of the temporary tensors in an optimizer step."""
         temporary = max((each.temporary_bytes for each in self.optimizers), default=0)
         return min(temporary, 3 * self.live_bytes(Category.PARAMETER)) if self.trains else 0
 
     @cached_property
     def scaling(self) -> int:
-        """The number of bytes that scale with the batch size, including the expected allocations in the rest of the
-        forward pass. Whole datasets are not included."""
+        """The number of bytes that scale with the batch size, including the rest of the forward pass.
+
+        Whole datasets are not included.
+        """
         so_far = self.scaling_so_far
         if self.oom.phase is Phase.OPTIMIZER:
             if len(self.optimizers) < 2 or not self.in_first_iteration:
@@ -223,8 +224,10 @@ class Evidence:
 
     @property
     def _rest_of_earlier_pass(self) -> int:
-        """The number of bytes that the rest of the forward pass and the start of the backward pass need, if an evaluation
-        ran the model before the first training step."""
+        """The number of bytes for the rest of the first training step, known from an evaluation before it.
+
+        The value covers the rest of the forward pass and the start of the backward pass.
+        """
         if not self.trains or self.steps:
             return 0
         started = {each.module for each in self.live(Category.ACTIVATION)} | {self.oom.module, ""}
@@ -245,12 +248,11 @@ class Evidence:
 
     @cached_property
     def datasets(self) -> list[Alloc]:
-        """The inputs that are too large to be a batch."""
+        """Inputs that are too large to be a batch."""
         return [each for each in self.live(Category.INPUT) if each.block_bytes >= self.budget * 0.25]
 
     @property
     def is_unfinished(self) -> bool:
-        """True if the forward pass did not finish."""
         return self.oom.phase not in (Phase.BACKWARD, Phase.OPTIMIZER)
 
     @property
@@ -259,7 +261,7 @@ class Evidence:
 
     @property
     def _bytes_of_last_step(self) -> int | None:
-        """The memory that the last complete step used in addition to the weights; None before the first step ends."""
+        """The bytes of the last complete step without the weights, or None before the first step ends."""
         if not self.steps:
             return None
         start = self.live_bytes(Category.PARAMETER, Category.BUFFER) + bytes_of(self.datasets)
@@ -279,9 +281,7 @@ class Evidence:
 
     @property
     def _rest_of_optimizer_step(self) -> int:
-        """The number of bytes that the optimizer step had yet to allocate when memory ran out, including the failed
-        request.
-        """
+        """The number of bytes that the optimizer step still had to allocate, including the failed request."""
         temporary = [each for each in self.live(Category.TEMPORARY) if each.phase is Phase.OPTIMIZER]
         temporaries = max(self.optimizer_temporaries - bytes_of(temporary), 0)
         if not self.missing_state:
@@ -292,14 +292,15 @@ class Evidence:
 
     @property
     def _starts_backward(self) -> bool:
-        """True if no backward operation has created a result of the requested size yet. The next one will."""
+        """True if the backward pass has not yet created a result of the requested size."""
         size = self.oom.requested // 2
         return not any(each.phase is Phase.BACKWARD and each.block_bytes >= size for each in self.state.live)
 
     @property
     def fitted_before(self) -> bool:
-        """True if a step with the peak of the previous step would fit. If the first step is the previous step, the
-        optimizer state is added to its peak.
+        """True if a step with the peak of the last step would fit.
+
+        After the first step, the optimizer state is added to the peak.
         """
         if not self.steps:
             return False
@@ -312,12 +313,10 @@ class Evidence:
 
 
 Rule = Callable[[Evidence], Iterator[Finding]]
-"""A rule checks the evidence for one cause, and yields a finding if the cause applies."""
 
 
 def block_of(oom: Oom) -> int:
-    """Return the size of the block that PyTorch tried to allocate, according to its message. PyTorch allocates device
-    memory in large blocks."""
+    """Return the size of the block that PyTorch tried to allocate, which can be larger than the request."""
     return max(classify(oom.message).requested or 0, oom.requested)
 
 
@@ -331,7 +330,6 @@ def bytes_of(allocations: Sequence[Alloc]) -> int:
 
 
 def heaviest_frame(allocations: Sequence[Alloc]) -> Frame | None:
-    """Return the line that allocated the most bytes."""
     sizes: Counter[Frame] = Counter()
     for each in allocations:
         if each.frame is not None:
@@ -340,5 +338,4 @@ def heaviest_frame(allocations: Sequence[Alloc]) -> Frame | None:
 
 
 def location(frame: Frame | None) -> dict[str, Any]:
-    """Return the `file` and `line` arguments of a finding."""
     return {"file": frame.file, "line": frame.line} if frame else {}

@@ -1,10 +1,9 @@
 """Messages of out-of-memory errors from PyTorch, drivers, GPU libraries, Python and the operating system.
 
-The table is read from the top, and the first match is used. Patterns for page-locked memory therefore come before
-CUDA's general messages. Requests that no machine can serve come first, because their size is wrong. Other messages that
-mention memory but have a different cause come before vague messages. Errors with a `disguised` message can also have
-other causes, so the caller must check the free memory. All patterns match a bounded span, because the text may be a log
-of many megabytes.
+The table is read from the top, and the first match is used. Patterns for page-locked memory come before CUDA's
+general messages. Requests that no machine can serve come first. Messages that mention memory but have another cause
+come before vague messages. An error with a `disguised` message may have other causes, so the caller must check the
+free memory. Every pattern matches a limited length, because a log may have many megabytes.
 """
 
 import re
@@ -14,14 +13,12 @@ from enum import StrEnum
 
 
 class Certainty(StrEnum):
-    """The relation of an error to memory."""
-
     SURE = "sure"
     """Device memory ran out."""
     LIKELY = "likely"
-    """A library could not allocate a resource. Device memory probably ran out, but the library does not say so."""
+    """A library could not allocate a resource, probably because device memory ran out."""
     DISGUISED = "disguised"
-    """A library failed in a way that is often, but not always, caused by a lack of device memory."""
+    """A library failed in a way that a lack of device memory often causes, but not always."""
     HOST = "host"
     """Host memory ran out, including shared memory."""
     PINNED = "pinned"
@@ -31,22 +28,21 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessagePattern:
-    """One kind of error message, with its variants."""
-
     certainty: Certainty
     source: str
     """The library or program that prints the message."""
     variants: tuple[tuple[str, re.Pattern[str]], ...]
-    """Regular expressions, each preceded by a lower-case literal that every match contains."""
+    """Regular expressions, each with a lower-case literal that every match contains."""
     reason: str
-    """One sentence that explains the message."""
     informal: bool = False
-    """True if the message also occurs in ordinary log lines (`the out of memory handler`). The message is used only
-    on lines that look like an error."""
+    """True if ordinary log lines also contain the message, such as `the out of memory handler`.
+
+    The message then counts only on lines that look like an error.
+    """
 
 
 def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:
-    """Return the pattern that matches in a string, the matching line, and the text around the match."""
+    """Return the pattern that matches in the text, the matching line, and the text around the match."""
     lowered = text.lower()
     original = text if len(text) == len(lowered) else lowered
     for message in MESSAGE_PATTERNS:
@@ -62,13 +58,12 @@ def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:
 
 
 _BEFORE, _AFTER = 500, 5000
-"""A pattern is matched within this many characters around the literal."""
+"""The number of characters before and after the literal in which the pattern is searched."""
 _MAX_OCCURRENCES = 40
 
 
 def _occurrences(text: str, literal: str) -> Iterator[int]:
-    """Yield the positions of `literal`. If there are many positions, only the first and the last positions are
-    returned."""
+    """Yield the positions of `literal`. If there are many, only the first and the last positions are used."""
     position = -1
     for _ in range(_MAX_OCCURRENCES):
         position = text.find(literal, position + 1)
@@ -90,8 +85,7 @@ def _message(
 
 
 def compile_variants(pattern: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Return the top-level alternatives of a pattern, each preceded by a lower-case literal that every match
-    contains."""
+    """Return the top-level alternatives of a pattern, each with a lower-case literal that every match contains."""
     return tuple(
         (longest_literal(variant), re.compile(variant, re.IGNORECASE | re.DOTALL))
         for variant in _alternatives(pattern)
@@ -99,7 +93,7 @@ def compile_variants(pattern: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Return the top-level alternatives of a pattern. Alternatives inside a group stay together."""
+    """Return the top-level alternatives of a pattern."""
     variants, depth = [""], 0
     for part in _PARTS.findall(pattern):
         depth += (part == "(") - (part == ")")
@@ -111,7 +105,6 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|.", re.DOTALL)
-"""Matches an escaped character, a character set, or a single character."""
 
 
 _NOT_LITERAL = re.compile(
@@ -125,8 +118,10 @@ _NOT_LITERAL = re.compile(
 
 
 def longest_literal(pattern: str) -> str:
-    """Return the longest literal that every match contains, in lower case. Searching for this literal first makes the search a
-    hundred times faster."""
+    """Return the longest literal that every match contains, in lower case.
+
+    Searching for the literal first makes the search a hundred times faster.
+    """
     escaped = pattern.replace(r"\(", "\0").replace(r"\)", "\1").replace(r"\[", "\2").replace(r"\]", "\3")
     group = re.compile(r"\([^()]*\)[*?]?")
     while group.search(escaped):
@@ -178,7 +173,6 @@ IMPOSSIBLE_SIZES = (
     rf"(?:tried|trying) to allocate (?:more than )?{_HUGE}|(?:unable|failed) to allocate {_HUGE}|memory allocating {_HUGE}|requested *: *{_HUGE}"
     rf"|invalid buffer size: {_HUGE}|memory allocation of {_HUGE}|OOM when allocating tensor with shape\[[^\]\n]{{0,200}}\d{{12}}"
 )
-"""Matches messages about an allocation that no machine can serve."""
 
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
 _CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"

@@ -4,14 +4,14 @@
     result.is_oom          # a device ran out of memory, so a smaller workload can succeed
     result.requested       # the requested bytes, if the message contains them
 
-An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` is treated as an out-of-memory error only if little memory
-is free at the time of the call. If the amount of free memory is unknown, a failed allocation in a library
-(`CUDNN_STATUS_ALLOC_FAILED`) is treated as an out-of-memory error. Call `classify` inside `except`, before memory is
-freed. The result refers to no exception, frame or tensor.
+An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` counts as out of memory only if little memory is free at
+the time of the call. If the free memory is unknown, a failed allocation in a library (`CUDNN_STATUS_ALLOC_FAILED`)
+counts as out of memory. Call `classify` inside `except`, before memory is freed. The result keeps no exception, frame
+or tensor alive.
 
 The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and
 `sys.exit` are never out-of-memory errors. An exception group is an out-of-memory error only if all of its members
-are out-of-memory errors. This module does not import torch, and uses torch only if the program has imported it.
+are. This module does not import torch, and uses torch only if the program has imported it.
 """
 
 import errno
@@ -27,43 +27,43 @@ from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.units import MiB, format_size
 
 FreeMemory = Callable[[int | None], tuple[int, int] | None]
-"""A function that returns the free and total bytes of a device, or None if unknown. The argument of the function is
-the device index, or None for the current device."""
+"""A function that returns the free and total bytes of a device, or None if they are unknown.
+
+The argument is the device index, or None for the current device.
+"""
 Link = Literal["itself", "cause", "context", "group"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorClassification(ReportedSizes):
-    """The classification of an error: whether the error is about memory, and the sizes in its message."""
-
     certainty: Certainty
     source: str = ""
-    """The source of the error (CUDA, cuDNN, NCCL, CPU, shared memory, ...), or "" if the error is not about
-    memory."""
+    """The library or kind of memory, such as cuDNN, NCCL or shared memory, or "" if the error is not about memory."""
     reason: str
-    """One sentence that explains the classification."""
     is_oom: bool = False
-    """True if a device ran out of memory. The value is True for certain errors, and for ambiguous errors with little
-    free memory."""
+    """True if a device ran out of memory.
+
+    An ambiguous error counts only if little memory is free.
+    """
     message: str = ""
     """The line of the message that matched."""
     link: Link = "itself"
-    """The exception in the chain that matched."""
+    """The exception of the chain that matched."""
 
     @property
     def is_memory(self) -> bool:
-        """True if device memory, host memory or page-locked memory ran out."""
         return self.is_oom or self.certainty in (Certainty.HOST, Certainty.PINNED)
 
 
 def is_oom(error: BaseException | str) -> bool:
-    """Return True if a device ran out of memory."""
     return classify(error).is_oom
 
 
 def device_memory(index: int | None = None) -> tuple[int, int] | None:
-    """Return the free and total bytes of a GPU, within the memory fraction of this process. Return None if there is
-    no GPU or if the GPU no longer responds."""
+    """Return the free and total bytes of a GPU, within the memory fraction of this process.
+
+    The result is None without a GPU, or if the GPU no longer responds.
+    """
     torch = sys.modules.get("torch")
     try:
         if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
@@ -83,8 +83,8 @@ def classify(
 ) -> ErrorClassification:
     """Classify an exception or a string.
 
-    `free_memory` is called only for an ambiguous error. An error that is given as a string may come from a different
-    machine, so the default function is not called for strings.
+    `free_memory` is called only for an ambiguous error. A string may come from another machine, so `device_memory` is
+    not called for a string.
     """
     if isinstance(error, str):
         result = _classify_text(error)
@@ -100,17 +100,15 @@ def classify(
 
 
 def low_memory(total: int) -> int:
-    """Return the threshold for ambiguous errors. If fewer bytes are free, an ambiguous error is treated as an
-    out-of-memory error.
+    """Return the number of free bytes below which an ambiguous error counts as out of memory.
 
-    The threshold is a twentieth of the device's memory, because workspaces are larger on larger GPUs. The threshold is
-    at least 512 MiB, which the libraries need to initialize, and at most a quarter of the device's memory.
+    The value is a twentieth of the device's memory, because workspaces are larger on larger GPUs. The value is at
+    least 512 MiB, which the libraries need to initialize, and at most a quarter of the device's memory.
     """
     return max(total // 20, min(512 * MiB, total // 4))
 
 
 def is_low_on_memory(sizes: ReportedSizes) -> bool:
-    """Return True if an error message reports so little free memory that an ambiguous error is an out-of-memory error."""
     return sizes.free is not None and sizes.capacity is not None and sizes.free < low_memory(sizes.capacity)
 
 
@@ -136,16 +134,16 @@ _INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PROGRAM_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""Exceptions of these types are programming errors, regardless of their message. An exception of these types may
-still have an out-of-memory error as its cause."""
+"""Types of programming errors, regardless of the message.
+
+The cause of such an exception may still be an out-of-memory error.
+"""
 _BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.LIKELY, Certainty.DISGUISED)
 _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is unrelated to memory.")
 
 
 def _classify_chain(error: BaseException) -> ErrorClassification:
-    """Classify an exception chain. If the classification of one of the exceptions is certain, this classification is
-    returned. Otherwise, the classification of the outermost exception is returned.
-    """
+    """Classify an exception chain by the first certain classification, or else by the outermost exception."""
     found: list[ErrorClassification] = []
     first: ErrorClassification | None = None
     seen: set[int] = set()
@@ -239,8 +237,10 @@ _GPU_LIBRARIES = ("cupy", "pycuda", "rmm", "numba")
 
 
 def _was_pinning(traceback: TracebackType | None) -> bool:
-    """Return True if the innermost frame was pinning memory. CUDA's message does not distinguish page-locked memory
-    from device memory."""
+    """Return True if the innermost frame pins memory.
+
+    CUDA's message does not distinguish page-locked from device memory.
+    """
     innermost = traceback
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next

@@ -1,7 +1,6 @@
 """Advice rules for memory that the program retains by mistake: LG1xx and LG2xx.
 
-Each rule requires evidence that a correct training loop does not show. Amounts below a threshold are too small to
-matter and are not reported.
+Each rule requires evidence that a correct training loop does not show. Amounts below a threshold are not reported.
 """
 
 from collections import Counter
@@ -16,8 +15,10 @@ from legroom.observe.source.later_uses import assigned_names, is_used_later
 from legroom.units import format_size
 
 EVALUATION_BATCHES = 3
-"""A training loop has at most two batches on the device: the current batch and a prefetched batch. This number is
-higher."""
+"""The minimum number of batches on the device that indicates an evaluation.
+
+A training loop has at most two batches on the device: the current and a prefetched batch.
+"""
 
 
 def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
@@ -39,7 +40,6 @@ def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
 
 
 def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
-    """Report activations that outlived the step that allocated them."""
     old = list(filter(evidence.is_earlier, evidence.live(Category.ACTIVATION)))
     size = bytes_of(old)
     reported = any(
@@ -63,7 +63,6 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
 
 
 def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
-    """Report activations that were saved over several batches without a backward pass."""
     size = evidence.live_bytes(Category.ACTIVATION)
     if evidence.oom.phase not in (Phase.FORWARD, Phase.OTHER) or size < evidence.oom.allocated * 0.1:
         return
@@ -83,7 +82,7 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
 
 
 def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
-    """Report a list or dict that retains a large part of the memory outside the model and the optimizer."""
+    """Report a list or dict outside the model and the optimizer that retains much memory."""
     for holder in _containers(evidence):
         yield Finding(
             code="LG105",
@@ -100,8 +99,8 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
 def _containers(evidence: Evidence) -> Iterator[Holder]:
     """Yield containers that retain much memory, or memory of earlier steps.
 
-    Containers that are reported as a leak, under any name, are skipped. Tuples are skipped too, because a tuple is the
-    result of one call and does not grow.
+    Containers that are already reported as a leak are skipped. Tuples are skipped too, because a tuple is the result
+    of one call and does not grow.
     """
     transient = evidence.live(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
     old = bytes_of(list(filter(evidence.is_earlier, transient)))
@@ -123,13 +122,14 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
 
 
 def _is_intermediate(holder: Holder) -> bool:
-    """Return True if later code in the same iteration reads the variable."""
     return holder.frame is not None and is_used_later(holder.frame, holder.path.split(" ", 1)[0])
 
 
 def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
-    """Report results that the program does not need. The results are from an earlier step, from a completed forward pass,
-    or from a computation without a model."""
+    """Report results that the program no longer needs.
+
+    Such a result is from an earlier step, from a completed forward pass, or from a computation without a model.
+    """
     oom = evidence.oom
     forward_finished = oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
     without_model = oom.phase is Phase.OTHER and not evidence.optimizers
@@ -188,8 +188,11 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
-    """Return the number of batches that were moved to the device since the last backward operation, and the line
-    that moves them. Tensors that are moved to the device one after the other belong to one batch."""
+    """Return the number of batches that were moved to the device since the last backward operation, and the line that
+    moves them.
+
+    Tensors that are moved one after the other belong to one batch.
+    """
     arrivals: Counter[Frame | None] = Counter()
     arriving = False
     for allocation in evidence.allocations():
@@ -206,8 +209,8 @@ def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
 
 
 def _batches_with_graphs(evidence: Evidence) -> tuple[int, Frame | None]:
-    """Return the number of batches since the last backward operation that were evaluated with gradients, and the line
-    that moves them to the device.
+    """Return the number of batches with a graph since the last backward operation, and the line that moves them to
+    the device.
 
     A batch counts if activations from it are still alive. If the model is in evaluation mode, every batch counts.
     """
@@ -235,7 +238,7 @@ def _batches_with_graphs(evidence: Evidence) -> tuple[int, Frame | None]:
 
 
 def _went_backward_in_this_step(evidence: Evidence) -> bool:
-    """Return True if gradients are accumulated: a backward pass ran since the last optimizer step."""
+    """Return True if a backward pass ran since the last optimizer step, so that gradients are accumulated."""
     for allocation in evidence.allocations():
         if allocation.step < evidence.oom.step:
             return False
@@ -245,13 +248,14 @@ def _went_backward_in_this_step(evidence: Evidence) -> bool:
 
 
 def _variables_holding(size: int, holders: Sequence[Holder], frame: Frame) -> list[str]:
-    """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes. The closest match
-    comes first.
+    """Return the names of at most two variables that retain about `size` bytes, closest match first.
+
+    A variable is a tensor or a tuple of tensors.
 
     If the function that created the result is still running, only the variables that its line assigns can refer to
-    the result. These variables may also retain an autograd graph. If the function has returned, a variable of a
-    caller may refer to the result. If the program still uses one of the variables, deleting the other variables may
-    free nothing, so no name is returned.
+    the result. These variables may also retain an autograd graph. If the function has returned, a variable of a caller may refer to
+    the result. The result is empty if the program still uses one of the variables, because deleting the others may
+    free nothing.
     """
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
     running = {(each.frame.file, each.frame.function) for each in holders if each.frame is not None}

@@ -1,7 +1,7 @@
 """Advice rules that reduce the memory of a correct program: LG4xx and LG6xx.
 
-The saving is estimated from the live memory at the failure. If an estimate is based on an assumption (Adam, float32),
-the message contains the assumption.
+The saving is estimated from the live memory at the failure. If an estimate assumes Adam or float32, the message says
+so.
 """
 
 from collections import Counter
@@ -17,8 +17,10 @@ from legroom.memory.events import Alloc, Oom
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6
-"""The fraction of the activations that block-by-block checkpointing saves. Checkpointing adds about a third more
-computation."""
+"""The fraction of the activations that checkpointing each block saves.
+
+Checkpointing adds about a third more computation.
+"""
 AUTOCAST_SAVES = 0.4
 """The fraction of float32 activations that bfloat16 saves. Most activations become half as large, but normalization,
 softmax and losses stay in float32."""
@@ -43,7 +45,6 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
-    """Give advice for a failure while the model is moved to an otherwise empty device."""
     oom = evidence.oom
     weights = evidence.live_bytes(Category.PARAMETER, Category.BUFFER)
     if oom.phase is not Phase.OTHER or evidence.live_bytes(Category.ACTIVATION, Category.GRADIENT):
@@ -134,8 +135,7 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
-    """Report weights, gradients and optimizer state that together exceed the device. A smaller batch does not reduce
-    this memory."""
+    """Report weights, gradients and optimizer state that exceed the device, which no smaller batch can change."""
     oom = evidence.oom
     creates_state = not evidence.optimizers or evidence.missing_state > 0
     in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0 and creates_state
@@ -231,12 +231,11 @@ def _support_fused(optimizers: Sequence[LiveOptimizer]) -> bool:
 
 
 def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
-    """Suggest the largest batch size that fits. Only activations, inputs and results are assumed to scale with the
-    batch size.
+    """Suggest the largest batch size that fits, if only activations, inputs and results scale with the batch size.
 
-    After a failure in the backward pass, all activations are known. After a failure in the forward pass, activations
-    are extrapolated from the completed part of the model. If the completed part is unknown, at most half the batch
-    size is suggested.
+    After a failure in the backward pass, all activations are known. After a failure in the forward pass, the
+    activations are extrapolated from the completed fraction of the model. If this fraction is unknown, the advice is at most half the
+    batch size.
     """
     oom = evidence.oom
     if oom.phase is Phase.OTHER and not evidence.live_bytes(Category.ACTIVATION):
@@ -298,7 +297,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _normalizes(evidence: Evidence) -> bool:
-    """Return True if batch normalization is used. Batch normalization may fail with a batch of one sample."""
+    """Return True if the model uses batch normalization, which may fail with one sample."""
     return any("batch_norm" in each.op for each in evidence.state.live)
 
 
@@ -336,8 +335,10 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
 
 
 def spill_activations(evidence: Evidence) -> Iterator[Finding]:
-    """Suggest moving activations to host memory. Only tensors of at least 1 MiB are moved, and up to three of the
-    largest tensors are in transfer at any time."""
+    """Suggest moving activations to host memory.
+
+    Only tensors of at least 1 MiB are moved, and up to three of the largest tensors are copied at the same time.
+    """
     movable = [each for each in evidence.live(Category.ACTIVATION) if each.block_bytes >= MiB]
     size = bytes_of(movable)
     if (
@@ -360,8 +361,10 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _creates_state(evidence: Evidence) -> bool:
-    """Return True if the optimizer was creating its state. If the operation is unknown, the state counts as
-    incomplete while it is smaller than the parameters."""
+    """Return True if the optimizer was creating its state.
+
+    If the operation is unknown, the state is incomplete while it is smaller than the parameters.
+    """
     oom = evidence.oom
     if oom.step > 0 or not oom.op:
         missing = evidence.live_bytes(Category.OPTIMIZER_STATE) < evidence.live_bytes(Category.PARAMETER)
@@ -378,7 +381,7 @@ def _uses_autocast(evidence: Evidence) -> bool:
 def _heaviest_block(activations: Sequence[Alloc]) -> str:
     """Return the innermost module path, such as `encoder.layers`, that allocates at least half of the activations.
 
-    Single layers and numbered repetitions are not considered.
+    Single layers and indices do not count.
     """
     sizes: Counter[str] = Counter()
     for each in activations:

@@ -1,7 +1,7 @@
 """Parses the memory sizes in the text of an out-of-memory error, in bytes.
 
-Every allocator has its own wording, which differs between versions. All libraries divide by 1024, regardless of the
-unit that they print (GB, G, GiB). A size near 2^64 is an unsigned underflow and is ignored.
+Every allocator has its own wording, which differs between versions. All libraries divide by 1024, whether they print
+GB, G or GiB. A size near 2^64 is an unsigned underflow and is ignored.
 """
 
 import re
@@ -16,27 +16,21 @@ _TOO_LARGE = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedSizes:
-    """The sizes that an error message reports, in bytes. A size that is not in the message is None."""
+    """The sizes in an error message, in bytes. A size that is not in the message is None."""
 
     device: int | None = None
     requested: int | None = None
     capacity: int | None = None
-    """The total memory of the device."""
     free: int | None = None
     allowed: int | None = None
-    """The limit for this process, if lower than the capacity."""
     in_use: int | None = None
-    """Memory in use by this process, including the CUDA context."""
     allocated: int | None = None
-    """Memory allocated to tensors."""
     reserved: int | None = None
-    """Memory reserved by PyTorch's allocator, including tensors."""
     others: int | None = None
-    """Memory in use by other processes."""
 
     @property
     def limit(self) -> int | None:
-        """The number of bytes that PyTorch's allocator can reserve, or None if the message does not show it."""
+        """The number of bytes that PyTorch's allocator can reserve, or None if the message does not contain it."""
         limits = [size for size in (self.capacity, self.allowed) if size is not None]
         reserved = self.allocated if self.reserved is None else self.reserved
         if self.free is not None and reserved is not None:
@@ -45,15 +39,13 @@ class ReportedSizes:
 
     @property
     def is_fragmented(self) -> bool:
-        """True if enough memory was free for the request. The request failed because no single block was large
-        enough."""
+        """True if enough memory was free for the request, but not in one block."""
         if self.requested is None or self.allocated is None or self.limit is None:
             return False
         return self.allocated + self.requested <= self.limit
 
 
 def parse_sizes(text: str) -> ReportedSizes:
-    """Parse the sizes in the text of an error."""
     allocated = _first(
         text,
         rf"allocated memory {_SIZE} is allocated by PyTorch",
@@ -132,8 +124,10 @@ def _device(text: str) -> int | None:
 
 
 def _others(text: str) -> int | None:
-    """Return the memory in use by other processes. If torch cannot identify its own process, its message lists that
-    process among the other processes."""
+    """Return the memory of other processes.
+
+    If torch cannot identify its own process, its message lists this process among the others.
+    """
     sizes = [_bytes(*groups) for groups in re.findall(rf"Process \d+ has {_SIZE} memory in use", text)]
     if not sizes and (other := _first(text, rf"other allocations: {_SIZE}")) is not None:
         return other

@@ -1,4 +1,4 @@
-"""The command that started a run. The capture stores this command, so a report can print the exact next command."""
+"""The command that started a run, from which a report derives the exact next command."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +10,11 @@ from legroom.units import GiB
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """A command of the form `legroom run OPTIONS TARGET ARGUMENTS` or `legroom launch OPTIONS TARGET ARGUMENTS`."""
-
     options: tuple[str, ...] = ()
-    """Legroom options that also apply to another run, such as `--gpu`. The path of the capture is not included."""
+    """Options that also apply to the next run, such as `--gpu`, but not the path of the capture."""
     target: tuple[str, ...] = ()
     """The script, or `-m` and a module name."""
     arguments: tuple[str, ...] = ()
-    """The script's arguments."""
     verb: str = "run"
 
     @property
@@ -30,7 +27,6 @@ class RunCommand:
         return replace(self, arguments=tuple(arguments))
 
     def with_environment(self, variables: Mapping[str, str]) -> str:
-        """Return the text of the command with environment variables."""
         return shell.with_variables(variables, self.text)
 
     def with_spilling(self) -> "RunCommand":
@@ -38,7 +34,7 @@ class RunCommand:
 
     @property
     def is_record(self) -> bool:
-        """True if `legroom.record` recorded a part of a program. No command can repeat such a run."""
+        """True if `legroom.record` recorded a part of a program, which no command can repeat."""
         return self.verb == "record"
 
     @property
@@ -53,13 +49,12 @@ class RunCommand:
         return replace(self, options=("--gpu", size, *self.options))
 
     def estimate(self, capacity: int) -> str:
-        """Return the `legroom estimate` command for the same run, with the same `--gpu`, or with a GPU of `capacity` bytes."""
+        """Return the `legroom estimate` command for the same run, with its `--gpu` or with a GPU of `capacity` bytes."""
         gpus = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")
         gpu = gpus.partition(",")[0]
         return shell.join(["legroom", "estimate", "--gpu", gpu, *self.target, *self.arguments])
 
     def as_header(self) -> dict[str, Any]:
-        """Return the command as fields of a capture's header."""
         return {
             "verb": self.verb,
             "options": list(self.options),
@@ -69,8 +64,7 @@ class RunCommand:
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> "RunCommand":
-        """Read the command from a capture's header. The file may be untrusted, so values that are not strings are
-        ignored."""
+        """Read the command from a capture's header. Invalid values are ignored, because the file may be untrusted."""
         given = header.get("verb")
         verb = given if given in ("launch", "record") else "run"
         return cls(

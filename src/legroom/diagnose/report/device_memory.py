@@ -1,8 +1,8 @@
-"""The memory of one device at one moment. The moment is the peak or a failed allocation.
+"""The memory of one device at the peak or at a failed allocation.
 
-A snapshot divides the total memory of the device into shares: non-PyTorch memory, one share for each category, memory
-that PyTorch reserves but does not use, and free memory. The unused reserved memory is divided into cached segments and
-fragments only for a failed allocation, so each share has its own label.
+The shares of a snapshot add up to the device's memory: non-PyTorch memory, one share per category, reserved memory
+that is unused, and free memory. Only for a failed allocation, the unused reserved memory consists of two shares:
+cached segments and fragments.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,14 @@ TOP_LINES = 50
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
-    """A labeled part of the device's memory."""
-
     label: str
     bytes: int
     category: Category | None = None
-    """The category of the share, if it is live PyTorch memory."""
     is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySnapshot:
-    """The memory of one device at one moment."""
-
     device: int
     capacity: int
     step: int
@@ -41,7 +36,7 @@ class MemorySnapshot:
     shares: tuple[MemoryShare, ...]
     by_category: dict[str, int]
     top: tuple[Holding, ...]
-    """The lines of code that allocated the most live bytes, largest first."""
+    """The lines that allocated the most live bytes, largest first."""
     coverage: float
     """The fraction of the live bytes whose line in the user's code is known."""
 
@@ -60,7 +55,6 @@ class MemorySnapshot:
 
 
 def holding_as_dict(holding: Holding) -> dict[str, Any]:
-    """Return a `Holding` as an entry of the list `top` in the JSON output."""
     return {
         "file": holding.file or None,
         "line": holding.line,
@@ -77,8 +71,8 @@ def snapshot_at_peak(
 ) -> MemorySnapshot | None:
     """Return the snapshot at peak allocated memory, or None if no memory was allocated on the device.
 
-    `reserved` is the final reserved size, if it may exceed the reserved size at the peak. `rest` is the label of the
-    remaining memory.
+    `reserved` is the reserved size at the end of the run, if it may exceed the size at the peak. `rest` is the label
+    of the remaining memory.
     """
     peak = ledger.peak(device)
     if peak.bytes <= 0:
@@ -104,7 +98,6 @@ def snapshot_at_peak(
 
 
 def snapshot_at_oom(state: State, oom: Oom) -> MemorySnapshot:
-    """Return the snapshot at a failed allocation."""
     above_limit = (
         max(oom.capacity - oom.other - max(oom.limit, oom.reserved), 0) if oom.limit < oom.capacity else 0
     )
@@ -128,12 +121,13 @@ def snapshot_at_oom(state: State, oom: Oom) -> MemorySnapshot:
 
 
 def budget_of(oom: Oom) -> int:
-    """Return the number of bytes that PyTorch may reserve on the device."""
     return min(oom.limit, oom.capacity - oom.other)
 
 
 def free_at(oom: Oom) -> int:
-    """Return the number of bytes available to an allocation, including cached segments that PyTorch can free."""
+    """Return the number of bytes that are available to an allocation, including cached segments that PyTorch can
+    free.
+    """
     return max(budget_of(oom) - oom.reserved, 0) + oom.cached
 
 

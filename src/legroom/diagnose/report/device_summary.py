@@ -1,4 +1,4 @@
-"""The devices of a run, each with the peak memory that the run used on it."""
+"""The devices of a run with their peak memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,28 +11,25 @@ from legroom.memory.ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSummary:
-    """One device and the peak memory that the run used on it."""
-
     index: int
     name: str
     kind: str
     """`virtual`, `cuda` or `host`."""
     capacity: int
     other: int
-    """The part of the capacity that PyTorch cannot use: the CUDA context."""
+    """The bytes of the capacity that PyTorch cannot use, such as the CUDA context."""
     peak_allocated: int
     peak_reserved: int
 
     @property
     def title(self) -> str:
-        """Return a title such as `virtual GPU 0`, `GPU 0 (NVIDIA H200)` or `host memory`."""
         if self.kind == "virtual":
             return f"virtual GPU {self.index}"
         return f"GPU {self.index} ({self.name})" if self.kind == "cuda" else "host memory"
 
 
 def devices_of(run: Mapping[str, Any], ledger: Ledger) -> tuple[DeviceSummary, ...]:
-    """Return the devices in the capture's header. The file may be untrusted, so invalid entries are ignored."""
+    """Return the devices in the capture's header. Invalid entries are ignored, because the file may be untrusted."""
     entries = run.get("devices")
     devices = []
     for entry in entries if isinstance(entries, list) else ():
@@ -62,8 +59,7 @@ def _size(value: object) -> int:
 def device_of_interest(
     devices: Sequence[DeviceSummary], oom: Oom | None, chosen: int | None
 ) -> DeviceSummary | None:
-    """Return the chosen device, otherwise the device that ran out of memory, otherwise the fullest device. Raises
-    UsageError if the chosen device does not exist."""
+    """Return the chosen device, or else the device that ran out of memory, or else the fullest device."""
     if chosen is not None:
         found = next((device for device in devices if device.index == chosen), None)
         if found is None:

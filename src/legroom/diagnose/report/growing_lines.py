@@ -1,9 +1,9 @@
 """Finds memory that grows with every step, and the line of code that allocates it.
 
-The ledger lists the lines whose live bytes increased from step to step in all recent steps. A single mistake can cause
-growth at many lines. For example, a stored loss keeps its whole graph alive. Then the memory allocated by every line of
-the model's forward pass grows, as do the inputs and results in that graph. Lines that grow together with activations
-are therefore reported as one leak, at the line that allocates the most memory.
+The ledger lists the lines whose live bytes increased from step to step in all recent steps. One mistake can cause
+growth at many lines. For example, a stored loss keeps its whole graph alive, so the memory of every line of the
+forward pass grows. Lines that grow together with activations are therefore one leak, reported at the line that
+allocates the most memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,36 +16,30 @@ from legroom.memory.growth import Growth
 from legroom.memory.ledger import Ledger
 
 _Line = tuple[str | None, int | None, Category]
-"""The file, the line number and the category of an allocation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """Memory that a training loop retains and that grows with each step."""
-
     file: str | None
     line: int | None
-    """The line that stores the memory or, if unknown, the line that allocates the largest part."""
+    """The line that stores the memory or, if it is unknown, the line that allocates the most."""
     kind: str
-    """`graph` means an autograd graph. `tensor` means tensors without a graph. `larger` means a single tensor that
-    each step replaces with a larger tensor."""
+    """`graph` for an autograd graph, `tensor` for tensors without a graph, and `larger` for a tensor that each step
+    replaces with a larger one.
+    """
     bytes: int
-    """The number of bytes that are currently alive."""
     bytes_per_step: int
     nodes_per_step: int | None
     """The number of autograd nodes added per step, or None if they were not counted."""
     holder: str | None
-    """The reference path from a variable, if known."""
+    """The references from a variable to the memory, if known."""
     advice: str
     steps: int
-    """The number of steps over which the memory has grown."""
     lines: int
     """The number of lines of code that grow together."""
     device: int = 0
     code: str = "LG101"
-    """The code whose page explains the leak."""
     name: str = ""
-    """The name of the variable that retains the memory, if known."""
     on_host: bool = False
     """True if host memory grows instead of device memory."""
 
@@ -54,7 +48,6 @@ class Leak:
 
 
 def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> list[Leak]:
-    """Return all leaks on a device, largest first."""
     lines = ledger.growth(device)
     allocated_in = _allocation_steps(ledger, device) if lines else {}
     growing = [line for line in lines if _is_leak(line, allocated_in)]
@@ -75,16 +68,15 @@ def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> l
 def _is_leak(line: Growth, allocated_in: Mapping[_Line, set[int]]) -> bool:
     """Return True if the growing memory was allocated in several steps.
 
-    Growing results may also be a single tensor that each step replaces with a larger tensor (`history =
-    torch.cat(...)`). Activations and inputs that get larger in each step come from a loop with increasing batch
-    sizes.
+    Growing results may also be one tensor that each step replaces with a larger tensor (`history = torch.cat(...)`).
+    Activations and inputs that grow come from a loop with increasing batch sizes.
     """
     may_be_recreated = line.category in (Category.RESULT, Category.TEMPORARY)
     return may_be_recreated or len(allocated_in.get((line.file, line.line, line.category), ())) >= 3
 
 
 def _allocation_steps(ledger: Ledger, device: int) -> dict[_Line, set[int]]:
-    """Return, for each line of code, the steps whose allocations were still alive at the end of the last step."""
+    """Return the steps of each line whose allocations were still alive at the end of the last step."""
     allocated_in: dict[_Line, set[int]] = {}
     state = ledger.at_last_step(device)
     for each in state.live if state is not None else ():
@@ -121,7 +113,6 @@ def _leak(lines: Sequence[Growth], kind: str, device: int, holders: Sequence[Hol
 
 
 def graph_advice(owner: str) -> str:
-    """Return advice for the case that `owner` retains the graph of every step."""
     return (
         f"{owner} retains the autograd graph of every step. Store numbers (`loss.item()`) or detached copies "
         "(`output.detach().cpu()`) instead."
@@ -129,12 +120,11 @@ def graph_advice(owner: str) -> str:
 
 
 def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:
-    """Return the smallest container that retains at least half of the growing memory."""
     containers = [holder for holder in holders if " item" in holder.path and holder.bytes >= size / 2]
     return describe_holder(min(containers, key=lambda holder: holder.bytes)) if containers else None
 
 
 def describe_holder(holder: Holder) -> str:
-    """Return a description of the variable that retains the memory, for example "`losses` (list, 412 items)"."""
+    """Return a description such as "`losses` (list, 412 items)"."""
     name, _, kind = holder.path.partition(" ")
     return f"`{name}` {kind}"

@@ -1,8 +1,8 @@
 """The leaks that the leak detector found during the run, with advice.
 
-The detector inspected the live objects, so its findings include the retaining variable, the line that stores the
-reference, and graphs that use no device memory. If the detector ran, the report uses its findings, and the ledger adds
-only the number of bytes in device memory.
+The detector inspected the live objects, so it knows the retaining variable, the line that stores the reference, and
+graphs without device memory. If the detector ran, the report uses its findings, and the ledger adds only the bytes in
+device memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,9 @@ from legroom.units import format_size
 
 
 def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
-    """Return the detected leaks in the order in which they were first reported, each with its newest values. Growth
-    that stopped is omitted."""
+    """Return the detected leaks in the order of their first reports, with their newest values and without growth that
+    stopped.
+    """
     leaks: dict[object, DetectedLeak] = {}
     for annotation in annotations:
         if isinstance(annotation, DetectedLeak):
@@ -28,9 +29,11 @@ def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
 def leaks_from(
     detected: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int
 ) -> list[Leak]:
-    """Return the detected leaks with advice. A leak without a name is returned only if no leak has a name. If
-    another leak has a name, the leak without a name is probably the same leak. `measured` is the growth according to
-    the ledger. `steps` is the number of steps in the run."""
+    """Return the detected leaks with advice.
+
+    Leaks without a name are omitted if another leak has a name, because both are probably the same leak. `measured`
+    is the growth in the ledger, and `steps` is the number of steps of the run.
+    """
     named = [each for each in detected if each.name]
     leaks = [_leak(each, steps, device) for each in named or detected]
     if len(leaks) == 1 and measured:
@@ -89,7 +92,6 @@ def _leak(detected: DetectedLeak, steps: int, device: int) -> Leak:
 
 
 def advice_on(detected: DetectedLeak) -> tuple[str, str]:
-    """Return the code whose page explains the leak, and the advice."""
     name = f"`{detected.name}`" if detected.name else "An object that is not visible to Python"
     if detected.how == "exception":
         return "LG107", (

@@ -1,6 +1,6 @@
 """The data of a run's HTML report: the report, the memory over time, and the live memory at selected moments.
 
-Everything is aggregated here, so that the page of a run with millions of events is small.
+The data is aggregated here, so that the page stays small even with millions of events.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,18 +20,15 @@ from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites
 
 MAX_MOMENTS = 160
-"""The maximum number of steps, and of equal intervals of the run, whose peaks can be selected in the page."""
+"""The maximum number of steps, and of equal intervals, whose peaks the page can show."""
 MAX_OOMS = 20
-"""The maximum number of out-of-memory errors that the page shows. A script that catches these errors may raise
-thousands of them."""
+"""The maximum number of out-of-memory errors in the page. A script that catches these errors may raise thousands of them."""
 MAX_SITES = 300_000
-"""The maximum number of allocation sites in the page, summed over all moments."""
+"""The maximum number of allocation sites in the page, over all moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectableMoment:
-    """A moment of the run that can be selected in the page."""
-
     label: str
     """`peak`, `out of memory`, or "" for any other moment."""
     step: int
@@ -41,27 +38,22 @@ class SelectableMoment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """The data of the HTML page of a run."""
-
     report: RunReport
     history: History | None
-    """The memory of the report's device over time, or None if no memory was used."""
     sites: list[Site]
     moments: list[SelectableMoment]
     main: int
     """The position in `moments` of the out-of-memory error that ended the run, or of the peak."""
     layout: Layout | None
-    """The segments and blocks at the out-of-memory error that ended the run, or at the peak, or None for host
-    memory."""
+    """The segments and blocks at the out-of-memory error that ended the run or at the peak, or None for host memory.
+    """
     ooms: list[Oom]
     leaks: list[DetectedLeak]
-    """The first report of each detected leak."""
 
 
 def figures_from_capture(
     capture: Capture, *, path: str | None = None, chosen_device: int | None = None
 ) -> RunFigures:
-    """Return the data of the page of a recorded run. By default, the page shows the device of the report."""
     report = report_from_capture(capture, path=path, device=chosen_device)
     device = report.device
     events = capture.events
@@ -108,7 +100,7 @@ def figures_from_capture(
 
 
 def _last_ooms(events: Sequence[Event], device: int) -> dict[int, Oom]:
-    """Return a dict with the last out-of-memory errors of a device. The keys are the numbers of their events."""
+    """Map the event numbers of the last out-of-memory errors to the errors."""
     ooms = [
         (index, event)
         for index, event in enumerate(events)
@@ -118,7 +110,6 @@ def _last_ooms(events: Sequence[Event], device: int) -> dict[int, Oom]:
 
 
 def _first_reports(events: Sequence[Event]) -> list[DetectedLeak]:
-    """Return the first report of each detected leak."""
     reports: dict[object, DetectedLeak] = {}
     for event in events:
         if isinstance(event, DetectedLeak):
@@ -127,7 +118,7 @@ def _first_reports(events: Sequence[Event]) -> list[DetectedLeak]:
 
 
 def _highest(columns: Columns, positions: Sequence[int]) -> int:
-    """Return the number of the event with the most allocated memory in the columns at `positions`."""
+    """Return the number of the event with the most allocated memory among the columns at `positions`."""
     return columns.indices[max(positions, key=lambda position: sum(columns.sums[position]))]
 
 
@@ -140,7 +131,7 @@ def _highest_points(history: History) -> Iterator[int]:
 
 
 def _step_peaks(history: History, steps: Sequence[Step]) -> Iterator[int]:
-    """Yield the numbers of the events with the peaks of the steps. In a long run, only some steps are included."""
+    """Yield the event numbers of the peaks of the steps. In a long run, some steps are omitted."""
     columns = history.levels[0]
     every = max(1, -(-len(steps) // MAX_MOMENTS))
     for step in steps[::every]:
@@ -152,8 +143,9 @@ def _step_peaks(history: History, steps: Sequence[Step]) -> Iterator[int]:
 
 
 def _within_budget(live: list[LiveSites], special: dict[int, str]) -> list[LiveSites]:
-    """Drop every second moment, repeatedly, until all moments together have at most `MAX_SITES` allocation sites. The
-    moments in `special` are kept.
+    """Drop every second moment until all moments together have at most `MAX_SITES` allocation sites.
+
+    The moments in `special` are kept.
     """
     while sum(len(each.sites) for each in live) > MAX_SITES and len(live) > len(special):
         live = [each for position, each in enumerate(live) if position % 2 or each.index in special]
@@ -173,7 +165,7 @@ def _phase_at(time: float, history: History) -> Phase:
 
 
 def _settings(run: dict[str, Any]) -> AllocatorSettings | None:
-    """Return the allocator settings of the run. The file may be untrusted, so invalid settings are ignored."""
+    """Return the allocator settings of the run. Invalid settings are ignored, because the file may be untrusted."""
     text, torch_version = run.get("allocator"), run.get("torch")
     version = torch_version if isinstance(torch_version, str) else None
     try:

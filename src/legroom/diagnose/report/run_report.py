@@ -1,7 +1,7 @@
 """The report of a run as plain data, built from the run's ledger or from its capture.
 
-This module prints nothing and does not import torch. `RunReport.as_json()` is the output of `--format json`. The keys
-of this output are stable.
+This module prints nothing and does not import torch. The keys of `RunReport.as_json()`, the output of
+`--format json`, are stable.
 """
 
 from collections import Counter
@@ -57,37 +57,31 @@ DEFAULT_GPU_SIZE = "8GiB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
-    """An out-of-memory error with the failed request, the memory in use, and suggested changes."""
-
     event: Oom
     snapshot: MemorySnapshot
     holders: tuple[Holder, ...]
     advice: tuple[Finding, ...]
     ended_run: bool
-    """True if the error ended the run. False if the script caught the error."""
+    """True if the error ended the run, and False if the script caught it."""
 
     @property
     def block(self) -> int:
-        """The size of the block that PyTorch tried to allocate on the device, as in its message."""
         return block_of(self.event)
 
     @property
     def free(self) -> int:
-        """The number of bytes available to this process on the device."""
         return free_at(self.event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """The report of a run, which may still be running."""
+    """The report of a run, which may still be in progress."""
 
     command: RunCommand
-    """The command that started the run."""
     started: str
     devices: tuple[DeviceSummary, ...]
     device: DeviceSummary | None
-    """The device of `peak` and `history`. The device is the one that ran out of memory, or otherwise the fullest
-    device."""
+    """The device of `peak` and `history`: the device that ran out of memory, or else the fullest device."""
     ending: RunEnded
     seconds: float
     steps: int
@@ -100,18 +94,16 @@ class RunReport:
     truncated: bool
     dropped: int
     remarks: tuple[str, ...]
-    """Remarks about parts of the run that could not be recorded, with the reason."""
+    """Remarks about what could not be recorded, with the reason."""
     spilled: SpillTotals | None = None
-    """Statistics about tensors that were moved to host memory, if `--spill` is given."""
+    """Statistics of `--spill`."""
     sources: Sources = field(default_factory=dict)
-    """Lines of the user's code that the report shows."""
     rank: int | None = None
     """The rank of the process, or None for a single process."""
     damaged: bool = False
     """True if the end of the run is unknown because the capture contains invalid data."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON data. The documented keys come first, and additional keys follow."""
         return {
             "schema": schemas.RUN,
             "exit_code": self.ending.exit_code,
@@ -164,25 +156,24 @@ class RunReport:
 
     @property
     def failed_with_oom(self) -> bool:
-        """True if memory ran out and the run failed."""
         return self.oom is not None and self.ending.exit_code != 0
 
     @property
     def failed_before_any_tensor(self) -> bool:
-        """True if the script failed before it used memory, for example at an import or in its argument parser. A
-        report would contain only the error, which the script has already printed."""
+        """True if the script failed before it used memory, for example in its argument parser.
+
+        A report would contain only the error, which the script has already printed.
+        """
         failed = self.ending.reason in (ExitReason.RAISED, ExitReason.EXITED) and self.ending.exit_code != 0
         return failed and self.peak is None and not (self.steps or self.leaks or self.oom)
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
-        """Suggested next commands, each with a comment."""
         return [*self.commands_to_try, *self.report_commands()]
 
     def report_commands(
         self, *options: str, comment: str = "show this report again"
     ) -> list[tuple[str, str]]:
-        """The commands that show the report of the capture, as text with `options` and as a page."""
         if not self.capture:
             return []
         command, page = ["legroom", "report", self.capture], PurePath(self.capture).with_suffix(".html").name
@@ -193,7 +184,6 @@ class RunReport:
 
     @property
     def commands_to_try(self) -> list[tuple[str, str]]:
-        """The commands that run the script again, most useful first."""
         if self.command.is_record:
             return []
         if self._needs_gpu():
@@ -242,7 +232,6 @@ class RunReport:
             yield self.command.text, f"after the change{where}" if where else "after changing the code"
 
     def _needs_gpu(self) -> bool:
-        """Return True if the run failed because the script requires a GPU and none is available."""
         if not self.ending.error or self.command.has_virtual_gpu:
             return False
         # Imported late: a successful run does not need the error patterns.
@@ -252,8 +241,7 @@ class RunReport:
 
 
 def report_from_capture(capture: Capture, *, path: str | None = None, device: int | None = None) -> RunReport:
-    """Return the report of a recorded run. `path` is the path of the capture, or None if there is no capture. `device` is
-    the device of the report; by default, it is the device that ran out of memory, or the fullest device."""
+    """Return the report of a recorded run."""
     with no_garbage_collection():
         ledger = Ledger(capture.events)
     report = report_from_ledger(
@@ -276,8 +264,10 @@ def report_from_ledger(
     dropped: int = 0,
     device: int | None = None,
 ) -> RunReport:
-    """Return the report of a run with the given ledger. `run` is the header of the capture. `dropped` is the number of events
-    that are missing in the capture. `device` is the device of the report, if the user chose one."""
+    """Return the report of a run with the given ledger.
+
+    `run` is the header of the capture, and `dropped` is the number of events that are missing in the capture.
+    """
     annotations = ledger.annotations()
     ending = find_ending(annotations)
     spills = [each for each in annotations if isinstance(each, SpillTotals)]
@@ -320,8 +310,7 @@ def _leaks(
     annotations: Sequence[Annotation],
     holders: Sequence[Holder],
 ) -> tuple[Leak, ...]:
-    """Return the leaks that the detector found. If the detector did not run to the end, return the growth according
-    to the ledger."""
+    """Return the leaks that the detector found, or the growth in the ledger if the detector did not finish."""
     measured = [leak for each in devices for leak in find_leaks(ledger, each.index, holders)]
     detected = latest_leaks(annotations)
     if not detected and not any(isinstance(each, LoopWatched) for each in annotations):
@@ -332,8 +321,9 @@ def _leaks(
 
 
 def _with_allocating_line(leak: DetectedLeak, ledger: Ledger, device: DeviceSummary | None) -> DetectedLeak:
-    """If no variable is known for a leak, add the line that allocated the most storages that were alive at the peak.
-    Parameters are not counted, because they do not grow.
+    """Add the line that allocated the most storages alive at the peak, for a leak without a known variable.
+
+    Parameters do not count, because they do not grow.
     """
     if device is None:
         return leak
@@ -348,7 +338,6 @@ def _with_allocating_line(leak: DetectedLeak, ledger: Ledger, device: DeviceSumm
 
 
 def _remark(annotation: Annotation) -> str | None:
-    """Return remarks for the user about the recording of the run."""
     match annotation:
         case HistoryUnavailable(reason=reason):
             return f"{reason}, so only memory totals per step were recorded"
@@ -372,10 +361,10 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
 
 
 def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> int | None:
-    """Return the number of the out-of-memory event that ended the run, or of the last out-of-memory event if none
-    ended the run. If `device` is given, only the events of this device count.
+    """Return the number of the out-of-memory event that ended the run, or else of the last such event.
 
-    The replicas of `DataParallel` may all run out of memory. PyTorch raises only the error of the first replica.
+    If `device` is given, only the events of this device count. All replicas of `DataParallel` may run out of memory, but PyTorch
+    raises only the error of the first replica.
     """
     text = f"{ending.error}\n{ending.traceback}"
     numbers = [number for number, oom in enumerate(ooms) if device in (None, oom.device)]
@@ -384,7 +373,7 @@ def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> in
 
 
 def _identity(oom: Oom) -> str:
-    """Return the text of an error message that contains the request and the device."""
+    """Return the start of an error message, which contains the request and the device."""
     return oom.message.partition(" has a total capacity")[0]
 
 
@@ -420,15 +409,17 @@ def _oom_report(
 
 
 def _ended_with_oom(ending: RunEnded) -> bool:
-    """Return True if the uncaught exception, or an exception in its chain, is an out-of-memory error."""
+    """Return True if the uncaught exception or its cause is an out-of-memory error."""
     # The lines of a traceback that are not indented name the exceptions.
     chain = [line for line in ending.traceback.splitlines() if not line.startswith(" ")]
     return is_oom(ending.error) or is_oom("\n".join(chain))
 
 
 def _unique_holders(holders: Sequence[Holder]) -> list[Holder]:
-    """Return the variables that retain memory, largest first. If a variable was passed through several functions, only
-    the innermost function is listed."""
+    """Return the variables that retain memory, largest first.
+
+    For a variable that is passed through several functions, only the innermost function is listed.
+    """
     unique: dict[tuple[str, int], Holder] = {}
     for holder in holders:
         unique.setdefault((holder.path, holder.bytes), holder)

@@ -1,7 +1,7 @@
 """The lines of the user's code that a report shows.
 
 These lines are read at the end of the run and stored in the capture. A report therefore also works on another machine
-or after the code has changed. A report never opens a file whose path comes from an untrusted capture.
+or after a change of the code. A report never opens a file whose path comes from an untrusted capture.
 """
 
 import linecache
@@ -11,15 +11,13 @@ from legroom.memory.annotations import SourceLines
 from legroom.memory.event_base import Annotation, Frame
 
 CONTEXT_LINES = 2
-"""The number of lines that are shown before and after each line."""
+"""The number of lines that are shown before and after a line."""
 _MAX_LENGTH, _MAX_FRAMES = 300, 200
 
 Sources = Mapping[str, Mapping[int, str]]
-"""Maps file names to the text of their lines by line number."""
 
 
 def read_sources(frames: Iterable[Frame]) -> Sources:
-    """Read the lines at and around `frames` from their files."""
     found: dict[str, dict[int, str]] = {}
     for frame in list(dict.fromkeys(frames))[:_MAX_FRAMES]:
         lines = linecache.getlines(frame.file)
@@ -35,7 +33,6 @@ def to_annotations(sources: Sources, time: float) -> list[SourceLines]:
 
 
 def from_annotations(annotations: Iterable[Annotation]) -> Sources:
-    """Read the lines from a capture's annotations."""
     found: dict[str, dict[int, str]] = {}
     for annotation in annotations:
         if isinstance(annotation, SourceLines):

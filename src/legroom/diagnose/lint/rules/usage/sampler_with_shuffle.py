@@ -55,7 +55,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _may_be_none(program: Program, sampler: cst.BaseExpression) -> bool:
-    """Return True if the sampler is None in some runs, as in `sampler = None` for one process."""
+    """Return True if the sampler is None in some runs, for example with one process."""
     path = dotted(sampler)
     if path is None:
         return not isinstance(sampler, cst.Call)

@@ -38,7 +38,7 @@ from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG308"
 _CHANGING = ("param_groups", "requires_grad", "requires_grad_", "OneCycleLR", "CyclicLR", "add_param_group")
-"""Names that show that a program may train the parameters later."""
+"""Names whose use shows that the program may train the parameters later."""
 
 
 def check(program: Program) -> Iterator[Problem]:
