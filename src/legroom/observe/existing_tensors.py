@@ -1,7 +1,7 @@
 """Records the tensors that exist before a recording starts in the middle of a program.
 
-A recorder detects a storage only when an operation returns it. The parameters of a model that was created earlier would
-therefore appear to be allocated by the operation that changes them first.
+A recorder detects a storage only when an operation returns it. The parameters of an earlier model would therefore
+appear to be allocated by the operation that changes them first.
 """
 
 from collections.abc import Iterator

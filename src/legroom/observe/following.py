@@ -1,9 +1,9 @@
 """Records a block of code in a program that is already being recorded.
 
 Only one producer of events is active at a time. A second dispatch mode would double the cost, and the CUDA allocator
-has only one history. If a program is already being recorded (on a virtual GPU, in `legroom run` or in another
-recording), the recording of a block therefore uses the events of the active producer. The recording also includes the
-storages that are alive at the start of the block. Times and steps are counted from the start of the block.
+has only one history. A program may already be recorded: on a virtual GPU, in `legroom run`, or in another recording.
+The recording of a block then uses the events of the active producer. It also includes the storages that are alive at
+the start of the block. Times and steps are counted from the start of the block.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,6 @@ class FollowedRecorder:
         self._sink = sink
         self._first_step = 0
         self._after_step: dict[int, int] = {}
-        """The bytes that each device had allocated at the end of the last step."""
         self._leave: Callable[[], None] | None = None
         self._in_host_memory = any(
             isinstance(device.allocator, HostMemory) for device in recorder.allocations.devices
@@ -71,9 +70,7 @@ class FollowedRecorder:
         self._sink(event)
 
     def finish(self) -> None:
-        """End the last step. This call is needed only for the last step, because all other events are sent when they
-        occur.
-        """
+        # Only the last step must be ended. All other events were sent when they occurred.
         if self._leave is not None:
             self._recorder.clock.end_step_without_optimizer()
 
@@ -142,8 +139,6 @@ class FollowedHistory:
 
 
 class _Tee:
-    """A sink that passes each event to several sinks."""
-
     def __init__(self, first: Sink) -> None:
         self.sinks = [first]
 
@@ -153,7 +148,7 @@ class _Tee:
 
 
 def _added(emitter: _Emitter, sink: Sink) -> Callable[[], None]:
-    """Add a sink to a producer, and return the function that removes the sink. Sinks can be removed in any order."""
+    """Add a sink to a producer, and return the function that removes it. Sinks can be removed in any order."""
     if not isinstance(emitter.sink, _Tee):
         emitter.sink = _Tee(emitter.sink)
     tee = emitter.sink

@@ -1,5 +1,7 @@
-"""Notes that a trace adds to an estimate. This module does not import torch, because the process that shows the
-estimate does not need torch."""
+"""Notes that a trace adds to an estimate.
+
+This module does not import torch, because the process that shows the estimate does not need torch.
+"""
 
 BENCHMARK = (
     "`cudnn.benchmark` is enabled. In the first step, cuDNN tests kernels, which can use all free memory, "
@@ -8,8 +10,8 @@ BENCHMARK = (
 )
 """A note about `torch.backends.cudnn.benchmark`. In ATen/native/cudnn/Conv_v8.cpp, `generate_and_filter_plans` halves
 the requested workspace until the allocation succeeds, and skips kernels that need more memory. In a measurement on an
-H200, ResNet-18 with batch size 64 needs only 1.6 GiB to run, but uses up to 3.9 GiB if more memory is available. With
-limits of 1.8, 2.0, 2.4 and 2.8 GiB, the model also runs, and uses all memory up to the limit.
+H200, ResNet-18 with batch size 64 needed only 1.6 GiB to run, but used up to 3.9 GiB if more memory was available. With
+limits of 1.8, 2.0, 2.4 and 2.8 GiB, the model also ran, and used all memory up to the limit.
 """
 
 COMMUNICATION = (
@@ -21,7 +23,7 @@ COMMUNICATION_EXCLUDED = (
     "is given as a size, the estimate does not include this memory."
 )
 COMMUNICATION_BYTES = 556 * 2**20
-"""The device memory that the first all-reduce adds, as measured by `bench/accuracy/measure_cases.py context`."""
+"""The device memory that the first all-reduce adds, measured by `bench/accuracy/measure_cases.py context`."""
 
 ONE_STEP = (
     "Only one optimizer step was traced. Later steps start with the optimizer state allocated, so they may need more "

@@ -33,9 +33,7 @@ class Producer(Protocol):
 
     @property
     def allocated_after_step(self) -> int:
-        """The allocated bytes on all devices at the end of the last step. The value at the end of a step is used
-        because memory rises and falls within a step.
-        """
+        """The allocated bytes on all devices at the end of the last step. Memory rises and falls within a step."""
 
     def memory_stats(self, device: int) -> MemoryStats: ...
 

@@ -19,21 +19,21 @@ _STATE_COPIES = {
     "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "Rprop": 2, "SparseAdam": 2,
     "RMSprop": 1, "Adagrad": 1, "ASGD": 1, "SGD": 0, "Muon": 1, "Adafactor": 0,
 }  # fmt: skip
-"""Maps an optimizer to the number of parameter-sized tensors in its state."""
+"""The number of parameter-sized tensors in the state of each optimizer."""
 UNKNOWN_COPIES = 2
-"""The assumed number of parameter-sized state tensors for optimizers from other libraries. Most of these optimizers are
-variants of Adam.
+"""The assumed number of parameter-sized state tensors for optimizers from other libraries. Most of these are variants
+of Adam.
 """
 _TEMPORARY_COPIES = {"Adam": 1, "AdamW": 1, "SGD": 0, "RMSprop": 1, "Adadelta": 2}
-"""Maps an optimizer to the number of parameter-sized temporary tensors that an update of all parameters at once needs.
-For other optimizers, the number is 2.
+"""The number of parameter-sized temporary tensors if an optimizer updates all parameters at once. The number is 2 for
+other optimizers.
 """
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
 """Options that add a parameter-sized tensor to the state."""
 _settings: ScriptSettings | None = None
 _candidates: dict[int | None, list[BatchSetting]] = {}
-"""Maps a batch size to the candidates for the batch size setting. The candidates are cached because a script that
-searches for a batch size runs out of memory often.
+"""The candidates for the batch size setting, by batch size. A script that searches for a batch size runs out of memory
+often, so they are cached.
 """
 
 
@@ -102,9 +102,7 @@ def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer
 
 
 def _torch_class(kind: type) -> str:
-    """Return the name of a class if it is a torch optimizer, or the name of the torch optimizer from which it inherits.
-    Return "" for other classes.
-    """
+    """Return the name of the torch optimizer that a class is or inherits from, or "" for other classes."""
     return next((each.__name__ for each in kind.__mro__ if each.__module__.startswith("torch.optim.")), "")
 
 

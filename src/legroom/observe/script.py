@@ -1,9 +1,9 @@
 """Runs a script in this process as `python` would, and returns its outcome.
 
-`sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as with `python script.py`. `__main__`
-is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and spawn) and data loader workers look up
-classes in this module. `runpy` is not used, because it removes the module when the code ends, while threads and exit
-handlers still need the module.
+`sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as with `python script.py`. Pickling,
+`multiprocessing` (fork and spawn) and data loader workers look up classes in `__main__`, so it is replaced in
+`sys.modules`. `runpy` is not used, because it removes the module when the code ends, while threads and exit handlers
+still need the module.
 
 The caller formats an exception while it is being handled. The exception is then dropped, because a stored exception
 would keep its frames and their tensors alive.
@@ -76,20 +76,17 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a script."""
-
     exit_code: int
     reason: ExitReason
     error: str = ""
-    """The uncaught exception in one line, or "" if there was no exception."""
+    """The uncaught exception in one line, or ""."""
     traceback: str = ""
-    """The rendered traceback."""
 
 
 Describe = Callable[[BaseException, bool], tuple[str, str]]
-"""A function with the arguments `(exception, hooked)` that is called while an uncaught exception is handled. The
-function returns the exception in one line, and the rendered traceback. `hooked` means that the script has set
-`sys.excepthook`, which will also show the exception.
+"""A function that is called with `(exception, hooked)` while an uncaught exception is handled. It returns the exception
+in one line, and the rendered traceback. `hooked` means that the script has set `sys.excepthook`, which will also show
+the exception.
 """
 
 
@@ -116,8 +113,8 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
 
 @contextmanager
 def installed(script: Script) -> Iterator[None]:
-    """Inside the `with` block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` belong to the script, and
-    warnings show lines in the script.
+    """Within the block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` belong to the script, and warnings show
+    lines in the script.
     """
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     module = ModuleType("__main__")
@@ -141,7 +138,7 @@ def installed(script: Script) -> Iterator[None]:
 
 @contextmanager
 def before_os_exit(closing: Callable[[int], None]) -> Iterator[None]:
-    """Inside the `with` block, `os._exit(status)` calls `closing(status)` first. Forked children are not affected."""
+    """Within the block, `os._exit(status)` calls `closing(status)` first. Forked children are not affected."""
     real, owner = os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:
@@ -167,8 +164,8 @@ _TORCH_DISPATCH = tuple(os.path.join("torch", name) for name in ("_ops.py", "ove
 
 @contextmanager
 def user_line_warnings() -> Iterator[None]:
-    """Make warnings show the user's line, as they do without Legroom. A program that replaces `warnings.showwarning` is
-    not affected.
+    """Within the block, warnings show the user's line, as without Legroom. A program that replaces
+    `warnings.showwarning` is not affected.
 
     Python attributes a warning from C++ to the innermost Python frame. In a recorded program, this frame belongs to
     Legroom or to torch's dispatch code.
@@ -230,8 +227,7 @@ def _call_hook(error: BaseException) -> None:
 
 
 def _exit_code(code: object) -> int:
-    """Return the exit code that the interpreter derives from `SystemExit.code`. If the code is a string, the string is
-    printed to stderr."""
+    """Return the exit code that the interpreter derives from `SystemExit.code`. A string is printed to stderr."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -336,8 +332,8 @@ def _first_path(script: Script) -> str:
 
 
 def _is_plain_file(name: str) -> bool:
-    """Return whether the script is a file or a pipe with source or byte code. A folder or a zip file is not a plain
-    file, because the import system searches it for `__main__`.
+    """Return whether the script is a file or a pipe with source or byte code. The import system searches a folder or a
+    zip file for `__main__`, so these are not plain files.
     """
     return pkgutil.get_importer(name) is None
 

@@ -40,8 +40,6 @@ DeviceKind = Literal["virtual", "cuda", "host"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device whose memory is recorded."""
-
     index: int
     name: str
     kind: DeviceKind
@@ -49,15 +47,11 @@ class DeviceInfo:
     other: int = 0
     """The number of bytes that the CUDA context of a virtual GPU uses."""
     uuid: str = ""
-    """The UUID of a real GPU, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The current memory use of one device."""
-
     step: int
-    """The number of completed steps."""
     seconds_per_step: float
     """The duration of the last step in seconds, or 0 before the first step ends."""
     device: int
@@ -87,11 +81,13 @@ class Session:
         mid_program: bool = False,
         search_leaks: bool = True,
     ) -> None:
-        """`gpus` are virtual GPUs. If `gpus` is None, the devices in this machine are used. If `frequent_sink` is
-        given, the dispatch recorder sends its frequent events to `frequent_sink` instead of `sink`. `on_step()` is
-        called after the events of each step. With `mid_program`, the session starts while the program is already
-        running. Without `search_leaks`, no objects are scanned, so a report shows only which lines allocate more and
-        more memory.
+        """Set the options of the recording.
+
+        - `gpus`: the virtual GPUs, or None to use the devices in this machine.
+        - `frequent_sink`: receives the frequent events of the dispatch recorder instead of `sink`.
+        - `on_step()` is called after the events of each step.
+        - `mid_program`: the session starts while the program is already running.
+        - `search_leaks`: scan objects for leaks. Otherwise, a report shows only which lines allocate more and more memory.
         """
         self._sink = sink
         self._search_leaks = search_leaks
@@ -281,7 +277,7 @@ class _DispatchProducer:
         recorder.clock.on_step_end = self._step_ended
 
     def finish(self) -> None:
-        """End the last step. Only the last step needs this call, because all other events are sent when they occur."""
+        # Only the last step must be ended. All other events were sent when they occurred.
         self.recorder.clock.end_step_without_optimizer()
 
     def memory_stats(self, device: int) -> MemoryStats:

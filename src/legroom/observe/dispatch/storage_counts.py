@@ -1,7 +1,7 @@
 """Reads the reference counts of storages, and handles weak references that expire before the storage is freed.
 
-Reference counts and weak references of storages depend on torch internals. This module checks once, on a small storage,
-how the counts and weak references behave in this version of torch.
+Both depend on torch internals. This module therefore checks once, on a small storage, how they behave in this version
+of torch.
 """
 
 import ctypes
@@ -14,8 +14,8 @@ import torch
 
 
 def _in_memory(key: int) -> int:
-    """Read the reference count from the memory of torch's C++ object. The count comes right after the pointer to the
-    virtual function table. CPU builds of old releases (2.6) have no function that returns this count.
+    """Read the reference count from the memory of torch's C++ object. The count follows the pointer to the virtual
+    function table. CPU builds of old releases (2.6) have no function that returns this count.
     """
     return ctypes.c_uint32.from_address(key + ctypes.sizeof(ctypes.c_void_p)).value
 
@@ -54,11 +54,11 @@ with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorc
     count_references: Callable[[int], int] | None = _first_correct(
         getattr(torch._C, "_storage_Use_Count", None), _in_memory
     )
-    """Returns the number of references to the storage at an address (`_cdata`). If this version of torch does not
-    expose the count, the value is None, and gradients are assumed to be added out of place.
+    """Returns the number of references to the storage at an address (`_cdata`). The value is None if this version of
+    torch does not expose the count. Gradients are then assumed to be added out of place.
     """
     weak_references_end_early = _can_end_early()
-    """Whether a weak reference to a storage can expire although tensors still use the storage. In torch 2.6 to 2.8, the
+    """True if a weak reference to a storage can expire although tensors still use the storage. In torch 2.6 to 2.8, the
     garbage collector may free only the Python object of a storage, for example after `torch.save`.
     """
 
@@ -66,8 +66,8 @@ with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorc
 def surviving_storage(key: int) -> Any:
     """Return the storage at `key` if only its Python object is being freed, otherwise None.
 
-    Call this function from the callback of a weak reference, because at that time the storage still exists. Without
-    reference counts, the result is always None, and the memory is counted as freed too early.
+    Call this function in the callback of a weak reference, because the storage then still exists. Without reference
+    counts, the result is always None, and the memory is counted as freed too early.
     """
     if not weak_references_end_early or count_references is None or count_references(key) <= 1:
         return None

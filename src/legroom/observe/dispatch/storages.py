@@ -11,15 +11,13 @@ from legroom.memory.event_base import Category, Frame, Phase
 
 
 class AllocatedBlock(Protocol):
-    """A block of device memory in use."""
-
     @property
     def size(self) -> int: ...
 
 
 class LiveStorage(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage on a device, with the known properties of the storage. The weak reference and the
-    properties share one object to save memory, because a program has many storages.
+    """A weak reference to a storage on a device, with the known properties of the storage. A program has many storages,
+    so one object holds both to save memory.
     """
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
@@ -35,8 +33,8 @@ class LiveStorage(weakref.ref):  # type: ignore[type-arg]
 
 
 def storage_of(tensor: Any) -> Any:
-    """Return a tensor's storage, or None if the tensor has no storage (functional wrappers). For a sparse tensor,
-    return the storage of its values.
+    """Return a tensor's storage, or None if the tensor has no storage (functional wrappers). A sparse tensor has the
+    storage of its values.
     """
     try:
         return tensor.untyped_storage()
@@ -56,7 +54,6 @@ def is_wrapper(kind: type) -> bool:
 
 
 def note_wrapper(kind: type) -> None:
-    """Record that tensors of this class contain other tensors."""
     if not kind.__module__.startswith(
         "torch."
     ):  # torch's own classes implement `__tensor_flatten__` or have no data
@@ -69,7 +66,7 @@ def _can_flatten(kind: type) -> bool:
 
 
 def inner_tensor(tensor: Any) -> Any:
-    """Return the first inner tensor of a tensor that contains other tensors, or None if it contains none."""
+    """Return the first tensor inside a wrapper tensor, or None if `tensor` is not a wrapper."""
     kind: Any = type(tensor)
     if kind in _PLAIN or not is_wrapper(kind):
         return None
@@ -88,8 +85,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _storage_of_wrapped(tensor: Any) -> Any:
     """Return the storage of a tensor wrapped by a `torch.func` transform (`vmap`, `jvp`, `hessian`).
 
-    If torch's private functions for these tensors are missing, the result is None, and tensors that a `torch.func`
-    transform creates are treated as host memory.
+    If torch's private functions for these tensors are missing, the result is None. Tensors that a `torch.func`
+    transform creates are then treated as host memory.
     """
     functions: Any = getattr(torch._C, "_functorch", None)
     is_wrapped = getattr(functions, "is_functorch_wrapped_tensor", None)
@@ -99,7 +96,6 @@ def _storage_of_wrapped(tensor: Any) -> Any:
 
 
 def _storage_of_values(tensor: Any) -> Any:
-    """Return the storage of a sparse tensor's values. The storage of its indices is not returned."""
     layout = getattr(tensor, "layout", torch.strided)
     if layout is torch.strided:
         return _storage_of_wrapped(tensor)
@@ -111,8 +107,7 @@ def _storage_of_values(tensor: Any) -> Any:
 
 
 def is_shape_inference(out: Any, mode: Any) -> bool:
-    """Return whether a result is a fake tensor from a mode other than `mode`, which means that torch only computed its
-    shape.
+    """Return whether a result is a fake tensor from a mode other than `mode`. Torch then only computed its shape.
 
     For example, torch computes the shapes of full tensors to decide how to shard the results of an operation.
     """
@@ -121,7 +116,6 @@ def is_shape_inference(out: Any, mode: Any) -> bool:
 
 
 def tensors_in(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
-    """Yield the tensors in an iterable, and in tuples, lists and mappings inside it, in order."""
     for item in value:
         if isinstance(item, torch.Tensor):
             yield item

@@ -25,7 +25,7 @@ _WIDENINGS: dict[torch.dtype, tuple[Widening, ...]] = {
         for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     },
 }
-"""Maps the dtype of an argument to the wider dtypes to try, which can represent all its values."""
+"""The wider dtypes to try for each dtype of an argument. They can represent all its values."""
 
 _COMPLEX = """_fft_c2c _fft_c2r acos acosh angle asin asinh atan atanh cos cosh cumprod div exp flip lerp log logaddexp pow prod
     rsqrt sigmoid sigmoid_backward sin sinh sqrt sum tan tanh tanh_backward trace"""
@@ -41,23 +41,23 @@ _ONLY_ON_CUDA: dict[torch.dtype, frozenset[str]] = {
     torch.bool: frozenset(("abs", "trace")),
     **dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), frozenset(("histc",))),
 }
-"""Maps a dtype to the operations that support it on CUDA but not on the CPU. `bench/sweep/dtypes.py` derives this table
-from torch's own tests (torch 2.13).
+"""The operations that support a dtype on CUDA but not on the CPU. `bench/sweep/dtypes.py` derives this table from
+torch's own tests (torch 2.13).
 """
 
 _UNSUPPORTED = re.compile(
     r"not implemented for '|Unsupported dtype|expected scalar type \w+ but found (Half|BFloat16|ComplexHalf)"
 )
-"""Error messages of CPU kernels for unsupported dtypes."""
 
 
 def is_dtype_error(error: BaseException) -> bool:
-    """Return whether an operation failed because the CPU does not support a dtype."""
     return _UNSUPPORTED.search(str(error)) is not None
 
 
 def in_wider_dtype(func: Any, args: Any, kwargs: dict[str, Any] | None, error: BaseException) -> Any:
-    """Compute an operation that failed with `error` in a wider dtype. Raises `error` if CUDA does not support the dtype either."""
+    """Compute an operation that failed with `error` in a wider dtype. Raise `error` if CUDA does not support the dtype
+    either.
+    """
     kwargs = kwargs or {}
     for widening in _widenings(_name(func), args, kwargs):
         try:
@@ -68,7 +68,6 @@ def in_wider_dtype(func: Any, args: Any, kwargs: dict[str, Any] | None, error: B
 
 
 def is_only_on_cuda(name: str, dtype: torch.dtype) -> bool:
-    """Return whether CUDA supports the operation `name` for this dtype and the CPU does not."""
     return name in _ONLY_ON_CUDA.get(dtype, ())
 
 
@@ -78,8 +77,8 @@ def _name(func: Any) -> str:
 
 
 def _widenings(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Widening, ...]:
-    """Return the wider dtypes to try. The result is empty if the arguments have different floating dtypes, because CUDA
-    rejects these operations too.
+    """Return the wider dtypes to try. The result is empty if the arguments have different floating-point dtypes,
+    because CUDA rejects such operations too.
     """
     dtypes: dict[torch.dtype, None] = {}
     tree_map_only(Tensor, lambda tensor: dtypes.setdefault(tensor.dtype), (args, kwargs))

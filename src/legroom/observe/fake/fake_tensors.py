@@ -1,13 +1,12 @@
 """Device tensors without data: operations on them compute shapes only and use no memory.
 
-Device tensors are fake. Host tensors are real, so data loading, sampling and logging run as usual. When the host reads
-a small device tensor that does not depend on the model, the real values are returned (`known_values`). When the host
-reads any other device tensor, a placeholder is returned. The placeholder is 1 for `.item()`, True for `all()`,
-`equal()` and `allclose()`, False for other Boolean values, and ones for `.cpu()`.
+Host tensors are real, so data loading, sampling and logging run as usual. When the host reads a small device tensor
+that does not depend on the model, the real values are returned (`known_values`). When the host reads any other device
+tensor, a placeholder is returned. The placeholder is 1 for `.item()`, True for `all()`, `equal()` and `allclose()`,
+False for other Boolean values, and ones for `.cpu()`.
 
-Models are usually built in host memory first. Real host tensors would cost time and memory. Therefore large tensors
-that a module creates in its constructor are fake from the beginning. All parameters and buffers that a module registers
-are also fake.
+Models are usually built in host memory first, and real host tensors would cost time and memory. Large tensors that a
+module creates in its constructor are therefore fake from the beginning, and so are all parameters and buffers.
 """
 
 import contextlib
@@ -34,8 +33,8 @@ from legroom.observe.fake.known_values import MAX_TRACKED_BYTES, KnownValues, ne
 from legroom.observe.fake.shape_cache import ShapeCache
 
 SMALL = 64 * 1024
-"""Tensors below this size that a module's constructor creates stay real. The constructor may read the values of small
-tensors (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and small tensors use little memory.
+"""Tensors below this size that a module's constructor creates stay real. They use little memory, and the constructor
+may read their values (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`).
 """
 
 DEVICE_QUERY = torch.ops.prim.device.default
@@ -44,8 +43,6 @@ _CHECK_INF = getattr(torch.ops.aten, "_amp_foreach_non_finite_check_and_unscale_
 
 
 class _StorageSet:
-    """A set of weak references to storages, compared by identity."""
-
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
 
@@ -66,9 +63,8 @@ class FakeTensors:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._shapes = ShapeCache(self.mode, self._infer_shapes)
         self.values_read = 0
-        """The number of times that the program read values of a fake tensor."""
         self.values_substituted = 0
-        """The number of times that the program read a placeholder."""
+        """How many times the program read a placeholder."""
         self._overflow_flags = _StorageSet()
         self._true_results = _StorageSet()
         self._values = KnownValues(self._fake_like)
@@ -95,9 +91,6 @@ class FakeTensors:
         return self._on_device(func, args, kwargs)
 
     def _on_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Infer the shapes of the results. If the values of the arguments are known, also compute the values of the
-        results.
-        """
         if needs_values(func, args):
             result = self._values.evaluate(func, args, kwargs)
             if result is not None:
@@ -137,8 +130,8 @@ class FakeTensors:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
-        """Return the device that a fake tensor reports. The result is the same as with `FakeTensorMode`, but this
-        function does not dispatch through the mode.
+        """Return the device that a fake tensor reports, as `FakeTensorMode` does but without a dispatch through the
+        mode.
         """
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
@@ -171,7 +164,7 @@ class FakeTensors:
 
     @contextlib.contextmanager
     def fake_modules(self) -> Iterator[None]:
-        """Inside the `with` block, modules register fake tensors instead of real tensors."""
+        """Within the block, modules register fake tensors instead of real tensors."""
         fakes: dict[int, Any] = {}
 
         def registered(module: nn.Module, name: str, tensor: Any) -> Any:
@@ -198,8 +191,8 @@ class FakeTensors:
         swap = torch.utils.swap_tensors
 
         def swap_data(tensor: Any, other: Any) -> None:
-            """Make `Module.to` assign `data` for fake tensors. By default, `Module.to` would swap the tensors, which
-            fails if a tensor has weak references.
+            """Make `Module.to` assign `data` for fake tensors. By default, it would swap the tensors, which fails if a
+            tensor has weak references.
             """
             if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
                 tensor.data = other.data
@@ -235,8 +228,8 @@ def _returns_nothing(func: Any) -> bool:
 def _run_collective(func: Any, args: Any) -> Any:
     """Run a collective on fake tensors. The collective completes at once and writes to its first argument.
 
-    The function uses torch's private `_create_work_from_future`, because DistributedDataParallel cannot use the result
-    of fake mode.
+    DistributedDataParallel cannot use the result of fake mode, so this function uses torch's private
+    `_create_work_from_future`.
     """
     c10d: Any = importlib.import_module("torch._C._distributed_c10d")
     done: Any = torch.futures.Future()
@@ -258,9 +251,9 @@ def _any_fake(values: Any) -> bool:
 
 
 def _check_indices(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise torch's own error if the indices are not integers. In many releases, torch's shape inference accepts
-    indices that are not integers (`embedding` from 2.8 to 2.10, other operations in all releases). The operation runs
-    on small host tensors to get the error.
+    """Raise torch's own error if the indices are not integers. In many releases, torch's shape inference accepts such
+    indices (`embedding` from 2.8 to 2.10, other operations in all releases). To get the error, the operation runs on
+    small host tensors.
     """
     index = args[1] if id(func) in _EMBEDDING else args[2]
     if isinstance(index, torch.Tensor) and index.dtype.is_floating_point:
@@ -292,7 +285,6 @@ def is_factory(func: Any) -> bool:
 
 
 def _is_in_module_constructor(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether the operation creates a large tensor in a module's constructor."""
     if id(func) not in _FACTORIES or _requested_bytes(args, kwargs) < SMALL:
         return False
     frame = sys._getframe(3)

@@ -1,10 +1,9 @@
 """Creates large random tensors on the host without filling them, which saves time and memory.
 
 A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling
-these batches would take most of the time. The values of these batches are not needed, because the values of large
-tensors are not tracked (see `known_values`). Therefore only the beginning of a large random tensor is filled. The rest
-of the tensor contains zeros. The operating system reserves physical memory for the rest only when a program writes to
-it.
+these batches would take most of the time. Their values are not needed, because the values of large tensors are not
+tracked (see `known_values`). Only the beginning of a large random tensor is therefore filled. The rest contains zeros,
+and the operating system reserves physical memory for it only when a program writes to it.
 """
 
 from typing import Any
@@ -16,14 +15,13 @@ from legroom.observe.dispatch.operations import overloads
 LARGE_BYTES = 64 << 20
 """Tensors below this size are filled. For larger tensors, the C library requests new pages, which contain zeros."""
 FILLED_ELEMENTS = 1 << 16
-"""The number of elements that are filled."""
 
 _NORMAL, _UNIFORM = overloads("randn", "randn_like"), overloads("rand", "rand_like")
 _IN_PLACE = overloads("normal_", "uniform_", "exponential_", "bernoulli_")
 
 
 def run_on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on host tensors. A large tensor of random numbers is filled only at its beginning."""
+    """Run an operation on host tensors. Only the beginning of a large random tensor is filled."""
     number = id(func)
     if number in _IN_PLACE:
         beginning = _beginning(args[0])
@@ -42,8 +40,8 @@ def run_on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _empty(shape: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return an uninitialized tensor as the result of a factory function, or None if the tensor must be filled because
-    it is small or not a plain float tensor.
+    """Return an uninitialized tensor as the result of a factory function. Return None if the tensor is small or is not
+    a plain float tensor, because it must then be filled.
     """
     options = {name: kwargs[name] for name in ("dtype", "pin_memory") if kwargs.get(name) is not None}
     if kwargs.get("names") is not None or kwargs.get("layout") not in (None, torch.strided):

@@ -21,9 +21,8 @@ from legroom.observe.dispatch.operations import overloads
 from legroom.observe.dispatch.storages import tensors_in
 
 MAX_TRACKED_BYTES = 4 << 20
-"""The maximum size of tensors whose values are tracked."""
 MAX_FILLED_BYTES = 64 << 10
-"""The maximum size for tensors that are filled without reading another tensor's values (`zeros_like`). Most of these
+"""The maximum size of tracked tensors that are filled without reading another tensor (`zeros_like`). Most of these
 tensors are optimizer state or gradients, whose values are never read.
 """
 
@@ -31,16 +30,14 @@ Tensor = torch.Tensor
 
 
 class KnownValues:
-    """The host copies of fake tensors."""
-
     def __init__(self, fake_like: Callable[[Tensor], Tensor]) -> None:
         """`fake_like(tensor)` returns a fake tensor of the same shape, stride and dtype."""
         self._fake_like = fake_like
         self._host_copies: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
 
     def of(self, tensor: Any) -> Tensor | None:
-        """Return a host tensor with the values of this tensor, or None if the values are unknown. Views of a tensor
-        have host copies that share the same memory.
+        """Return a host tensor with the values of this tensor, or None if the values are unknown. The host copies of a
+        tensor and its views share memory.
         """
         if not isinstance(tensor, FakeTensor):
             return None if _is_larger(tensor, MAX_TRACKED_BYTES) else tensor
@@ -71,8 +68,8 @@ class KnownValues:
             )
 
     def propagate(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """After an operation returned the fake `result`, also run the operation on the known values of its arguments.
-        If the operation cannot run on values, forget the values that it overwrote.
+        """After an operation returned the fake `result`, also run it on the known values of its arguments. If it cannot
+        run on values, forget the values that it overwrote.
         """
         values = self._with_values(func, args, kwargs, result)
         if values is not None:
@@ -85,7 +82,6 @@ class KnownValues:
         self.forget(_written(func, args, kwargs))
 
     def forget(self, tensors: Any) -> None:
-        """Forget the values of these tensors, because they changed."""
         for tensor in tensors_in(tensors):
             if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
                 self._host_copies.pop(tensor.untyped_storage()._cdata, None)
@@ -167,13 +163,11 @@ class KnownValues:
 
 
 class _UnknownError(Exception):
-    """Raised if the values of a tensor are unknown."""
+    pass
 
 
 def needs_values(func: Any, args: Any) -> bool:
-    """Return whether an operation's result shape, or the number that it returns, depends on the values of its
-    arguments.
-    """
+    """Return whether the result of an operation is a number or has a shape that depends on the values of its arguments."""
     if func in _SELECTIONS:
         return func is _BY_MASK or any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -207,7 +201,6 @@ def _computed(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """Yield the tensors that an operation overwrites."""
     for index, name in _written_arguments(func):
         value = args[index] if index < len(args) else kwargs.get(name)
         yield from _tensors(value)
@@ -231,9 +224,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def _is_larger(tensor: Tensor, most: int) -> bool:
-    """Return whether the values of a tensor are not tracked because the tensor is too large. Sparse tensors also count
-    as too large.
-    """
+    """Return whether a tensor is too large to track its values. Sparse tensors also count as too large."""
     return tensor.layout is not torch.strided or tensor.nbytes > most
 
 

@@ -1,10 +1,9 @@
 """Caches the result shapes of operations on fake tensors.
 
-The layers of a model and the steps of a loop repeat the same operations, and the cache lookup of torch's fake mode is
-slow. The key of this cache is the operation and the metadata of its arguments. Three kinds of results are cached: new
-memory, views of the first argument, and the first argument itself, modified in place. All other operations run in fake
-mode. These are operations whose result shapes depend on values, or whose arguments include real tensors, other layouts
-or complex numbers.
+The layers of a model and the steps of a loop repeat the same operations, and the cache of torch's fake mode is slow.
+The key of this cache is the operation and the metadata of its arguments. Three kinds of results are cached: new memory,
+views of the first argument, and the first argument itself, modified in place. All other operations run in fake mode.
+Their result shapes depend on values, or their arguments include real tensors, other layouts or complex numbers.
 """
 
 import functools
@@ -19,14 +18,12 @@ from legroom.observe.dispatch.storages import tensors_in
 
 
 class ShapeCache:
-    """Runs operations in a fake mode. Each combination of an operation and argument metadata runs only once. Later
-    calls use the cached result.
-    """
+    """Runs operations in a fake mode, once for each combination of an operation and argument metadata."""
 
     def __init__(self, mode: FakeTensorMode, run: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         self._mode, self._run = mode, run
         self._known: dict[tuple[Any, ...], _Result | None] = {}
-        """Maps each key to its result, or to None if the result cannot be cached."""
+        """The result for each key, or None if the result cannot be cached."""
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         key = _key(func, args, kwargs) if _is_regular(func) else None
@@ -62,8 +59,6 @@ class ShapeCache:
 
 
 class _TensorMeta(NamedTuple):
-    """The metadata of one result tensor."""
-
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -71,7 +66,6 @@ class _TensorMeta(NamedTuple):
     offset: int | None
     """The storage offset if the tensor is a view of the first argument, or None for new memory."""
     is_first: bool
-    """Whether this tensor is the first argument itself."""
 
 
 class _Result(NamedTuple):
@@ -85,8 +79,8 @@ _UNSEEN: Any = object()
 
 @functools.cache
 def _is_regular(func: Any) -> bool:
-    """Return whether the result shapes of an operation depend only on the metadata of its arguments, according to its
-    schema.
+    """Return whether only the metadata of the arguments determines the result shapes, according to the schema of the
+    operation.
     """
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return False
@@ -108,8 +102,8 @@ _REPLACES_STORAGE = overloads("set_", "resize_", "resize_as_")
 
 
 def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Return the cache key: an operation and all properties of its arguments that affect the result shapes. Return None
-    if the key cannot be determined.
+    """Return the cache key, which contains all properties of the arguments that affect the result shapes. Return None
+    if an argument cannot be part of a key.
     """
     key: list[Any] = [id(func), torch.get_default_dtype()]  # operations are never freed
     if not all(map(functools.partial(_append, key), args)):
@@ -122,7 +116,7 @@ def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None
 
 
 def _append(key: list[Any], value: Any) -> bool:
-    """Append the metadata of an argument to the key. Returns False if the argument cannot be part of a key."""
+    """Append the metadata of an argument to the key. Return False if the argument cannot be part of a key."""
     kind = type(value)
     if kind is FakeTensor:
         if value.layout is not torch.strided or value.constant is not None or value.dtype.is_complex:
@@ -144,8 +138,8 @@ _PLAIN = frozenset(
 
 
 def _cacheable(result: Any, args: Any) -> _Result | None:
-    """Return the metadata of a result, or None if the result is not new memory, a view of the first argument, or the
-    first argument itself.
+    """Return the metadata of a result. Return None unless each tensor is new memory, a view of the first argument, or
+    the first argument itself.
     """
     kind = type(result) if isinstance(result, list | tuple) else None
     outputs = result if kind is not None else [result]

@@ -2,7 +2,7 @@
 
 Reading the graph must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not
 unpacked, because unpacking would recompute or copy the tensor. Instead, the search reads the object that the hook
-stored. A tensor that was not packed by hooks can be unpacked at no cost.
+stored. A tensor without hooks can be unpacked at no cost.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ def _saved_attributes(node_type: type) -> tuple[str, ...]:
 
 
 _unpacks_freely = False
-"""Whether saved tensors may be unpacked. Unpacking is safe as long as the program has not packed a tensor with hooks.
-See `unpack_until_packed`.
+"""True if saved tensors may be unpacked. Unpacking is safe as long as the program has not packed a tensor with hooks
+(see `unpack_until_packed`).
 """
 
 
 @contextlib.contextmanager
 def unpack_until_packed() -> Iterator[None]:
-    """Allow the search to read saved tensors by unpacking them, until the program uses a pack hook.
+    """Within the block, the search may read saved tensors by unpacking them, until the program uses a pack hook.
 
-    Versions of torch without `SavedTensor.data` can read saved tensors only by unpacking them. Enter this context
-    before the program builds graphs, because hooks that were entered earlier are not detected.
+    Versions of torch without `SavedTensor.data` have no other way to read saved tensors. Enter this context before the
+    program builds graphs, because hooks that were entered earlier are not detected.
     """
     global _unpacks_freely
     if can_read_saved():
@@ -72,8 +72,8 @@ def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
 
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors that one node saved. Tensors that a hook has packed are not unpacked. The result is empty if
-    the graph was freed.
+    """Yield the tensors that one node saved. Tensors that a hook has packed are not unpacked. A freed graph yields
+    nothing.
     """
     try:
         if _unpacks_freely:
@@ -95,8 +95,8 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 def saved_and_packed(node: Any) -> tuple[Iterable[torch.Tensor], bool]:
-    """Return the results of `saved_by` and `has_pack_hooks`. For a node without pack hooks, this function reads the
-    saved variables only once.
+    """Return the results of `saved_by` and `has_pack_hooks`. For a node without pack hooks, the saved variables are
+    read only once.
     """
     if not _unpacks_freely and _can_read_saved:
         names = _saved_attributes(type(node))
@@ -131,8 +131,8 @@ def _saved_variables(node: Any) -> Iterator[Any]:
 def _data_of(saved: Any) -> Any:
     """Return the content of a saved variable: the tensor itself, or the object that a pack hook returned.
 
-    In versions of torch without `SavedTensor.data`, the result is always None. If a program uses a pack hook with one
-    of these versions, activations are recognized only by their lifetime.
+    In versions of torch without `SavedTensor.data`, the result is always None. If a program then uses a pack hook,
+    activations are recognized only by their lifetime.
     """
     try:
         return saved.data
@@ -144,9 +144,9 @@ def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
     """Yield the inputs of the checkpointed block that a node belongs to, and recomputed tensors that are not used yet.
 
     The unpack hook of the checkpoint references these tensors. Since 2.13, torch stores the inputs in saved variables.
-    Before 2.13, torch stored the inputs in a node outside the graph. If torch stores the tensors elsewhere or does not
-    expose the hook (2.6), nothing is yielded. In that case, the report of a failed forward pass cannot show which
-    variable retains the inputs of a checkpointed block.
+    Before 2.13, it stored them in a node outside the graph. If torch stores the tensors elsewhere or does not expose
+    the hook (2.6), nothing is yielded. The report of a failed forward pass then cannot show which variable retains the
+    inputs of a checkpointed block.
     """
     try:
         for saved in _saved_variables(node):
@@ -169,7 +169,6 @@ def _checkpoint_frames(hook: Any, depth: int = 2) -> Iterator[Any]:
 
 
 def closure_values(function: FunctionType) -> Iterator[Any]:
-    """Yield the values of the variables in a function's closure."""
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # the variable is not yet set, or was deleted
             yield cell.cell_contents
@@ -199,8 +198,8 @@ _can_read_saved = can_read_saved()
 
 
 def saved_tensors_are_readable() -> bool:
-    """Return whether saved tensors can be read now. If saved tensors cannot be read, the search does not find the
-    storages that a graph saved.
+    """Return whether saved tensors can be read now. Otherwise, the search does not find the storages that a graph
+    saved.
     """
     return can_read_saved() or _unpacks_freely
 

@@ -1,8 +1,8 @@
 """Describes a chain of references from a name to a tensor as in source code (`trainer.history`, a list of 412 items).
 
-The chain may contain several containers, but usually only one container grows. If it is known when the tensors were
-created, the growing container is the innermost container with tensors from the most iterations. Otherwise, the growing
-container is the longest container.
+The chain may contain several containers, but usually only one container grows. If the iteration that created each
+tensor is known, the growing container is the innermost container with tensors from the most iterations. Otherwise, it
+is the longest container.
 """
 
 import gc
@@ -35,18 +35,16 @@ _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _UNBOUNDED_SIZE = 1025
 """A cache with at least this `maxsize` is treated as unbounded."""
 _SPARSE = 1.3
-"""An integer attribute of the object that owns a dict is treated as the number of possible keys if it is at least this
-many times the length of the dict. A smaller integer may be a counter of the items.
+"""An integer attribute next to a dict counts as the number of possible keys if it is at least this many times the
+length of the dict. A smaller integer may be a counter of the items.
 """
 _MAX_SLOTS = 10_000_000
 """Integer keys above this value are treated as addresses or hash values, not as indices."""
 _MIN_ITERATIONS_IN_ATTRIBUTES = 3
-"""The attributes of an object are treated as a container if they contain tensors from this many iterations."""
+"""The attributes of an object count as a container if they contain tensors from this many iterations."""
 
 
 class StoredName(NamedTuple):
-    """A variable or attribute on the path to an object."""
-
     name: str
     """The path starting at the root, as in source code (`node.parent`)."""
     stored_as: str
@@ -58,23 +56,19 @@ class StoredName(NamedTuple):
 
     @property
     def classes(self) -> frozenset[str]:
-        """The names of the class that has the attribute and of its base classes."""
         return (
             frozenset(each.__name__ for each in self.owner.__mro__) if self.owner is not None else frozenset()
         )
 
 
 class HolderPath(NamedTuple):
-    """The path from a name in the program to an object."""
-
     name: str
     """The path as in source code (`losses`, `trainer.history`, `Probe.seen`), or "" if no name references the
     object.
     """
     stored_as: str
-    """The last name on the path, which is the variable or attribute in which items are stored."""
+    """The last name on the path: the variable or attribute in which items are stored."""
     is_attribute: bool
-    """Whether `stored_as` is an attribute."""
     how: str
     """The kind of holder: `container`, `variable`, `cache`, `exception`, `closure`, `generator`, `cycle` or
     `unknown`.
@@ -82,29 +76,22 @@ class HolderPath(NamedTuple):
     described: str
     """The type and length of the named object, for example `list, 412 items`."""
     length: int
-    """The number of items, or 0 if the object is not a container."""
     bounded: bool
-    """Whether the container limits its own length (`deque(maxlen=...)`, `lru_cache(maxsize=...)`)."""
+    """True if the container limits its own length (`deque(maxlen=...)`, `lru_cache(maxsize=...)`)."""
     file: str | None
-    """The file that contains the name."""
     function: str
     """The function that contains a local variable, or "" for globals and attributes."""
     line: int
-    """For a local variable, the line that its function is running. Otherwise, the line that defines the holder. The
-    value is 0 if the line is unknown.
+    """The line that a local variable's function is running, or the line that defines any other holder. The value is 0
+    if the line is unknown.
     """
     names: tuple[StoredName, ...]
     """Every name on the path. The name closest to the object comes first."""
     contents: frozenset[int]
-    """The `id`s of the container's items, including nested items. These `id`s identify other tensors in the same
-    container.
-    """
+    """The `id`s of the container's items, including nested items. They identify other tensors in the same container."""
     container: int = 0
-    """The `id` of the container itself, or 0 if there is no container."""
     is_mapping: bool = False
-    """Whether the container stores its items in a dict whose keys can repeat. A container with repeating keys may stop
-    growing.
-    """
+    """True if the container stores its items in a dict whose keys can repeat. Such a container may stop growing."""
     iterations: int = 0
     """The number of iterations whose tensors were found in the container."""
     keys: tuple[str, ...] = ()
@@ -112,34 +99,31 @@ class HolderPath(NamedTuple):
     aliases: tuple[StoredName, ...] = ()
     """Other names of the same object in running functions, for example arguments."""
     classes: frozenset[str] = frozenset()
-    """The class that has the attribute, and its base classes."""
+    """The names of the class that has the attribute and of its base classes."""
     inside_bounded: bool = False
-    """Whether the object is in a bounded container, such as `deque(maxlen=...)`, inside this container."""
+    """True if a bounded container inside this container, such as `deque(maxlen=...)`, contains the object."""
     contains_models: bool = False
-    """Whether the items of the container are models or contain a model."""
+    """True if the items of the container are models or contain a model."""
     filled_by_iterator: bool = False
-    """Whether an `itertools` iterator (`cycle`) fills the container. In that case, the line that creates the iterator
-    is reported.
+    """True if an `itertools` iterator (`cycle`) fills the container. The line that creates the iterator is then
+    reported.
     """
     has_small_limit: bool = False
-    """Whether the container itself limits its length to a small number of items (`deque(maxlen=100)`)."""
+    """True if the container limits its length to a small number of items (`deque(maxlen=100)`)."""
     fills_slots: bool = False
-    """Whether the container fills a fixed range of indices that is not full yet, like a dataset cache in the first
+    """True if the container fills a fixed range of indices that is not full yet, like a dataset cache in the first
     epoch.
     """
     contains_tokens: bool = False
-    """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
+    """True if all items are integer tensors with one element, such as the tokens of a generated text."""
     is_truncated: bool = False
-    """Whether the search ended before it reached a name, because the path is long, as in a list of linked nodes."""
+    """True if the path was too long to reach a name, as in a list of linked nodes."""
 
 
 NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
-"""The `HolderPath` that is returned if no path was found."""
 
 
 class _Step(NamedTuple):
-    """Describes how one object references the next object."""
-
     text: str
     attribute: str = ""
     key: str = ""
@@ -147,7 +131,7 @@ class _Step(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A container on the reference path to a tensor, and the container's name."""
+    """A container on the reference path to a tensor, and the name of the container."""
 
     container: Any
     named: StoredName
@@ -156,9 +140,8 @@ class _Candidate(NamedTuple):
 
 
 def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -> HolderPath:
-    """Describe a path as a `HolderPath`. `chain` contains the objects on the path. The first object is the value of the
-    root name, and the last object is the target. `created_in` maps the `id` of a tensor to the iteration that created
-    the tensor.
+    """Describe a path as a `HolderPath`. `chain` contains the objects on the path, from the value of the root name to
+    the target. `created_in` maps the `id` of a tensor to the iteration that created it.
     """
     line, how = root.line, root.how
     named = StoredName(
@@ -268,7 +251,6 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
 
 
 def _is_inside_bounded(growing: _Candidate | None, candidates: list[_Candidate]) -> bool:
-    """Return whether a bounded container is inside the growing container."""
     if growing is None:
         return False
     position = next(number for number, each in enumerate(candidates) if each is growing)
@@ -305,9 +287,9 @@ def _has_small_limit(container: Any) -> bool:
 
 
 def _fills_slots(container: Any, chain: list[Any]) -> bool:
-    """Return whether the keys of a dict are indices in a fixed range, and some of these indices are still missing. The
-    keys are treated as indices if they are in random order with gaps, or if they are below a size that is stored in the
-    same object as the dict.
+    """Return whether the keys of a dict are indices in a fixed range, and some of these indices are still missing. Keys
+    count as indices if they are in random order with gaps. They also count as indices if they are below a size that is
+    stored in the same object as the dict.
     """
     if not isinstance(container, dict) or not container or not all(type(key) is int for key in container):
         return False
@@ -332,8 +314,8 @@ def _has_tokens(container: Any) -> bool:
 
 
 def _has_keys_by_value(cache: Any) -> bool:
-    """Return whether a later call can find an entry of the cache. If the arguments include a tensor, no later call
-    finds the entry, because tensors are compared by identity.
+    """Return whether a later call can find an entry of the cache. Tensors are compared by identity, so an entry with a
+    tensor among its arguments is never found again.
     """
     entries = next((each for each in gc.get_referents(cache) if isinstance(each, dict)), {})
     return not any(
@@ -375,8 +357,8 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
 
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
-    """Describe the reference from `item` to `following`, for example as an attribute or a key. `owner` is the object
-    before `item` on the path. Return None if the displayed path omits this reference.
+    """Describe the reference from `item` to `following`, for example as an attribute or a key. `owner` precedes `item`
+    on the path. Return None if the displayed path omits this reference.
     """
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)
@@ -406,10 +388,9 @@ def _attribute(owner: Any, following: Any) -> _Step | None:
 
 
 def _is_module_dict(item: Any, owner: Any) -> bool:
-    """Return whether a dict contains the parameters, buffers or submodules of a module."""
     return isinstance(owner, nn.Module) and any(item is owner.__dict__.get(name) for name in _MODULE_DICTS)
 
 
 def _is_namespace_of(item: Any, owner: Any) -> bool:
-    """Return whether a dict contains the attributes of an instance, so it is not a container that the user created."""
+    """Return whether a dict contains the attributes of an instance. The user did not create such a dict as a container."""
     return isinstance(item, dict) and owner is not None and attributes_of(owner) is item

@@ -4,9 +4,9 @@ Tensors inside a running torch call (the layers of an LSTM, a recomputed block) 
 variable yet. The running call retains these tensors, so the report shows the user's line that made the call. The caller
 passes the location and time at which each storage was allocated (`StepStorage`).
 
-The search must not change the program. Therefore the search calls no `repr` and no property, and keeps no references.
-Up to Python 3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy,
-because it would keep the tensors alive.
+The search must not change the program. It therefore calls no `repr` and no property, and keeps no references. Up to
+Python 3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy, because
+it would keep the tensors alive.
 """
 
 import inspect
@@ -37,30 +37,26 @@ class StepStorage(NamedTuple):
     """The key that `Measure` returns for the storage."""
     bytes: int
     frame: Frame | None
-    """The user's line that allocated the storage."""
     in_backward: bool
 
 
 class LargestHolders(NamedTuple):
-    """The variables and running calls that retain the most device memory."""
-
     largest: list[Holder]
-    """The holders, largest first."""
     total_bytes: int
-    """The number of bytes that all variables and running calls retain together. Each storage is included once."""
+    """The number of bytes that all variables and running calls retain together. Each storage is counted once."""
 
 
 class HolderSurvey(NamedTuple):
-    """The storages that each variable and each running call retains at one moment. This object keeps no reference to
-    the program's objects.
+    """The storages that each variable and each running call retains at one moment. This object references no object of
+    the program.
     """
 
     variables: list[Holder]
     by_variables: dict[int, int]
-    """Maps storage keys to bytes, for all memory that the user's variables retain."""
+    """The size of each storage that the user's variables retain, by storage key."""
     by_calls: dict[Frame, dict[int, int]]
-    """Maps a line of the user's code to the keys and sizes of storages. These storages are retained by local variables
-    of the library functions that the line called.
+    """The storages that local variables of library functions retain, by the user's line that called the functions. Each
+    line has a dict of storage keys and sizes.
     """
     lines: list[Frame]
     """The user's lines on the call stack, innermost first."""
@@ -70,9 +66,8 @@ class HolderSurvey(NamedTuple):
     """The keys of the storages that the autograd graphs of the variables saved."""
 
     def categories(self) -> dict[int, Category]:
-        """Return the category of each storage. The category follows from the object that retains the storage. Storages
-        that an autograd graph saved are activations. All other storages are results or temporary tensors of the forward
-        pass.
+        """Return the category of each storage, which follows from the object that retains it. Storages that an autograd
+        graph saved are activations. All other storages are results or temporary tensors of the forward pass.
         """
         categories: dict[int, Category] = {}
         if autograd_graph.saved_tensors_are_readable():
@@ -110,7 +105,6 @@ class HolderSurvey(NamedTuple):
         return LargestHolders(holders[:most], sum(total.values()))
 
     def _describe_call(self, line: Frame, module: str) -> str:
-        """Return a description of a running call, which the report shows in place of a variable name."""
         where = module if module and line == self.lines[0] else ""
         if line == self.backward_line:
             return f"(intermediate in the backward pass of {where})" if where else "(intermediate in the backward pass)"  # fmt: skip
@@ -125,7 +119,8 @@ def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> li
 def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: bool = False) -> HolderSurvey:
     """Find the memory that the variables of all functions on the call stack retain, from `frame` outwards. Without
     `with_legroom`, a variable that refers to a Legroom object (`guard`) is included only if no other variable retains
-    the same memory."""
+    the same memory.
+    """
     guards: list[Holder] = []
     by_guards: dict[int, int] = {}
     holders: list[Holder] = []
@@ -156,9 +151,7 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: b
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
-    """Yield the tensors in local variables of `frame` and its callers, including items of lists and tuples in these
-    variables.
-    """
+    """Yield the tensors in local variables of `frame` and its callers, including items of lists and tuples."""
     while frame is not None:
         variables = frame.f_locals
         for value in list(variables.values()):
@@ -172,8 +165,8 @@ def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
 
 
 def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, bool]]:
-    """Yield a tuple (frame, variables, is_library) for each of the user's functions and modules. Variables of library
-    functions are yielded with the user's frame that called these functions.
+    """Yield (frame, variables, is_library) for each of the user's functions and modules. Variables of library functions
+    are yielded with the user's frame that called these functions.
     """
     seen_modules: set[int] = set()
     library: list[FrameType] = []
@@ -199,8 +192,10 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
 
 
 def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each variable. An instance of a user's class is replaced by its attributes
-    (`trainer.history`). For a model, the model itself is yielded, followed by the containers among its attributes."""
+    """Yield the name and the value of each variable. The attributes of an instance of a user's class are yielded
+    instead of the instance (`trainer.history`). A model is yielded itself, followed by the containers among its
+    attributes.
+    """
     for name, value in variables.items():
         if not isinstance(name, str) or name.startswith("__"):
             continue
@@ -216,8 +211,8 @@ def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[st
 
 
 def clear_locals_copy(frame: FrameType, variables: Any, is_library: bool = False) -> None:
-    """Clear the copy of a function's local variables that reading `f_locals` created. The namespace of a module or
-    class is not cleared.
+    """Clear the copy of local variables that reading `f_locals` created. The namespace of a module or class is not
+    cleared.
     """
     if (
         _COPIES_LOCALS

@@ -2,10 +2,10 @@
 program.
 
 Python's garbage collector finds the referrers of an object. Each step backwards requires one pass over all tracked
-objects. A pass is implemented in C, and a path has only a few steps. A reference path ends at an object that has a name
-in the program (see `python_names`) and can grow. If a named object cannot grow, the search continues with its
-referrers. For example, a function that is created in every iteration (a hook, a deferred report) does not grow, but is
-stored in an object that grows. The search calls no method of the user's objects and keeps no reference to them.
+objects. A pass is implemented in C, and a path has only a few steps. A path ends at an object that has a name in the
+program (see `python_names`) and can grow. If a named object cannot grow, the search continues with its referrers. For
+example, a function that is created in every iteration (a hook, a deferred report) does not grow, but is stored in an
+object that grows. The search calls no method of the user's objects and keeps no reference to them.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from legroom.observe.source.user_files import is_user_file
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12
 MAX_CYCLE_LENGTH = 9
-"""The maximum number of references that the search for a cycle follows. The limit is higher than two, because a cycle
-of two objects may include their dicts, a list, a closure and its cell.
+"""The maximum number of references that the search for a cycle follows. A cycle of two objects may include their dicts,
+a list, a closure and its cell, so the limit is higher than two.
 """
 MAX_CYCLE_OBJECTS = 10_000
 _UNKNOWN_ITERATIONS: Mapping[int, int] = {}
@@ -52,10 +52,11 @@ def find_path(
     created_in: Mapping[int, int] = _UNKNOWN_ITERATIONS,
     other_than: str = "",
 ) -> HolderPath:
-    """Return the path that keeps `target` alive. A container with fewer than `min_length` items is returned only if no
-    other path exists. `created_in` maps the `id` of a tensor to the iteration in which it was created, if known. A
-    container with tensors from several iterations is treated as the growing container. Variables with the name
-    `other_than` are skipped.
+    """Return the path that keeps `target` alive.
+
+    A container with fewer than `min_length` items is returned only if no other path exists. `created_in` maps the `id`
+    of a tensor to the iteration in which it was created, if known. A container with tensors from several iterations is
+    treated as the growing container. Variables with the name `other_than` are skipped.
 
     The caller must not reference the target from a list or a generator, because the search would find this reference.
     Local variables of ordinary functions may refer to the target.
@@ -69,8 +70,8 @@ def find_path(
 
 def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
     """Return the `id`s of the targets that a Python object or variable references. All other targets are referenced
-    only from C++. The caller must not have any other list of these objects, because the search ignores only references
-    from `targets`.
+    only from C++. The search ignores only the references from `targets`, so the caller must not have any other list of
+    these objects.
     """
     wanted = {id(target) for target in targets}
     held = wanted & variables.locals.keys()
@@ -97,11 +98,11 @@ class _Search:
         self._own_lists: set[int] = set()
         """The `id`s of the lists that the search itself uses."""
         self._seen: dict[int, Any] = {}
-        """Maps the `id` of each object that the search found to the object. The search stores all these objects in a
-        single dict, because it must ignore its own references to them.
+        """The objects that the search found, by `id`. They are all in one dict, because the search must ignore its own
+        references to them.
         """
         self._leads_to: dict[int, int] = {}
-        """Maps the `id` of each object on a path to the `id` of the next object, which is closer to the target."""
+        """The `id` of the next object towards the target, for the `id` of each object on a path."""
 
     def forget(self) -> None:
         self._seen.clear()
@@ -218,8 +219,8 @@ class _Search:
     # --- from the root to the target
 
     def _path(self, root: Root, item: Any) -> HolderPath:
-        """Describe the path from the root to the target. `item` is the object to which the root name refers, or the
-        namespace that contains the name.
+        """Describe the path from the root to the target. `item` is the value of the root name, or the namespace that
+        contains the name.
         """
         chain = self._chain(item)
         if (isinstance(item, dict) and id(item) in self._variables.namespaces) or root.how in (
@@ -242,8 +243,8 @@ class _Search:
         )
 
     def _being_built(self) -> HolderPath | None:
-        """Return a list that a running statement builds, as in `losses = [step(x) for x in data]`. A list that is being
-        built has no name until the statement ends.
+        """Return a list that a running statement builds, as in `losses = [step(x) for x in data]`. Such a list has no
+        name until the statement ends.
         """
         long_enough = [
             item
@@ -305,7 +306,7 @@ class _Search:
 
 def _closes_cycle(owner: Any) -> str | None:
     """Return the name of the attribute, local variable or inner function through which an object references itself.
-    Returns None if the object is not in a cycle.
+    Return None if the object is not in a cycle.
     """
     if isinstance(owner, FrameType):
         return next((name for name, value in locals_of(owner) if _references(value, owner)), None)
@@ -316,8 +317,9 @@ def _closes_cycle(owner: Any) -> str | None:
 
 
 def _completing_attribute(owner: Any, name: str) -> tuple[type, str]:
-    """Return the attribute whose assignment completes a reference cycle, and the class that has the attribute. The
-    cycle starts with the attribute `name` of `owner`. The attribute that is assigned last completes the cycle. A
+    """Return the attribute whose assignment completes a reference cycle, and the class that has the attribute.
+
+    The cycle starts with the attribute `name` of `owner`. The attribute that is assigned last completes it. A
     constructor assigns the object that it receives (`self.parent = parent`) before its caller assigns the new object
     (`self.child = Child(self)`).
     """
@@ -338,7 +340,6 @@ def _completing_attribute(owner: Any, name: str) -> tuple[type, str]:
 
 
 def _references(value: Any, owner: Any) -> bool:
-    """Return whether `value` is `owner` or references it through a few other objects."""
     return bool(_chain_to(value, owner))
 
 
@@ -425,19 +426,17 @@ def _suspended(generator: Any, child: Any) -> Root | None:
 
 
 def _finished_tasks() -> list[Any]:
-    """Return the asyncio tasks. A finished task hides its result from the garbage collector."""
+    """Return all asyncio tasks. A finished task hides its result from the garbage collector."""
     objects = gc.get_objects()
     return list(compress(objects, map({asyncio.Task, asyncio.Future}.__contains__, map(type, objects))))
 
 
 def _task_result_in(item: Any, level: list[Any]) -> Any:
-    """Return the object in `level` that is the result of a finished task."""
     result = item._result if issubclass(type(item), asyncio.Future) else None
     return next((each for each in level if each is result), None) if result is not None else None
 
 
 def _referenced_in(referrer: Any, level: list[Any]) -> Any:
-    """Return the object in `level` that `referrer` references."""
     if len(level) == 1:
         return level[0]
     wanted = {id(item): item for item in level}
@@ -453,14 +452,14 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 def _is_in_python(referrer: Any) -> bool:
     """Return whether a referrer is a Python object that retains the tensor. Autograd nodes are not counted, because the
-    tensors that own the graph keep the nodes alive. However, a list that references an autograd node (the `ctx` of the
-    user's autograd function) is counted.
+    tensors that own the graph keep the nodes alive. A list that references an autograd node (the `ctx` of the user's
+    autograd function) is counted.
     """
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 
 
 def _rank(referrer: Any) -> int:
-    """Return the sort key of a referrer. Referrers that probably lead to a name come first."""
+    """Return the sort key of a referrer. The most likely referrers come first."""
     if isinstance(referrer, list | dict | deque | set):
         return 0
     return 2 if isinstance(referrer, FrameType | TracebackType | BaseException) else 1

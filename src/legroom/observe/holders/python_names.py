@@ -23,8 +23,6 @@ _COPIES_LOCALS = sys.version_info < (3, 13)
 
 
 class Root(NamedTuple):
-    """The variable or attribute at the start of a reference path."""
-
     name: str
     file: str | None
     function: str
@@ -36,14 +34,14 @@ class Root(NamedTuple):
 
 
 class Variables:
-    """The variables of running functions and of modules at one moment. Stores `id`s only."""
+    """The variables of running functions and of modules at one moment. Only `id`s are stored."""
 
     def __init__(self, frame: FrameType | None) -> None:
         """`frame` is the frame of the calling thread. The variables of other threads are read as well."""
         self.running: set[int] = set()
         self.locals: dict[int, list[Root]] = {}
-        """Maps the `id` of an object to the local variables that refer to the object. Variables of the innermost
-        function come first.
+        """The local variables that refer to an object, by the `id` of the object. Variables of the innermost function
+        come first.
         """
         self._globals: dict[int, Root] = {}
         self.namespaces = module_namespaces()
@@ -105,8 +103,8 @@ class Variables:
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """Yield the local variables of a frame. Up to CPython 3.12, reading local variables creates a copy in the frame.
-    This function clears the copy.
+    """Yield the local variables of a frame. Up to CPython 3.12, reading them creates a copy in the frame. This function
+    clears the copy.
     """
     variables = frame.f_locals
     try:
@@ -142,7 +140,6 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
 
 
 def key_of(mapping: dict[Any, Any], value: Any) -> str | None:
-    """Return the key under which a mapping stores this object."""
     for key, each in list(mapping.items()):
         if each is value and isinstance(key, str):
             return key
@@ -150,7 +147,6 @@ def key_of(mapping: dict[Any, Any], value: Any) -> str | None:
 
 
 def file_of(kind: type) -> str | None:
-    """Return the source file of a class."""
     module = sys.modules.get(getattr(kind, "__module__", "") or "")
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) else None

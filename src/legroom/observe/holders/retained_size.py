@@ -1,13 +1,13 @@
 """Computes the device memory that an object retains, directly and through all objects that it references.
 
 A process may have hundreds of thousands of objects that reference no tensor (samples in a dataset, a tokenizer's
-vocabulary). The search must be fast, because the user waits for the report. Therefore the search proceeds level by
-level, and handles all objects of one type with a single call to a function that is implemented in C. Only tensors,
-modules and optimizers are handled one by one.
+vocabulary). The search must be fast, because the user waits for the report. It therefore proceeds level by level, and
+handles all objects of one type with a single call to a function that is implemented in C. Only tensors, modules and
+optimizers are handled one by one.
 
-The search does not change the program. The search runs no code from the user's classes, and keeps no references after a
-`RetainedStorages` is freed. The search does not follow Legroom's objects that only observe tensors. Objects that train
-or distribute a model (`Guard`) are followed.
+The search does not change the program. It runs no code from the user's classes, and keeps no references after a
+`RetainedStorages` is freed. It does not follow Legroom's objects that only observe tensors, but follows objects that
+train or distribute a model (`Guard`).
 """
 
 import gc
@@ -29,33 +29,32 @@ device.
 """
 
 MAX_OBJECTS = 1_000_000
-"""A search that starts from one object visits at most this many other objects."""
+"""The maximum number of objects that the search from one object visits."""
 LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), range, ModuleType, type, torch.dtype, torch.device, FrameType,
 )  # fmt: skip
 """Types whose instances reference no tensors."""
 _Referents = Callable[[list[Any]], Iterable[Any]]
-"""A function that returns the objects referenced by a list of objects of the same type."""
 
 
 class RetainedStorages:
-    """Computes the storages that objects retain at one moment. Results are cached, because several objects often
-    reference the same object."""
+    """Computes the storages that objects retain at one moment. Several objects often reference the same object, so
+    results are cached.
+    """
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
         self._without_memory: set[int] = set()
-        """The `id`s of objects that retain no device memory."""
         self._leaves: set[type] = set(LEAVES)
         self._referents: dict[type, _Referents] = {}
         self._saved: dict[Any, dict[int, int]] = {}
-        """Maps a graph node to the storages that it saved."""
+        """The storages that each graph node saved."""
         self._storages: dict[int, int] = {}
         self._results: dict[int, tuple[Any, dict[int, int]]] = {}
-        """The results by `id`. Results are stored because the same object is often a variable of several functions."""
+        """The results by `id`. The same object is often a variable of several functions."""
 
     def by(self, value: Any) -> dict[int, int]:
-        """Return a dict that maps storage keys to bytes, for all device memory that `value` keeps alive."""
+        """Return the size of each storage that `value` keeps alive on a device, by storage key."""
         if id(value) not in self._results:
             self._results[id(value)] = value, self._search(value)
         return self._results[id(value)][1]
@@ -148,8 +147,8 @@ class RetainedStorages:
 
 
 def is_legroom_class(kind: type) -> bool:
-    """Return whether a class belongs to Legroom. Modules (`nn.Module`) are excluded, because they are part of the model
-    that contains them.
+    """Return whether a class belongs to Legroom. An `nn.Module` is part of the model that contains it, so it does not
+    count.
     """
     return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
 
@@ -202,9 +201,7 @@ def _from_methods(methods: list[Any]) -> Iterable[Any]:
 
 
 def _from_builtins(others: list[Any]) -> Iterable[Any]:
-    """Return the objects that a generator, an iterator or a deque references. Only containers, tensors, modules and
-    optimizers are returned.
-    """
+    """Return the containers, tensors, modules and optimizers that a generator, an iterator or a deque references."""
     return [each for each in gc.get_referents(*others) if isinstance(each, _FOLLOWED_FROM_BUILTINS)]
 
 

@@ -13,17 +13,14 @@ import torch
 
 
 class CounterReading(NamedTuple):
-    """The counters at one moment."""
-
     device: int
-    """The number of bytes in use on all devices together."""
     host: int
     """The number of bytes in use in the C heap, or 0 if the C library does not report it."""
 
 
 class MemoryCounters:
-    """Reads the counters. The function `allocated` returns the number of bytes in use on all devices. The default is
-    the counter of PyTorch's CUDA allocator.
+    """Reads the counters. `allocated()` returns the number of bytes in use on all devices. The default is the counter
+    of PyTorch's CUDA allocator.
     """
 
     def __init__(self, allocated: Callable[[], int] | None = None) -> None:
@@ -48,7 +45,6 @@ def cuda_allocated_and_peak() -> tuple[int, int]:
 
 
 def resident_bytes() -> int:
-    """Return the resident host memory of this process in bytes."""
     import psutil  # takes as long to import as the rest of `legroom.watch`
 
     return int(psutil.Process().memory_info().rss)
@@ -77,8 +73,9 @@ class _MallInfo(ctypes.Structure):
 
 
 def _heap_counter() -> Callable[[], int] | None:
-    """Return a function that reads the size of the heap with glibc's `mallinfo2`. Without glibc (macOS, Windows, musl), growth
-    on the host is found only by the scheduled scans."""
+    """Return a function that reads the size of the heap with glibc's `mallinfo2`. Without glibc (macOS, Windows, musl),
+    only the scheduled scans find growth on the host.
+    """
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):  # TypeError: Windows

@@ -1,13 +1,15 @@
 """Detects memory leaks in a training loop, with negligible overhead.
 
-After an iteration, the detector reads two counters: bytes in use on the devices, and bytes in use in the C heap. The
-detector also checks whether the graphs of earlier backward passes are freed. If iterations take only a few
-milliseconds, the detector samples only some iterations (see `sampling_budget`). There are three signs of a leak:
-growing device memory, growing host memory, and retained graphs. A series of scans (see `ScanWindow`) starts if a
-counter reaches a new maximum in two consecutive iterations, or if graphs of earlier backward passes stay alive. The
-detector also starts a series of scans shortly after the start of the loop, and from time to time later, to find growth
-that the counters do not show. A series that finds nothing ends after three scans. Afterwards, the same sign starts
-another series only after a longer delay. If memory grows in only a few iterations, infrequent scans detect the growth.
+After an iteration, the detector reads two counters: bytes in use on the devices, and bytes in use in the C heap. It
+also checks whether the graphs of earlier backward passes are freed. If iterations take only a few milliseconds, only
+some iterations are sampled (see `sampling_budget`).
+
+There are three signs of a leak: growing device memory, growing host memory, and retained graphs. A series of scans (see
+`ScanWindow`) starts if a counter reaches a new maximum in two consecutive iterations, or if graphs of earlier backward
+passes stay alive. A series also starts shortly after the start of the loop, and from time to time later, to find growth
+that the counters do not show. A series that finds nothing ends after three scans. The same sign then starts another
+series only after a longer delay. If memory grows in only a few iterations, infrequent scans detect the growth.
+
 A scan reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If
 the source does not show which line stores the tensors, the user's lines are traced for one or two iterations before the
 report (see `storing_trace`).
@@ -43,47 +45,45 @@ FIRST_SCAN = 2
 RISES = 2
 """The number of consecutive new maxima that start a series of scans."""
 MAXIMUM_OVER = 8
-"""A new maximum is a value that is larger than the values in this many previous iterations."""
+"""A value is a new maximum if it is larger than the values of this many previous iterations."""
 GRAPHS_RETAINED = 2
-"""Retained graphs of this many earlier iterations start a series of scans."""
+"""The number of earlier iterations whose graphs must be retained to start a series of scans."""
 SCANS_WITHOUT_FINDING = 3
 SCANS_AFTER_FINDING = TENSOR_SCANS + 3
-"""The number of scans after which every kind of leak is visible. A series that found a leak continues up to this number
-of scans, because there may be another leak.
+"""After this many scans, every kind of leak is visible. A series that found a leak continues up to this number, because
+there may be another leak.
 """
 LONG_SCANS = 18
-"""The maximum number of scans in a series before the first optimizer step. Before this step, more scans are needed,
-because a graph is treated as a leak only after it has grown for more iterations than later in the run.
+"""The maximum number of scans in a series before the first optimizer step. Until this step, a graph counts as a leak
+only after more iterations than later in the run, so more scans are needed.
 """
 RARE_TRACE_ITERATIONS = 12
-"""The number of iterations to trace if memory grows rarely, because the next growth may occur only after several
-iterations.
-"""
+"""The number of iterations to trace if memory grows rarely. The next growth may occur only after several iterations."""
 WARM_UP_ITERATIONS = 13
-"""A cache that still grows in every iteration after this many iterations is treated as a leak."""
+"""A cache that still grows in every iteration after this many iterations is a leak."""
 
 MAX_DELAY_EXPONENT = 6
 """The delay between two series of scans is doubled at most this many times. After n series for the same sign of a leak,
 the next series starts only after 4 * 2**n iterations.
 """
 MAX_SCAN_FRACTION = 0.05
-"""After the longest delay, another series starts only while scans have used less than this fraction of the run time."""
+"""After the longest delay, another series starts only if scans have used less than this fraction of the run time."""
 
 HOST_GROWTH = 32
-"""The C heap may grow by this many bytes per iteration without a leaked tensor, for example with a list of numbers."""
+"""The C heap may grow by this many bytes per iteration without a leaked tensor, for example because of a list of
+numbers.
+"""
 MAX_STEADY_SECONDS = 2.0
-"""The searches for the variables that cause steady growth may use this many seconds in total, or `MAX_SCAN_FRACTION` of
-the run time if that is longer. After this time is used up, a search runs only when the number of iterations has
-doubled.
+"""The total time in seconds for searches for the variables that cause steady growth. If `MAX_SCAN_FRACTION` of the run
+time is longer, that time applies. Afterwards, a search runs only when the number of iterations has doubled.
 """
 MAX_AGE_AT_END = 0.7
-"""If the last scan ran after at least this fraction of the iterations, the growth that it found is assumed to continue
-until the end of the run.
+"""If the last scan ran after at least this fraction of the iterations, its growth is assumed to continue until the end
+of the run.
 """
 MIN_CONTINUED = 0.15
-"""If the last scan ran before the fraction `MAX_AGE_AT_END` of the iterations, growth is assumed to continue only if
-the device memory also grew in the second half of the run. The device memory must have grown by at least this fraction
-of the expected growth, which is `bytes_per_step` times the number of iterations.
+"""If the last scan ran earlier than `MAX_AGE_AT_END`, growth counts as continued only if device memory also grew in the
+second half of the run. It must have grown by at least this fraction of `bytes_per_step` times the number of iterations.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
@@ -110,11 +110,10 @@ class LeakDetector:
         self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
         self.iteration = 0
         self.scan_seconds = 0.0
-        """The time spent in scans, in seconds."""
         self.error = ""
         """The internal error that stopped the detector, or "" while the detector works."""
         self.several_threads = False
-        """Whether several threads trained at the same time. There are no scans while several threads train."""
+        """True if several threads trained at the same time. No scans run in that case."""
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._unsampled = 0
@@ -139,23 +138,23 @@ class LeakDetector:
         self._has_stepped = False
         self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
-        """Maps each sign of a leak to the number of completed series of scans, up to `MAX_DELAY_EXPONENT`."""
+        """The number of completed series of scans for each sign of a leak, up to `MAX_DELAY_EXPONENT`."""
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
         self._traced: tuple[Suspect, StoringTrace, int] | None = None
         self._traced_lines: dict[tuple[str, str | None], Frame] = {}
-        """Maps the name and file of a holder to the line found by tracing."""
+        """The line that tracing found, by the name and file of the holder."""
         self._steady_seconds, self._searched_at = 0.0, 0
         self._trends = {True: DeviceTrend(), False: DeviceTrend()}
-        """The trends of device memory: True is the key for training iterations, False for other iterations."""
+        """The trends of device memory in training iterations (True) and in other iterations (False)."""
         self._retained: dict[tuple[object, ...], weakref.ref[torch.Tensor]] = {}
-        """Maps the identity of a leak to a tensor that it retained when it was reported."""
+        """A tensor that each leak retained when it was reported, by the identity of the leak."""
         self._released: set[tuple[object, ...]] = set()
-        """The identities of the leaks whose tensor was freed by the loop after the report."""
+        """The identities of the leaks whose tensor the loop freed after the report."""
         self._unnamed: DetectedLeak | None = None
-        """A retained graph whose holder was not found. The leak is reported at the end of the run, unless another leak
-        is found.
+        """A retained graph whose holder was not found. It is reported at the end of the run, unless another leak is
+        found.
         """
         self._is_finished = False
 
@@ -175,8 +174,8 @@ class LeakDetector:
         self.finish()
 
     def finish(self) -> None:
-        """Make the final decisions at the end of the run: report steady growth if nothing else was found, and mark
-        growth that stopped. Later calls do nothing.
+        """Report steady growth if nothing else was found, and mark growth that stopped. Call this method at the end of
+        the run. Later calls do nothing.
         """
         if self._is_finished or self.error or self.several_threads:
             return
@@ -206,7 +205,6 @@ class LeakDetector:
         return grown is not None and grown >= MIN_CONTINUED * leak.bytes_per_step * self.iteration
 
     def _has_ended(self, leak: DetectedLeak) -> bool:
-        """Return whether the device memory did not grow in the second half of the run."""
         if leak.kind == "graph" or leak.on_host or not leak.bytes_per_step:
             return False
         grown = self._trends[not leak.evaluation].growth_at_end()
@@ -264,8 +262,8 @@ class LeakDetector:
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
         """Return whether a sign of a leak starts a series of scans. After many series, another series starts only if
-        scans have used a small fraction of the run time, or if the number of iterations has doubled. For example, the
-        limit applies to a heap that grows without a leak.
+        scans have used a small fraction of the run time, or if the number of iterations has doubled. This limit
+        applies, for example, to a heap that grows without a leak.
         """
         if iteration < self._not_before[symptom]:
             return False
@@ -291,7 +289,6 @@ class LeakDetector:
         self._search_steady_growth(iteration)
 
     def _search_steady_growth(self, iteration: int) -> None:
-        """Search for the holders of steady growth, unless a leak was already found."""
         steady = self._rare_scans.steady
         if self.leaks or not steady.grows:
             return
@@ -323,8 +320,9 @@ class LeakDetector:
             self._traced = None
 
     def _thread_changed(self) -> None:
-        """Switch to another thread's loop. Earlier results are discarded, because torch numbers the autograd nodes of
-        each thread separately."""
+        """Switch to another thread's loop. PyTorch numbers the autograd nodes of each thread separately, so earlier
+        results are discarded.
+        """
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:
@@ -338,7 +336,6 @@ class LeakDetector:
         self._next_scheduled = iteration + FIRST_SCAN
 
     def _is_busy(self, iteration: int) -> bool:
-        """Return whether this iteration must be sampled."""
         return self._window is not None or self._traced is not None or iteration >= self._next_scheduled
 
     def _read_counters(self) -> tuple[list[str], bool]:
@@ -399,8 +396,8 @@ class LeakDetector:
     def _judge(
         self, suspect: Suspect, iteration: int, *, trace_iterations: int = storing_trace.MAX_ITERATIONS
     ) -> bool:
-        """Report the suspect if it is a leak, possibly after tracing. Returns whether the suspect was reported or will
-        be reported.
+        """Report the suspect if it is a leak, possibly after tracing. Return whether it was reported or will be
+        reported.
         """
         leak = suspect.leak
         if not leak.name:  # a later scan may find the holder
@@ -428,7 +425,7 @@ class LeakDetector:
     # --- tracing, if the source does not show which line stores the tensors
 
     def _trace(self, suspect: Suspect, iterations: int) -> bool:
-        """Trace the program for at most `iterations`. Returns True if the leak was reported or will be reported."""
+        """Trace the program for at most `iterations`. Return whether the leak was reported or will be reported."""
         leak = suspect.leak
         line = self._traced_lines.get((leak.name, leak.file))
         if line is not None:

@@ -1,8 +1,7 @@
-"""Determines the iteration in which each live autograd node was created. PyTorch numbers its nodes in order of
-creation.
+"""Determines the iteration in which each live autograd node was created.
 
-At the end of an iteration, a loop without a leak keeps only the nodes of that iteration alive. If a scan finds live
-nodes from four earlier iterations, some object retains a graph.
+PyTorch numbers its nodes in order of creation. At the end of an iteration, a loop without a leak keeps only the nodes
+of that iteration alive. If a scan finds live nodes from four earlier iterations, some object retains a graph.
 """
 
 import weakref
@@ -26,7 +25,6 @@ class NodeNumbers:
         self._iterations: list[int] = []
         self._ends: list[int] = []
         self.count = 0
-        """The number of iterations so far."""
 
     def end_iteration(self, iteration: int) -> None:
         self.count += 1
@@ -36,9 +34,7 @@ class NodeNumbers:
             del self._iterations[: -self.MAX_ITERATIONS], self._ends[: -self.MAX_ITERATIONS]
 
     def iteration_of(self, number: int) -> int | None:
-        """Return the iteration in which a node was created, or None if the node is older than the recorded
-        iterations.
-        """
+        """Return the iteration in which a node was created, or None if it was created before the recorded iterations."""
         position = bisect_right(self._ends, number)  # ends[i] is the first number after iteration i
         if not self._iterations or (position == 0 and self._iterations[0] > 0):
             return None
@@ -53,17 +49,14 @@ class BackwardRoots:
     """
 
     MAX_ITERATIONS = 6
-    """The maximum number of iterations whose tokens are stored."""
     MAX_PER_ITERATION = 4
 
     def __init__(self) -> None:
         self.iteration = 0
-        """The current iteration."""
         self._tokens: dict[int, list[weakref.ref[_Token]]] = {}
-        """The tokens by iteration. Iterations without a marked backward pass are not included."""
+        """The tokens by iteration. Iterations without a marked backward pass are missing."""
 
     def mark(self, root: Any) -> None:
-        """Mark the tensor from which a backward pass starts."""
         tokens = self._tokens.setdefault(self.iteration, [])
         if len(tokens) >= self.MAX_PER_ITERATION:
             return
@@ -93,14 +86,14 @@ class _Token:
 
 
 class GraphPart(NamedTuple):
-    """The part of a tensor's graph that was created in one iteration: its nodes, and the bytes that they retain. The
-    object stores only numbers and no references.
+    """The part of a tensor's graph that was created in one iteration: its nodes, and the bytes that they retain. It
+    contains only numbers, no references.
     """
 
     iteration: int
     nodes: frozenset[int]
     storages: dict[int, int]
-    """Maps storage keys to bytes."""
+    """The size of each storage in bytes, by key."""
 
 
 class NodesByIteration:
@@ -114,7 +107,6 @@ class NodesByIteration:
         self._limit = limit
 
     def follow(self, starts: Iterable[Any]) -> None:
-        """Add all nodes that can be reached from `starts`."""
         stack = list(starts)
         seen: set[Any] = set()
         while stack and len(seen) < self._limit:
@@ -130,16 +122,14 @@ class NodesByIteration:
                 stack.extend(following for following, _ in node.next_functions if following is not None)
 
     def iteration_of(self, node: Any) -> int | None:
-        """Return the iteration in which a node was created, or None for AccumulateGrad nodes and nodes older than the
-        recorded iterations.
+        """Return the iteration in which a node was created. Return None for AccumulateGrad nodes and for nodes created
+        before the recorded iterations.
         """
         number = node._sequence_nr()
         return None if number >= ACCUMULATE_GRAD else self._numbers.iteration_of(number)
 
     def iterations_below(self, node: Any, *, limit: int = 20_000) -> int:
-        """Return the number of different iterations in which the nodes of a graph were created. The graph starts at
-        `node`.
-        """
+        """Return the number of iterations that created the nodes of the graph below `node`."""
         alone = NodesByIteration(self._numbers, oldest=self._oldest, limit=limit)
         alone.follow([node])
         return len(alone.nodes)
@@ -149,8 +139,8 @@ class NodesByIteration:
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
-        """Return a dict that maps the `id` of each tensor to the part of its graph that was created in one iteration:
-        the newest iteration before `before`. Storages that several iterations saved are weights, so they are excluded.
+        """Return the part of each tensor's graph that the newest iteration before `before` created, by the `id` of the
+        tensor. Storages that several iterations saved are weights, so they are excluded.
         """
         iterations = self.iterations(before)
         saved = {iteration: self._saved(iteration) for iteration in iterations[-3:]}
@@ -170,8 +160,8 @@ class NodesByIteration:
         return parts
 
     def bytes_saved_in(self, iteration: int, other: int) -> int:
-        """Return the number of bytes that the nodes of `iteration` saved. Storages that the nodes of the iteration
-        `other` also saved are excluded, because they are weights.
+        """Return the number of bytes that the nodes of `iteration` saved. Storages that the nodes of `other` also saved
+        are weights, so they are excluded.
         """
         saved, shared = (self._saved(each) for each in (iteration, other))
         return sum(size for key, size in saved.items() if key not in shared)
@@ -187,7 +177,6 @@ class NodesByIteration:
 
 
 def with_graph(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
-    """Return the tensors that have a graph, each with its node."""
     found = []
     for tensor in tensors:
         try:

@@ -6,16 +6,16 @@ iteration ends with a step of another optimizer.
 In evaluation, an iteration ends when the next batch of a loader is requested, but not between the batches of one
 accumulated step.
 
-If the program updates its parameters without an optimizer and has no loader, an iteration ends with a backward pass or a
-call to `torch.autograd.grad`. If no optimizer exists at all, the first backward pass already ends an iteration.
+If the program updates its parameters without an optimizer and has no loader, an iteration ends with a backward pass or
+a call to `torch.autograd.grad`. If no optimizer exists at all, the first backward pass already ends an iteration.
 
 In all other programs, an iteration ends with a call to a model in evaluation mode. Calls in training mode end an
-iteration only if no optimizer exists, or if gradients are disabled after training. If an optimizer exists, several calls
-may belong to one step whose backward pass comes later (an unrolled network, an episode).
+iteration only if no optimizer exists, or if gradients are disabled after training. If an optimizer exists, several
+calls may belong to one step whose backward pass comes later (an unrolled network, an episode).
 
 Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
-that thread is alive. If no thread trains, the calls to a model on all threads are iterations, for example in the workers
-of a server.
+that thread is alive. If no thread trains, the calls to a model on all threads are iterations, for example in the
+workers of a server.
 """
 
 import functools
@@ -49,9 +49,9 @@ class IterationTracker:
     main optimizer.
     """
     MAX_PREVIOUS_STEPS = 8
-    """When another optimizer becomes the main optimizer, its steps end iterations only after it has made more steps
-    than the previous main optimizer. The new main optimizer never needs more than this number of steps. If the program
-    often creates a new optimizer (one per task), each optimizer therefore ends one iteration.
+    """The steps of a new main optimizer end iterations only after it has made more steps than the previous main
+    optimizer, or this many steps. If the program often creates a new optimizer (one per task), each optimizer therefore
+    ends one iteration.
     """
     TRAINED_AFTER = 3
     """After this many steps, the parameters of an optimizer are treated as a trained model."""
@@ -67,29 +67,30 @@ class IterationTracker:
         on_thread_change: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_backward(root)` is called with the tensor from which a backward pass starts, unless `ignores_backward` is
-        set. `on_thread_change()` is called when the tracker switches to another thread's loop."""
+        set. `on_thread_change()` is called when the tracker switches to another thread's loop.
+        """
         self._on_backward = on_backward
         self._on_thread_change = on_thread_change
         self._loop_serial = 0
-        """The serial number of the thread whose loop is watched. The number is 0 before the first step, batch or call."""
+        """The serial number of the thread whose loop is watched, or 0 before the first step, batch or call."""
         self._loop_thread: weakref.ref[threading.Thread] | None = None
         self._loop_trains = False
-        """Whether the watched thread has run a backward pass or an optimizer step."""
+        """True if the watched thread has run a backward pass or an optimizer step."""
         self.ignores_backward = False
         self.trains = False
-        """Whether the last iteration ended with an optimizer step or a backward pass."""
+        """True if the last iteration ended with an optimizer step or a backward pass."""
         self.has_stepped = False
         self.by_model_calls = False
-        """Whether each call to a model ends an iteration."""
+        """True if each call to a model ends an iteration."""
         self.by_lines = False
-        """Whether repeated lines mark the iterations, because the program has no model, optimizer or loader."""
+        """True if repeated lines mark the iterations, because the program has no model, optimizer or loader."""
         self.calls_on_several_threads = False
-        """Whether several threads have called the model or run the repeated lines."""
+        """True if several threads have called the model or run the repeated lines."""
         self.without_optimizer = False
         """True if no optimizer exists, because the program updates the parameters itself after each backward pass."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
-        """Maps the `id` of a parameter to the parameter, for all main optimizers that have made `TRAINED_AFTER` steps."""
+        """The parameters of all main optimizers that have made `TRAINED_AFTER` steps, by `id`."""
         self._one_per_model: list[weakref.ref[torch.Tensor]] = []
         """One parameter of each main optimizer that has made `TRAINED_AFTER` steps."""
         self.create_graph_line: Frame | None = None
@@ -109,13 +110,12 @@ class IterationTracker:
         self._undo: list[Callable[[], None]] = []
         self._calls = _ModelCalls(self._model_called)
         self._evaluates = False
-        """Whether the program is in an evaluation. An evaluation starts with `model.eval()`, or when gradients are
-        disabled more than twice as often as in a training step. It ends with the next backward pass, optimizer step or
-        batch.
+        """True while the program evaluates. An evaluation starts with `model.eval()`, or when gradients are disabled
+        more than twice as often as in a training step. It ends with the next backward pass, optimizer step or batch.
         """
         self._without_grad = self._max_without_grad = 0
-        """`_without_grad` counts how often the program disabled gradients between the last step and the next backward
-        pass. `_max_without_grad` is the highest count so far.
+        """How often the program disabled gradients between the last step and the next backward pass, and the highest
+        number so far.
         """
 
     def attach(self) -> None:
@@ -138,8 +138,9 @@ class IterationTracker:
         self._calls.detach()
 
     def next_batch(self) -> None:
-        """Record that the program requests the next batch from a loader, which may end the iteration of the previous
-        batch."""
+        """Record that the program requests the next batch from a loader. This may end the iteration of the previous
+        batch.
+        """
         is_in_loop = self._is_in_loop(trains=False)
         self._batches += 1
         self._batches_since_step += 1
@@ -168,7 +169,7 @@ class IterationTracker:
 
     @property
     def has_only_batches(self) -> bool:
-        """Whether only the items of a loader or of `legroom.watch` mark the iterations, because the program has called
+        """True if only the items of a loader or of `legroom.watch` mark the iterations, because the program has called
         no model and no optimizer.
         """
         has_others = self.has_stepped or self._backwards_since_step > 0 or self._calls.has_model
@@ -176,15 +177,15 @@ class IterationTracker:
 
     @property
     def numbers_nodes(self) -> bool:
-        """Whether the number of an autograd node shows in which iteration the node was created. If several threads
-        create nodes, the number does not show the iteration, because torch numbers the nodes of each thread separately.
+        """True if the number of an autograd node shows in which iteration it was created. PyTorch numbers the nodes of
+        each thread separately, so this is False if several threads create nodes.
         """
         return not (self.by_lines or (self.by_model_calls and self.calls_on_several_threads))
 
     @property
     def has_better_signal(self) -> bool:
-        """Whether repeated lines are ignored, because a model, an optimizer or a loader marks the end of an iteration,
-        or because the program uses `torch.compile`.
+        """True if repeated lines are ignored. A model, an optimizer or a loader then marks the end of an iteration, or
+        the program uses `torch.compile`.
         """
         return self._has_better_signal() or self._calls.has_model or self._calls.is_disabled
 
@@ -262,7 +263,7 @@ class IterationTracker:
 
     @property
     def live_trained_models(self) -> int:
-        """The number of models that were trained by their own optimizer and are still alive."""
+        """The number of models that their own optimizer has trained and that are still alive."""
         self._one_per_model = [reference for reference in self._one_per_model if reference() is not None]
         return len(self._one_per_model)
 
@@ -283,9 +284,8 @@ class IterationTracker:
             self._on_iteration()
 
     def _grad_with_graph(self) -> None:
-        """Handle `torch.autograd.grad` with `create_graph`. A call to a model in training mode is usually part of a
-        step whose backward pass comes later (a penalty, an inner loop). If no backward pass follows, each call is
-        treated as a step of its own.
+        """Handle `torch.autograd.grad` with `create_graph`. Such a call is usually part of a step whose backward pass
+        comes later (a penalty, an inner loop). If no backward pass follows, each call is treated as a step of its own.
         """
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:
@@ -347,8 +347,8 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_train(self) -> None:
-        """Wrap `nn.Module.train`. `model.eval()` calls `train(False)`. An evaluation without a loader may follow this
-        call.
+        """Wrap `nn.Module.train`, which `model.eval()` calls as `train(False)`. An evaluation without a loader may
+        follow.
         """
         train = nn.Module.train
 
@@ -413,8 +413,8 @@ class _ModelCalls:
     """Between `attach` and `detach`, calls `on_call(model)` before each repeated call to the user's model.
 
     The model is the first module that is called a second time from outside any other module. PyTorch's global module
-    hooks slow down every call slightly. The hooks are removed as soon as an optimizer step, a backward pass or a loader
-    can mark the end of an iteration.
+    hooks slow down every call slightly. The hooks are therefore removed as soon as an optimizer step, a backward pass
+    or a loader can mark the end of an iteration.
     """
 
     def __init__(self, on_call: Callable[[nn.Module], None]) -> None:
@@ -427,7 +427,6 @@ class _ModelCalls:
 
     @property
     def has_model(self) -> bool:
-        """Whether a model was called repeatedly."""
         return self._model is not None
 
     def disable(self) -> None:
@@ -475,6 +474,4 @@ class _ModelCalls:
 
 
 class _CallDepth(threading.local):
-    """The number of nested calls to modules on the calling thread."""
-
     depth = 0

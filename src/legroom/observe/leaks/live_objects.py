@@ -1,8 +1,8 @@
 """Lists all live tensors and modules, and records the scan in which each storage was first seen.
 
 Python's garbage collector can list its objects without collecting them. Tensors that only C++ code references are found
-through the autograd graphs of the listed tensors. Storages are identified between scans by weak references, because an
-address may be reused.
+through the autograd graphs of the listed tensors. An address may be reused, so weak references identify storages
+between scans.
 """
 
 import gc
@@ -25,7 +25,6 @@ class LiveObjects(NamedTuple):
     """
 
     tensors: list[torch.Tensor]
-    """All tensors that have a Python object."""
     modules: list[nn.Module]
 
     @property
@@ -36,7 +35,6 @@ class LiveObjects(NamedTuple):
 
 
 def find_live_objects() -> LiveObjects:
-    """Find every live tensor and every live module."""
     kinds = {torch.Tensor: _with_memory(subclasses(torch.Tensor)), nn.Module: subclasses(nn.Module)}
     found = find_instances(kinds[torch.Tensor] | kinds[nn.Module])
     return LiveObjects(
@@ -46,21 +44,19 @@ def find_live_objects() -> LiveObjects:
 
 
 def find_instances(kinds: set[type]) -> list[Any]:
-    """Find every live object whose class is in `kinds`."""
     objects = gc.get_objects()
     # Runs in C. Checking several hundred thousand objects in Python takes several times as long.
     return list(compress(objects, map(kinds.__contains__, map(type, objects))))
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
-    """Return the tensor types, without the fake tensor types of `torch.compile`. Fake tensors have no memory, and their
+    """Return the tensor types without the fake tensor types of `torch.compile`. Fake tensors have no memory, and their
     graph nodes may have been numbered on other threads.
     """
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 
 
 def subclasses(kind: type) -> set[type]:
-    """Return a class and all its subclasses."""
     kinds, unread = {kind}, [kind]
     while unread:
         derived: set[type] = set(type.__subclasses__(unread.pop())) - kinds
@@ -70,8 +66,6 @@ def subclasses(kind: type) -> set[type]:
 
 
 class StorageTracker:
-    """Records the scan in which each storage was first seen."""
-
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -101,9 +95,9 @@ class StorageTracker:
 
 
 def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    """Return the tensors that share a storage with a tensor in `of` but are not in `of`. Each tensor is returned with
-    the `id` of the tensor in `of` that has the same storage. A scan finds one tensor per storage, for example the base
-    of a view, but the program may reference only the view.
+    """Return the tensors that share a storage with a tensor in `of` but are not in `of`. Each has the `id` of the
+    tensor in `of`. A scan finds one tensor per storage, for example the base of a view, but the program may reference
+    only the view.
     """
     ids = {id(each) for each in of}
     by_storage = {storage._cdata: id(each) for each in of if (storage := storage_of(each)) is not None}
@@ -117,8 +111,8 @@ def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Return the storage keys of gradients and optimizer state. A loop without a leak may also create gradients and
-    optimizer state at any time, but only once per parameter.
+    """Return the storage keys of gradients and optimizer state. A loop without a leak may create them at any time, but
+    only once per parameter.
     """
     keys: set[int] = set()
     for tensor in _gradients_and_state(tensors, optimizers):
@@ -131,8 +125,7 @@ def gradients_and_optimizer_state(
 def trained_parameters_and_buffers(
     modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[torch.Tensor]]
 ) -> set[int]:
-    """Return the storage keys of the parameters that an optimizer has trained, and of the buffers in the same
-    modules."""
+    """Return the storage keys of the parameters that an optimizer has trained, and of the buffers in the same modules."""
     alive = {key for key, reference in trained.items() if reference() is not None}
     keys: set[int] = set()
     for each in modules:
@@ -174,6 +167,5 @@ def has_gradient_graph(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Return the size of a tensor's storage in bytes."""
     storage = storage_of(tensor)
     return 0 if storage is None else int(storage.nbytes())

@@ -16,8 +16,6 @@ from legroom.observe.source.user_files import is_user_file
 
 
 class NamedTensor(NamedTuple):
-    """A variable or attribute whose value is a tensor."""
-
     name: str
     stored_as: str
     is_attribute: bool
@@ -30,9 +28,7 @@ class NamedTensor(NamedTuple):
 def named_sizes(
     frame: FrameType | None, is_relevant: Callable[[torch.Tensor], bool] = lambda tensor: True
 ) -> dict[NamedTensor, int]:
-    """Return the size in bytes of each tensor that a variable of a running function, or of one of the user's modules,
-    refers to.
-    """
+    """Return the size in bytes of each tensor in the variables of running functions and of the user's modules."""
     sizes: dict[NamedTensor, int] = {}
     for named, value in _variables(frame):
         for each, tensor in _tensors_within(named, value, 3):

@@ -1,7 +1,7 @@
 """Recognizes the iterations of a loop that has no model, optimizer or loader, by the lines that repeat.
 
 A search, a simulation or a server calls only torch functions, so no torch hook marks the end of an iteration. The
-recorder knows the line of each allocation: if the same lines allocate repeatedly, a loop is running. On a GPU without a
+recorder knows the line of each allocation. If the same lines allocate repeatedly, a loop is running. On a GPU without a
 recorder of operations, the lines that read results from the device are used instead (`ResultReads`).
 """
 
@@ -18,11 +18,11 @@ _CERTAIN = 24
 """A line that has allocated memory this many times is in a loop."""
 _MIN_REPEATS = 8
 _ONE_LINE = 64
-"""If the same line makes this many consecutive allocations, the loop consists of one line, and each allocation is an
+"""If the same line makes this many consecutive allocations, the loop consists of one line. Each allocation is then an
 iteration.
 """
 READS_ON_ONE_LINE = 8
-"""For lines that read results, this number replaces `_ONE_LINE`. A loop often reads its result on a single line."""
+"""Replaces `_ONE_LINE` for lines that read results. A loop often reads its result on a single line."""
 _MAX_LINES = 4096
 """The maximum number of lines that are counted. A program that allocates memory on more lines has other signs of an
 iteration.
@@ -44,7 +44,6 @@ class RepeatedLines:
         self.is_active = True
 
     def ran(self, frame: Frame | None) -> None:
-        """Record that a line allocates memory or reads a result."""
         if frame is None or not self.is_active:
             return
         if frame == self._last:  # several operations on one line, or a loop of one line

@@ -1,5 +1,6 @@
-"""Determines whether a variable belongs to a running call that is made in a loop. The tensors of such a variable are
-freed when the call ends.
+"""Determines whether a variable belongs to a running call that is made in a loop.
+
+The tensors of such a variable are freed when the call ends.
 """
 
 import inspect
@@ -14,8 +15,8 @@ from legroom.observe.source.user_files import is_user_file
 
 
 def is_owned_by_call(owner: int) -> bool:
-    """Return whether an object is the value of a local variable of a running function. The function must have been
-    called, directly or indirectly, from a loop. Arguments are not included, because their values belong to the caller.
+    """Return whether an object is the value of a local variable of a running function that was called, directly or
+    indirectly, from a loop. The values of arguments belong to the caller, so they are not included.
     """
     frame: FrameType | None = sys._getframe(1)
     inside = False
@@ -34,8 +35,8 @@ def is_owned_by_call(owner: int) -> bool:
 
 
 def is_local_to_call(root: StoredName | NamedTensor) -> bool:
-    """Return whether a local variable belongs to a function that was called, directly or indirectly, from a loop. A
-    local variable of this kind is freed when the call ends.
+    """Return whether a local variable belongs to a function that was called, directly or indirectly, from a loop. Such
+    a variable is freed when the call ends.
     """
     frame: FrameType | None = sys._getframe(1)
     inside = from_enclosing = False

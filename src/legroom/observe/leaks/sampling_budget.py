@@ -1,19 +1,21 @@
 """Decides which iterations are sampled, and when the heap is scanned for rare growth.
 
-Sampling an iteration means reading the counters after the iteration. The measured time of each sample is doubled to
-include work that cannot be measured (hooks, and marking the roots of backward passes). The next iteration is sampled as
-soon as the total time of all samples is within the budget. If iterations take 20 ms or more, every iteration is
-sampled. If iterations take 5 ms, about every fourth iteration is sampled. If memory may be growing, the next iteration
-is always sampled, and later samples are delayed to stay within the budget. The result must not depend on the speed of
-the machine. Therefore the first iterations are always sampled, and later the distance between two samples is limited
-to `MAX_DISTANCE` iterations, or to a small fraction of all iterations if that is more.
+Sampling an iteration means reading the counters after it. The measured time of each sample is doubled to include work
+that cannot be measured (hooks, and marking the roots of backward passes). The next iteration is sampled as soon as the
+total time of all samples is within the budget. If iterations take 20 ms or more, every iteration is sampled. If
+iterations take 5 ms, about every fourth iteration is sampled. If memory may be growing, the next iteration is always
+sampled, and later samples are delayed to stay within the budget.
+
+The result must not depend on the speed of the machine. Therefore the first iterations are always sampled. Later, the
+distance between two samples is at most `MAX_DISTANCE` iterations, or a small fraction of all iterations if that is
+more.
 
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive iterations.
-Therefore one additional series of scans lasts for the whole run, with scans that are far apart. Scans run after an
-iteration in which a counter reached a new maximum, and from time to time to find growth that the counters do not show.
-A scan that finds nothing new delays the next scan. The first scans are not limited. Later scans use a small fraction of
-the run time. While memory grows, scheduled scans are not limited, because their number is proportional to the logarithm
-of the number of iterations.
+One additional series of scans therefore lasts for the whole run, with scans that are far apart. A scan runs after an
+iteration in which a counter reached a new maximum. A scan also runs from time to time to find growth that the counters
+do not show. A scan that finds nothing new delays the next scan. The first scans are not limited, and later scans use a
+small fraction of the run time. While memory grows, scheduled scans are not limited, because their number is
+proportional to the logarithm of the number of iterations.
 """
 
 import time
@@ -22,45 +24,38 @@ from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import ScanWindow
 
 UNTIMED_FACTOR = 2.0
-"""The total time that sampling an iteration costs, divided by the part of this time that can be measured. The value
-comes from `bench.overhead.watch`.
+"""The total cost of sampling an iteration, divided by the cost that can be measured. The value comes from
+`bench.overhead.watch`.
 """
 FREE_ITERATIONS = 256
 MAX_DISTANCE = 16
 MAX_DISTANCE_FRACTION = 1 / 64
 FIRST_RARE_SCAN = 5
-"""Before this iteration, a new maximum of a counter does not start a scan. After a scan, the next scan is due when the
-number of iterations has grown by half. From iteration `STEADY_FROM` on, it is due when the number has grown by a
-quarter.
+"""Before this iteration, a new maximum of a counter does not start a scan. The next scan is due when the number of
+iterations has grown by half. From iteration `STEADY_FROM` on, it is due when the number has grown by a quarter.
 """
 STEADY_FROM = 22
-"""Steady growth is recorded from this iteration on. To be steady, the growth must be visible in several scans in the
-last two thirds of the run.
+"""Steady growth is recorded from this iteration on. Growth is steady only if it is visible in several scans in the last
+two thirds of the run.
 """
 FREE_SCANS = 16
 MAX_DELAY_EXPONENT = 6
 
 
 class SamplingBudget:
-    """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled
-    iteration.
-    """
+    """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled iteration."""
 
     def __init__(self, fraction: float, *, free: int = FREE_ITERATIONS) -> None:
-        """`fraction` is the maximum fraction of the run time that samples may use. `free` is the number of iterations
-        at the start that are always sampled.
-        """
+        """Samples may use at most `fraction` of the run time. The first `free` iterations are always sampled."""
         self.fraction = fraction
         self.expects_sample = True
-        """Whether the iteration that starts now will probably be sampled. If so, the backward passes of this iteration
-        are marked.
-        """
+        """True if the iteration that starts now will probably be sampled. Its backward passes are then marked."""
         self._next = 0.0
         self._debt = 0.0
         self._last = 0.0
         self._free = free
         self._iterations = self._sampled = 0
-        """`_iterations` counts all iterations, and `_sampled` is the number of the last sampled iteration."""
+        """The number of iterations so far, and the number of the last sampled iteration."""
 
     def is_due(self, now: float) -> bool:
         self._iterations += 1
@@ -75,7 +70,7 @@ class SamplingBudget:
         return due
 
     def spend(self, now: float, seconds: float, *, again: bool) -> None:
-        """Add the cost of a sampled iteration. With `again`, the next iteration is sampled regardless of the cost."""
+        """Add the cost of a sampled iteration. With `again`, the next iteration is sampled whatever the cost."""
         if self._free:
             return
         self._debt += UNTIMED_FACTOR * seconds
@@ -88,7 +83,7 @@ class SamplingBudget:
 
     def _expect(self, now: float) -> None:
         """Predict whether the next iteration will be sampled, assuming that it takes about as long as the last
-        iteration. Marking an iteration that is not sampled costs little, but not marking a sampled iteration delays the
+        iteration. Marking an iteration that is not sampled costs little. Not marking a sampled iteration delays the
         report.
         """
         soon = now + 1.2 * (now - self._last) >= self._next
@@ -103,9 +98,7 @@ class RareGrowthScans:
     """Decides when to scan for rare growth. Call `is_due` after an iteration, then `scan`."""
 
     def __init__(self, window: ScanWindow, fraction: float) -> None:
-        """`fraction` is the maximum fraction of the run time that scans may use, after the first scans, which are not
-        limited.
-        """
+        """Scans may use at most `fraction` of the run time. The first scans are not limited."""
         self._window = window
         self.steady = window.steady
         self._fraction = fraction
@@ -115,11 +108,10 @@ class RareGrowthScans:
         self._started = time.perf_counter()
         self._seconds = 0.0
         self._in_use = 0
-        """The value of `in_use` at the last scan."""
 
     def is_due(self, iteration: int, *, new_maximum: bool, in_use: int) -> bool:
         """Return whether a scan is due. `new_maximum` means that a counter has reached a new maximum. `in_use` is the
-        lowest memory use in bytes that was measured after one of the last iterations.
+        lowest memory use in bytes after any of the last iterations.
         """
         scheduled = iteration >= self._next
         if not scheduled and not (new_maximum and iteration >= self._not_before):

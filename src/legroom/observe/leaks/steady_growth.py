@@ -1,11 +1,12 @@
-"""Searches for the objects that keep storages alive, if the number of live storages grows steadily over most of the run (see
+"""Finds the objects that keep storages alive, if the number of live storages grows steadily over most of the run (see
 `survivors`).
 
-The result is only reported at the end of the run, if no other leak was found, because some healthy containers are
-filled slowly. Steady growth is sufficient evidence of a leak. In a short series of scans, a container is not a leak if
-the source contains code that empties it. If the growth is steady, the container can be a leak even if this code exists,
-because the growth shows that the code did not run. A container is excluded only if it limits its own length, such as
-`deque(maxlen=...)`, or if the source checks its length.
+Some healthy containers are filled slowly. The result is therefore reported only at the end of the run, if no other leak
+was found.
+
+In a short series of scans, a container is not a leak if the source contains code that empties it. If the growth is
+steady, this code did not run, so the container can be a leak. A container is excluded only if it limits its own length,
+such as `deque(maxlen=...)`, or if the source checks its length.
 """
 
 import weakref
@@ -37,15 +38,15 @@ from legroom.observe.leaks.suspects import (
 from legroom.observe.source.user_files import is_user_file
 
 MAX_ENSEMBLE = 8
-"""If a container has at most this many models, the program probably retains them on purpose."""
+"""A program probably retains up to this many models in a container on purpose."""
 MIN_LENGTH = 8
 """A container with fewer items than this is reported only if no container with more items is found."""
 NUMBER_BYTES = 8
-"""A host tensor with at most this many bytes is a single number, and a list of numbers is not a leak."""
+"""A host tensor of at most this many bytes is a single number. A list of numbers is not a leak."""
 MIN_HOST_BYTES = 4096
-"""Host memory that grows by fewer bytes per iteration is not reported: it takes 250,000 iterations to fill 1 GB."""
+"""Host memory that grows by fewer bytes per iteration is not reported. Filling 1 GB takes 250,000 such iterations."""
 UNROLLED_CALLS = 100
-"""Up to this many calls to a model may be the time steps of one graph."""
+"""The maximum number of calls to a model that may be the time steps of one graph."""
 ABOVE_COUNTER = 64
 """If a container has this many items, a condition such as `if step < 10:` around the storing line does not limit its
 length.
@@ -53,11 +54,9 @@ length.
 
 
 class SteadyGrowth:
-    """Records the survivors of each scan, and searches for their holders."""
-
     def __init__(self, iterations: IterationTracker, on_device: Callable[[torch.Tensor], bool]) -> None:
         self.suspects: list[Suspect] = []
-        """The suspects of the last scan, which are reported if the run ends before the next scan."""
+        """The suspects of the last scan. They are reported if the run ends before the next scan."""
         self.history = SurvivorHistory()
         self._iterations = iterations
         self._on_device = on_device
@@ -68,7 +67,6 @@ class SteadyGrowth:
 
     @property
     def grows(self) -> bool:
-        """Whether the last scan found steady growth."""
         return bool(self._targets)
 
     def record(
@@ -112,7 +110,6 @@ class SteadyGrowth:
             self.suspects = []
 
     def search(self, iteration: int) -> None:
-        """Search for the holders of the chosen survivors."""
         self.suspects = []
         for size, targets in self._targets.items():
             found = HolderFinder().find(targets, self._created_in, min_length=MIN_LENGTH)
@@ -182,14 +179,14 @@ class SteadyGrowth:
 
 
 def is_ensemble(holder: FoundHolder) -> bool:
-    """Return whether the container contains only a few models, so the program may keep them on purpose."""
+    """Return whether the container contains only a few models. The program may keep them on purpose."""
     return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
 
 
 def _as_linked(holder: FoundHolder) -> FoundHolder:
-    """If linked objects (a tree, a list of states) retain the tensor, return a holder with the name of the attribute
-    through which the objects refer to each other. Otherwise, return `holder`. If the path through the linked objects is
-    too long for the search, the objects are treated as a container.
+    """Return a holder with the name of the attribute through which linked objects (a tree, a list of states) refer to
+    each other. Return `holder` if no linked objects retain the tensor. If the path through the linked objects is too
+    long for the search, they are treated as a container.
     """
     path, usage, target = holder.path, holder.usage, holder.target
     if path.is_truncated:

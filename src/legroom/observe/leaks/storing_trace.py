@@ -1,14 +1,14 @@
-"""If the source code does not show which line stores items in a container, this module finds the line by tracing the
-program.
+"""Finds the line that stores items in a container by tracing the program, if the source code does not show the line.
 
 The detector first searches the source code for the name of the container, which does not slow down the loop. This
 search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no source
-code. The search finds too many lines if several lines store items under the same name. In these cases, the user's lines
-are traced for at most two iterations, until the container grows once. If the tensors in a small container are replaced
-and none are added, the trace ends when a tensor is replaced. The trace always ends after `MAX_EVENTS`, because a
-program may run for a long time after its last iteration. A trace function that is already set (by a debugger or a
-coverage tool) is not replaced. The trace keeps a reference to the container. The trace drops this reference when no
-other object references the container.
+code. It finds too many lines if several lines store items under the same name. In these cases, the user's lines are
+traced for at most two iterations, until the container grows once. If the tensors in a small container are replaced and
+none are added, the trace ends when a tensor is replaced. The trace always ends after `MAX_EVENTS`, because a program
+may run for a long time after its last iteration.
+
+A trace function that a debugger or a coverage tool has set is not replaced. The trace keeps a reference to the
+container until no other object references the container.
 """
 
 import gc
@@ -30,8 +30,8 @@ class StoringTrace:
     """Traces one container from `begin` to `end`. `line` is the storing line once it is found."""
 
     def __init__(self, container: int, *, replaced: bool = False) -> None:
-        """`container` is the `id` of the container. `replaced` means that the items of the container are replaced, and
-        the container does not grow.
+        """`container` is the `id` of the container. `replaced` means that its items are replaced and that it does not
+        grow.
         """
         self.line: Frame | None = None
         self._container_id = container
@@ -40,11 +40,11 @@ class StoringTrace:
         self._state: Any = 0
         self._events = 0
         self._lines: dict[int, int] = {}
-        """Maps the `id` of a frame to the last line that ran in this frame."""
+        """The last line that ran in each frame, by the `id` of the frame."""
         self._trace = self._event  # one bound method, so that it can be compared by identity
 
     def begin(self, frame: FrameType | None) -> bool:
-        """Start tracing in `frame` and its callers. Returns False if tracing is not possible."""
+        """Start tracing in `frame` and its callers. Return False if tracing is not possible."""
         if sys.gettrace() is not None:
             return False
         self._container = next((each for each in gc.get_objects() if id(each) == self._container_id), None)
@@ -91,7 +91,7 @@ class StoringTrace:
         return self._trace
 
     def _measure(self) -> Any:
-        """Return a value that changes when an item is stored: the length of the container, or the identities and
+        """Return a value that changes when an item is stored. It is the length of the container, or the identities and
         versions of its tensors.
         """
         if not self._replaced:
@@ -100,8 +100,7 @@ class StoringTrace:
         return [(id(value), _version_of(value)) for value in list(values) if isinstance(value, torch.Tensor)]
 
     def _found_in(self, frame: FrameType | None) -> None:
-        """Record that the item was stored by the previous line of this frame, or of its nearest caller in the user's
-        code."""
+        """Record that the previous line of this frame, or of its nearest caller in the user's code, stored the item."""
         while frame is not None and not is_user_file(frame.f_code.co_filename):
             frame = frame.f_back
         self._container = None
@@ -111,6 +110,7 @@ class StoringTrace:
 
 
 def _version_of(tensor: torch.Tensor) -> int:
-    """Return the number of times that a tensor was modified in place (`total.add_(loss)`). The result is 0 for
-    inference tensors, which have no version."""
+    """Return how often a tensor was modified in place (`total.add_(loss)`), or 0 for inference tensors, which have no
+    version.
+    """
     return 0 if tensor.is_inference() else tensor._version

@@ -1,12 +1,15 @@
 """Finds groups of storages that stay alive and whose number grows over most of the run.
 
-The series of scans in a few consecutive iterations cannot distinguish a leak from a container that is being filled. A
-leak grows until the end of the run, and none of its storages is freed. At each of the infrequent scans, this module
-counts the live storages of each size. The counts are grouped by the scan in which the storages were first seen.
+Scans in a few consecutive iterations cannot distinguish a leak from a container that is being filled. A leak grows
+until the end of the run, and none of its storages is freed. At each of the infrequent scans, this module counts the
+live storages of each size. The counts are grouped by the scan in which the storages were first seen.
 
 The growth of a group of storages (one size, or all sizes together) is steady if three conditions hold in the last two
-thirds of the run. The number of storages that survived at least one scan is larger at every scan. The rate of the growth
-stays about the same. Nearly none of these storages is freed.
+thirds of the run:
+
+- The number of storages that survived at least one scan is larger at every scan.
+- The rate of the growth stays about the same.
+- Nearly none of these storages is freed.
 
 A container that is full after a third of the run, that is emptied, or whose items are replaced does not pass this test.
 """
@@ -21,14 +24,14 @@ import torch
 from legroom.observe.leaks.live_objects import bytes_of
 
 MIN_ITERATIONS = 24
-"""Growth is not considered steady before this number of iterations."""
+"""Before this number of iterations, growth does not count as steady."""
 MIN_SCANS = 4
 """Growth is steady only if there are at least this many scans in the last two thirds of the run."""
 MIN_DISTANCE = 1 / 16
-"""The minimum number of iterations between two scans that are compared, as a fraction of all iterations so far."""
+"""The minimum distance between two compared scans, as a fraction of all iterations so far."""
 MIN_RATE = 0.4
-"""Growth is steady only if the growth per iteration between any two consecutive scans is at least this fraction of the
-mean growth per iteration.
+"""Growth is steady only if it never slows down below this fraction of the mean growth per iteration. The growth is
+measured between consecutive scans.
 """
 MAX_FREED = 0.1
 """Growth is steady only if at most this fraction of the added storages is freed."""
@@ -37,7 +40,7 @@ TENSORS_PER_GROUP = 4
 ALL_SIZES = -1
 
 _Counts = Counter[tuple[int, int]]
-"""The number of live storages for each pair (size, number of the scan in which they were first seen)."""
+"""The number of live storages for each size and each scan in which they were first seen."""
 
 
 class _Scan(NamedTuple):
@@ -48,20 +51,16 @@ class _Scan(NamedTuple):
 
 
 class SurvivorHistory:
-    """Counts, at each scan, the storages that have survived earlier scans. This class stores only numbers, no
-    references.
-    """
+    """Counts, at each scan, the storages that have survived earlier scans. Only numbers are stored, no references."""
 
     def __init__(self) -> None:
         self._scans: list[_Scan] = []
 
     @property
     def last_iteration(self) -> int:
-        """The iteration of the last scan, or 0 before the first scan."""
         return self._scans[-1].iteration if self._scans else 0
 
     def record(self, iteration: int, by_first_scan: Mapping[int, Iterable[torch.Tensor]]) -> None:
-        """Record the live tensors of a scan, one per storage."""
         counts: _Counts = Counter()
         for first, tensors in by_first_scan.items():
             for tensor in tensors:
@@ -70,8 +69,8 @@ class SurvivorHistory:
         self._scans.append(_Scan(iteration, self.last_iteration, counts))
 
     def steady_sizes(self) -> list[int]:
-        """Return the storage sizes of the groups that grow steadily. The group that grows by the most bytes comes
-        first. The result is `[ALL_SIZES]` if no single group grows steadily, but the total number of storages does.
+        """Return the storage sizes of the groups that grow steadily, by growth in bytes. If only the total number of
+        storages grows steadily, return `[ALL_SIZES]`.
         """
         recent = self._recent()
         if len(recent) < MIN_SCANS:
@@ -82,7 +81,7 @@ class SurvivorHistory:
         return single[:MAX_GROUPS] or [size for size in steady if size == ALL_SIZES]
 
     def growth_per_iteration(self, size: int) -> float:
-        """Return the number of storages of this size that are added per iteration, or 0 if the growth is not steady."""
+        """Return how many storages of this size are added per iteration, or 0 if the growth is not steady."""
         return _steady_rate(self._recent(), size)
 
     def survivors(self, size: int) -> int:
@@ -95,8 +94,8 @@ class SurvivorHistory:
     def sample(
         self, size: int, by_first_scan: Mapping[int, list[torch.Tensor]], on_device: Iterable[int]
     ) -> list[torch.Tensor]:
-        """Return surviving tensors of different ages, newest first. Storages first seen in the newest scan are
-        excluded, because they may be temporary. `on_device` contains the `id`s of the tensors to choose from.
+        """Return surviving tensors of different ages, newest first. Storages first seen in the newest scan may be
+        temporary, so they are excluded. `on_device` contains the `id`s of the tensors to choose from.
         """
         allowed = set(on_device)
         firsts = [first for first in sorted(by_first_scan, reverse=True) if 1 < first < len(self._scans)]
@@ -113,8 +112,8 @@ class SurvivorHistory:
         return chosen
 
     def _recent(self) -> list[tuple[int, _Scan]]:
-        """Return the scans in the last two thirds of the run, each with its number. Scans that follow each other closely
-        are omitted, because rare growth is not visible between them.
+        """Return the scans in the last two thirds of the run, each with its number. Rare growth is not visible between
+        scans that follow each other closely, so these are omitted.
         """
         last = self.last_iteration
         if last < MIN_ITERATIONS:
@@ -169,8 +168,8 @@ class DeviceTrend:
             self._samples = [each for each in self._samples if not each[0] % self._every]
 
     def growth_at_end(self) -> int | None:
-        """Return the number of bytes by which the device memory grew in the second half of the run, or None if it is
-        unknown. Temporary tensors do not affect the result, because the minimum over several iterations is used.
+        """Return by how many bytes device memory grew in the second half of the run, or None if unknown. The minimum
+        over several iterations is used, so temporary tensors do not affect the result.
         """
         count = len(self._samples) // 8
         if count < 2 or not any(size for _, size in self._samples):

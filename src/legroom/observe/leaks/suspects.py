@@ -1,5 +1,4 @@
-"""Finds the variables that retain tensors that should have been freed, and checks whether the source code explains why
-they are retained.
+"""Finds the variables that retain tensors that should have been freed, and checks whether the source code explains why.
 
 A tensor is traced to the variable that retains it (`holders.paths`) and to the line that stores it
 (`source.storing_lines`). A container is not a leak if it is bounded or emptied, or if it belongs to a call that will
@@ -48,18 +47,18 @@ MAX_SEARCH_SECONDS = 0.4
 this thread, so the machine load does not affect the result.
 """
 MAX_FRUITLESS_SECONDS = 4.0
-"""If no holder is found, no further search starts after this number of seconds, so that a huge heap does not block the
+"""If no holder was found, no further search starts after this number of seconds. A huge heap then does not block the
 loop.
 """
 MANY_ITEMS = 20
-"""If a container has this many items and still grows although the source code limits its length, the limit is assumed
+"""A container with this many items may still grow although the source code limits its length. The limit is then assumed
 to be too high to prevent a leak.
 """
 COLLECTED_RESULTS = 48
-"""An evaluation that collects its results on the device and then reads them may have up to this many iterations."""
+"""The maximum number of iterations of an evaluation that collects its results on the device before it reads them."""
 MIN_ITERATIONS = 4
-"""If nodes from at least this number of earlier iterations are alive, they indicate a leak. Nodes of fewer iterations
-may be alive by coincidence.
+"""Live nodes from at least this number of earlier iterations indicate a leak. Nodes of fewer iterations may be alive by
+coincidence.
 """
 
 
@@ -70,32 +69,29 @@ class Suspect(NamedTuple):
     may_be_warming_up: bool
     length: int
     container_to_trace: int = 0
-    """The `id` of the container if its storing line must be found by tracing, because the source code does not show
-    this line. Otherwise 0.
-    """
+    """The `id` of the container if its storing line must be found by tracing, otherwise 0."""
     replaced: bool = False
-    """Whether the items of the container are replaced by larger items, while the number of items stays the same."""
+    """True if the items of the container are replaced by larger items, while their number stays the same."""
     exceeds_limit: bool = False
-    """Whether the source limits the container, but the limit is too large for items of this kind."""
+    """True if the source limits the container, but the limit is too large for items of this kind."""
     min_rate: float = 0.9
-    """The container is not a leak if it adds fewer items per iteration than this number during the warm-up time."""
+    """During the warm-up time, a container that adds fewer items per iteration than this number is not a leak."""
     min_iterations: int = 0
-    """Growth that ends before this number of iterations is not a leak, as in a short evaluation that collects its
-    results.
+    """Growth that ends before this number of iterations is not a leak. An example is a short evaluation that collects
+    its results.
     """
     at_end: bool = False
-    """Whether the leak is only certain if the growth continues until the end of the run."""
+    """True if the leak is certain only if the growth continues until the end of the run."""
     retained: "weakref.ref[torch.Tensor] | None" = None
     """A retained tensor. If the loop frees this tensor later, the growth is not a leak."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
-"""The tensors whose holders the search must find. During the search, Legroom must not keep references to these
-tensors."""
+"""The tensors whose holders must be found. During the search, Legroom must not keep references to these tensors."""
 
 
 def holder_being_built() -> HolderPath:
-    """Return the holder of a graph that no Python object references. A running statement retains the graph, as in
+    """Return the holder of a graph that no Python object references. A running statement retains such a graph, as in
     `total = sum(loss(x) for x in data)`.
     """
     for file, line, function in Variables(sys._getframe(1)).lines:
@@ -114,7 +110,7 @@ def holder_being_built() -> HolderPath:
 
 
 class FoundHolder(NamedTuple):
-    """A variable that retains a tensor, with the uses of the variable in the source code and the `id` of the tensor."""
+    """A variable that retains a tensor, its uses in the source code, and the `id` of the tensor."""
 
     path: HolderPath
     usage: NameUsage
@@ -129,7 +125,6 @@ class HolderFinder:
         self._variables: Variables | None = None
         self._explained: set[int] = set()
         self.found = False
-        """Whether any holder was found."""
 
     def find(self, targets: Targets, created_in: dict[int, int], min_length: int = 0) -> list[FoundHolder]:
         if not targets:
@@ -176,13 +171,13 @@ class HolderFinder:
 
 
 def _is_overwritten(path: HolderPath, usage: NameUsage) -> bool:
-    """Return whether the tensor is the value of a variable that is assigned again in each iteration."""
     return path.how == "variable" and not path.is_attribute and usage.is_reassigned_in_loop
 
 
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
-    """Yield a `Suspect` for a variable that retains tensors. Yield nothing if the source code shows that the variable
-    is not a leak."""
+    """Yield a `Suspect` for a variable that retains tensors, unless the source code shows that the variable is not a
+    leak.
+    """
     path, usage = holder.path, holder.usage
     # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
@@ -256,7 +251,6 @@ def as_series(suspect: Suspect, *, collects: bool) -> Suspect:
 
 
 def leak_how(path: HolderPath, usage: NameUsage) -> LeakHolder:
-    """Return the way in which a variable retains the tensors."""
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
         carried = any(
             each.uses_itself and not each.adds and not each.concatenates for each in usage.statements
@@ -266,7 +260,7 @@ def leak_how(path: HolderPath, usage: NameUsage) -> LeakHolder:
 
 
 def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
-    """Return the statements that may have stored the tensor, with the most likely statement first."""
+    """Return the statements that may have stored the tensor, most likely first."""
     if path.how == "cache":
         return []  # the cached function itself is named
     usage = usage._replace(statements=tuple(each for each in usage.statements if is_user_file(each.file)))
@@ -283,9 +277,7 @@ def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatem
 
 
 def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
-    """Return two values: the path up to the name under which items are stored, and the uses of this name in the source
-    code.
-    """
+    """Return the path up to the name under which items are stored, and the uses of this name in the source code."""
     if path.how == "unknown":
         return path, storing_lines.NO_USAGE
     if path.how == "cache":
@@ -319,8 +311,9 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
 
 
 def linked_name(path: HolderPath) -> StoredName | None:
-    """Return the attribute through which objects of one class reference each other (`node.parent`), if the path contains
-    it at least twice."""
+    """Return the attribute through which objects of one class reference each other (`node.parent`). The path must
+    contain it at least twice.
+    """
     # An item of a dict (`state.params["weight"]`) is stored under the attribute of the dict, so it is not another link.
     links = [name for name in path.names if name.is_attribute and name.name.endswith(f".{name.stored_as}")]
     owners = [(name.stored_as, name.classes) for name in links if name.classes]
@@ -332,7 +325,7 @@ def linked_name(path: HolderPath) -> StoredName | None:
 
 def usage_of_links(name: StoredName) -> NameUsage:
     """Return the statements in which an object stores a reference to another object of its class. If no statement
-    assigns the attribute, the calls that create the objects are returned.
+    assigns the attribute, return the calls that create the objects.
     """
     usage = _usage_of(name)
     return (
@@ -343,8 +336,8 @@ def usage_of_links(name: StoredName) -> NameUsage:
 
 
 def _feeding_calls(path: HolderPath) -> NameUsage:
-    """Return the method calls in the user's code that pass values to the library object on the path. If several
-    variables refer to the object, the one with the shortest path to the container comes first (`self.optimizer` before
+    """Return the method calls in the user's code that pass values to the library object on the path. Several variables
+    may refer to the object. The variable with the shortest path to the container comes first (`self.optimizer` before
     `trainer`).
     """
     for name in path.names:
@@ -365,8 +358,8 @@ def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
 
 
 def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
-    """Return the name in the user's code for the library object that owns the container (`Queue.queue`). Also return
-    the uses of this name in the source code.
+    """Return the name in the user's code for the library object that owns the container (`Queue.queue`), and the uses
+    of this name.
     """
     for name in path.names:
         if name.file is None or not is_user_file(name.file):
@@ -381,8 +374,8 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
 
 def can_accumulate(holder: FoundHolder) -> bool:
     """Return whether the found variable can retain tensors from many iterations. A plain variable retains the tensors
-    of one iteration, unless it is computed from itself. If a container is reassigned in every iteration, such as a
-    sample from a buffer, it also retains the tensors of only one iteration.
+    of one iteration, unless it is computed from itself. A container that is reassigned in every iteration, such as a
+    sample from a buffer, also retains the tensors of only one iteration.
     """
     path, usage = holder.path, holder.usage
     if usage.is_reassigned_in_loop:
@@ -407,8 +400,8 @@ def with_own_graphs(holders: Sequence[FoundHolder], parts: Mapping[int, GraphPar
 
 
 def min_length_at(iteration: int) -> int:
-    """Return the minimum length at which a container that grows in every iteration is reported. Early in a run, the
-    minimum is smaller.
+    """Return the minimum length at which a container that grows in every iteration is reported. The minimum is smaller
+    early in a run.
     """
     return min(max(iteration - 1, 3), 64)
 
@@ -429,7 +422,7 @@ def is_temporary(holder: FoundHolder) -> bool:
 
 def is_collectable(holder: FoundHolder) -> bool:
     """Return whether the garbage collector will free the tensors, because a reference cycle without a name retains
-    them. If the garbage collector is disabled, the result is True only if the program calls `gc.collect()` in a loop.
+    them. If the garbage collector is disabled, the program must call `gc.collect()` in a loop.
     """
     if holder.path.how != "cycle":
         return False
@@ -439,7 +432,6 @@ def is_collectable(holder: FoundHolder) -> bool:
 
 
 def _running_files() -> Iterator[str]:
-    """Yield the user's files whose code is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
@@ -472,7 +464,7 @@ def is_read(holder: FoundHolder, *, by_key: bool = False) -> bool:
 
 def is_sequence(holder: FoundHolder) -> bool:
     """Return whether calls to a model extend a sequence that is the input of the next call, such as a generated text
-    and its key-value cache. The growth of this sequence is not a leak, because the sequence ends.
+    and its key-value cache. Such a sequence ends, so its growth is not a leak.
     """
     path, usage = holder.path, holder.usage
     if path.contains_tokens:
@@ -485,8 +477,9 @@ def is_sequence(holder: FoundHolder) -> bool:
 def is_fed_back(
     named: StoredName | NamedTensor, usage: NameUsage, statement: StoringStatement | None
 ) -> bool:
-    """Return whether a loop passes a variable to the call that computes its next value, or whether a method empties an
-    attribute before a new sequence."""
+    """Return whether a loop passes a variable to the call that computes its next value. Also return True if a method
+    empties an attribute before a new sequence.
+    """
     if named.is_attribute and usage.may_reset:
         return True
     return statement is not None and is_passed_in_loop(named.stored_as, statement.file, statement.line)

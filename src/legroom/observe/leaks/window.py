@@ -1,12 +1,13 @@
 """A series of heap scans, one after each iteration, that determines whether memory is retained.
 
-A scan looks for three kinds of leaks. A `graph` leak means that nodes of several earlier iterations are alive. PyTorch
-numbers its nodes, so one scan is enough. A `tensor` leak means that each recent scan found new storages, and that these
-storages are still alive. A `larger` leak means that the tensor of a variable is larger in every scan, and that the
-source code computes the variable from itself.
+A scan looks for three kinds of leaks:
+
+- `graph`: nodes of several earlier iterations are alive. PyTorch numbers its nodes, so one scan is enough.
+- `tensor`: each recent scan found new storages, and these storages are still alive.
+- `larger`: the tensor of a variable is larger in every scan, and the source code computes the variable from itself.
 
 For each kind of leak, the scan finds the variable that retains the tensors (`holders.paths`) and the line that stores
-the tensors (`source.storing_lines`). A container that the source code bounds or empties is not a leak.
+them (`source.storing_lines`). A container that the source code bounds or empties is not a leak.
 """
 
 import sys
@@ -66,19 +67,20 @@ from legroom.observe.source.storing_lines import find_usage
 MAX_SCANS = 7
 ITERATIONS_BEFORE_FIRST_STEP = 16
 """Before the first optimizer step, retained graphs indicate a leak only after this number of iterations. Until then,
-the micro-batches of one accumulated step may share a graph."""
+the micro-batches of one accumulated step may share a graph.
+"""
 TENSOR_SCANS = 2
-"""Tensors are reported as a leak only if all storages that were new in this number of scans are still alive. The first
-scan does not count.
+"""Tensors are a leak only if all storages that were new in this number of scans are still alive. The first scan does
+not count.
 """
 LARGER_SCANS = 4
 RENEWED_SCANS = 3
-"""If the loop replaces its tensors in each iteration, they are reported as a leak only if the number of new storages
-rises in this many consecutive scans.
+"""If the loop replaces its tensors in each iteration, they are a leak only if the number of new storages rises in this
+many consecutive scans.
 """
 RARE_SCANS = 3
-"""If scans are infrequent, tensors are reported as a leak only if the storages that were new in this number of scans
-are alive and in one container.
+"""If scans are infrequent, tensors are a leak only if the storages that were new in this number of scans are alive and
+in one container.
 """
 _MAX_AGE = 10
 
@@ -91,31 +93,28 @@ class _Observations:
     nodes_per_iteration: int = 0
     bytes_per_iteration: int = 0
     parts: dict[int, GraphPart] = field(default_factory=dict)
-    """Maps the `id` of each tensor in `old` and `carrying` to the part of its graph (nodes and bytes) that one
-    iteration created."""
+    """The part of a tensor's graph that one iteration created, by the `id` of each tensor in `old` and `carrying`."""
     old: Targets = field(default_factory=list)
     """Tensors from earlier iterations that still have a graph."""
     carrying: Targets = field(default_factory=list)
     """New tensors whose graph includes nodes of earlier iterations."""
     accumulated: Targets = field(default_factory=list)
     accumulated_sizes: dict[int, int] = field(default_factory=dict)
-    """Maps the `id` of each tensor that stayed alive after one iteration to its size in bytes."""
+    """The size in bytes of each tensor that stayed alive after one iteration, by the `id` of the tensor."""
     renews: bool = False
-    """Whether each iteration frees all tensors in `accumulated` and creates a larger number of tensors instead."""
+    """True if each iteration frees all tensors in `accumulated` and creates a larger number of tensors instead."""
     views: dict[int, int] = field(default_factory=dict)
-    """Maps the `id` of a tensor in `accumulated` to the `id` of the tensor in `accumulated_sizes` with the same
-    storage."""
+    """For the `id` of a tensor in `accumulated`, the `id` of the tensor in `accumulated_sizes` with the same storage.
+    """
     accumulates_on_host: bool = False
-    """Whether all accumulated tensors are on the host, although the program also has tensors on a device."""
+    """True if all accumulated tensors are on the host, although the program also has tensors on a device."""
     with_graph: frozenset[int] = frozenset()
     """The `id`s of the tensors in `accumulated` that have a graph."""
     nodes_of_iteration: int = 0
     with_gradient_graph: Targets = field(default_factory=list)
-    """Parameters whose gradients have a graph."""
     created_in: dict[int, int] = field(default_factory=dict)
-    """Maps the `id` of a tensor to the iteration in which it was created or first found."""
+    """The iteration in which each tensor was created or first found, by the `id` of the tensor."""
     suspicious: bool = False
-    """Whether another scan should follow."""
 
 
 class ScanWindow:
@@ -129,36 +128,30 @@ class ScanWindow:
         on_device: Callable[[torch.Tensor], bool],
         rare: bool = False,
     ) -> None:
-        """By default, a scan runs after every iteration. With `rare`, scans run only when tensors may have been added."""
         self.scans = 0
         self.adds = False
-        """Whether storages that were first seen in the previous scan are still alive."""
+        """True if storages that were first seen in the previous scan are still alive."""
         self.quiet = True
-        """Whether the last scan found nothing suspicious."""
         self.found_holder = False
-        """Whether the last scan found a holder."""
         self.reported: set[LeakKind] = set()
-        """The kinds of leaks that were already reported. The scans do not search for these kinds again, so that they
-        can find other kinds."""
+        """The kinds of leaks that were already reported. The scans search only for the other kinds."""
         self._numbers = numbers
         self._iterations = iterations
         self._rare = rare
         self.steady = SteadyGrowth(iterations, on_device)
         """The growth over most of the run, recorded by rare scans."""
         self._scanned_at: list[int] = []
-        """The iteration of each scan."""
         self._on_device = on_device
         self._returned: set[tuple[object, ...]] = set()
         self._storages = StorageTracker()
         self._counts: list[int] = []
         self._new_counts: list[int] = []
-        """The number of new storages in each scan."""
         self._sizes: dict[NamedTensor, list[int]] = {}
         self._lengths: dict[tuple[str, str | None], int] = {}
-        """Maps the name and file of a holder to its length when it was first found."""
+        """The length of each holder when it was first found, by name and file."""
 
     def scan(self, iteration: int) -> list[Suspect]:
-        """Run a scan. Call this method at the end of an iteration."""
+        """Run a scan at the end of an iteration."""
         self.scans += 1
         self._scanned_at.append(iteration)
         with torch._C.DisableTorchFunction():
@@ -179,8 +172,9 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """Return whether this leak is reported for the first time. A list of tensors with graphs is a leak of both
-        kinds, `graph` and `tensor`. The kind `graph` is reported first, because its numbers are more complete."""
+        """Return whether this leak is reported for the first time. A list of tensors with graphs is both a `graph` and
+        a `tensor` leak. The kind `graph` is reported first, because its numbers are more complete.
+        """
         known = leak.identity in self._returned
         self._returned.add(leak.identity)
         return not known
@@ -286,7 +280,8 @@ class ScanWindow:
 
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Return one list for each of the last scans, newest first. A list contains the live tensors that were first
-        seen in its scan. The result is empty if there were not enough scans."""
+        seen in its scan. The result is empty if there were not enough scans.
+        """
         if self._rare:
             scans = [scan for scan in by_first_scan if 1 < scan < self.scans]
             return [
@@ -300,7 +295,8 @@ class ScanWindow:
 
     def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
         """Return whether graphs of enough iterations are alive, and the newest graph is recent. The newest graph must
-        be from the last two iterations, or slightly older if a graph is retained only every few iterations."""
+        be from the last two iterations, or slightly older if a graph is retained only every few iterations.
+        """
         if len(retained) < MIN_ITERATIONS:
             return False
         apart = max(after - before for before, after in pairwise(retained[-MIN_ITERATIONS:]))
@@ -311,8 +307,9 @@ class ScanWindow:
         return self._iterations.by_model_calls and iteration < UNROLLED_CALLS
 
     def _is_conclusive(self, evaluating: bool) -> bool:
-        """Return whether retained graphs indicate a leak. Before the first optimizer step, retained graphs may belong
-        to the micro-batches of that step."""
+        """Return whether retained graphs indicate a leak. Before the first optimizer step, they may belong to the
+        micro-batches of that step.
+        """
         if (
             self._iterations.has_stepped
             or self._iterations.without_optimizer
@@ -340,8 +337,9 @@ class ScanWindow:
     # --- from observations to suspects
 
     def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
-        """Return the variables and containers that retain old tensors with a graph. If no variable retains old tensors,
-        return the variable that retains a new tensor whose graph includes the old nodes."""
+        """Return the variables and containers that retain old tensors with a graph. If there are none, return the
+        variable that retains a new tensor whose graph includes the old nodes.
+        """
         if not seen.iterations_retained:
             return []
         min_length = MIN_ITERATIONS if self._rare else min_length_at(iteration)
@@ -369,7 +367,8 @@ class ScanWindow:
 
     def _find_gradients(self, seen: _Observations, holders: HolderFinder) -> list[FoundHolder]:
         """Return the variables that retain parameters whose gradients have a graph, and the line of the backward pass
-        that created the graph."""
+        that created it.
+        """
         line = self._iterations.create_graph_line
         if line is None:
             return []
@@ -437,7 +436,6 @@ class ScanWindow:
         return path.iterations >= RARE_SCANS or (not path.iterations and path.length > before)
 
     def _is_longer(self, holder: FoundHolder) -> bool:
-        """Return whether a container is longer than when it was first found."""
         path = holder.path
         return bool(path.container) and path.length > self._lengths.setdefault(
             (path.name, path.file), path.length
@@ -481,14 +479,13 @@ class ScanWindow:
 
 
 def _rises(counts: list[int], scans: int) -> bool:
-    """Return whether the count rose in each of the last scans."""
     last = counts[-scans:]
     return len(last) == scans and all(a < b for a, b in pairwise(last))
 
 
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """Return the number of nodes and the number of bytes that a variable retains from one iteration. The newest
-    iteration is used, because some nodes of older iterations may already be freed.
+    """Return the number of nodes and bytes that a variable retains from one iteration. The newest iteration is used,
+    because some nodes of older iterations may already be freed.
     """
     within = {holder.target, *holder.path.contents}
     retained = [part for key, part in seen.parts.items() if key in within]
@@ -499,9 +496,7 @@ def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
 
 
 def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[torch.Tensor]:
-    """Return some tensors from both ends of the list, because tensors in the same container are often adjacent in the
-    list.
-    """
+    """Return some tensors from both ends of the list. Tensors in the same container are often adjacent in the list."""
     return tensors if len(tensors) <= most else [*tensors[: most // 2], *tensors[-most // 2 :]]
 
 
