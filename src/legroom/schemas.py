@@ -1,7 +1,7 @@
 """The `schema` key of every JSON document that Legroom prints: `legroom.NAME/VERSION`.
 
-A version increases when a key changes its meaning or is removed. `lint --format json` prints a list and has no
-schema key.
+A version increases when a key changes its meaning or is removed. `lint --format json` prints a list and has no schema
+key.
 """
 
 RUN = "legroom.run/1"

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 
 
 def quote(word: str) -> str:
-    """Quote a word for the shell if necessary."""
     return join([word])
 
 
 def join(words: Iterable[str]) -> str:
-    """Join words to a command, with quotes where necessary."""
     if os.name != "nt":
         return shlex.join(words)
     from subprocess import list2cmdline  # imported late, because it takes longer than the rest
@@ -20,7 +18,6 @@ def join(words: Iterable[str]) -> str:
 
 
 def with_variables(variables: Mapping[str, str], command: str) -> str:
-    """Return the text of a command that sets environment variables and then runs `command`."""
     if os.name == "nt":
         return "".join(f'$env:{name}="{value}"; ' for name, value in variables.items()) + command
     return "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items()) + command

@@ -1,7 +1,7 @@
 """Starts a temporary Ray instance, or connects to an existing cluster.
 
-A temporary instance has no dashboard, no usage statistics, and no worker output on the terminal. If the caller has
-started an instance, or passes the address of a cluster, that instance or cluster is used unchanged and left running.
+A temporary instance has no dashboard, no usage statistics, and no worker output on the terminal. An instance that the
+caller has started, or a cluster whose address the caller passes, is used unchanged and left running.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class RayHelp:
     address: str
     """The prefix of an address, for example `address=`."""
     no_cluster: str
-    """Additional advice if there is no cluster."""
+    """Additional advice if no cluster is found."""
     no_ray: str
     """An alternative without Ray."""
 
@@ -90,15 +90,15 @@ def connect_ray(
 
 
 def is_initialized() -> bool:
-    """Return True if the caller has started Ray. The check does not import Ray."""
+    """Return whether the caller has started Ray, without importing Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
 
 @contextlib.contextmanager
 def _without_services() -> Iterator[None]:
-    """Start Ray without autoscaler, log monitor and dashboard, because each of these is a process that takes a second
-    to start.
+    """Start Ray without autoscaler, log monitor and dashboard, because each of them is a process that takes a second to
+    start.
 
     This function uses private Ray functions. If a version of Ray lacks these functions, the services are started, which
     takes one to two seconds longer.
@@ -152,7 +152,6 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside the block, unless the user has set them."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:

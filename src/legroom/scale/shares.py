@@ -1,6 +1,6 @@
 """Splits a global batch among ranks or devices by shares.
 
-Shares are non-negative numbers. Only the ratio of the shares matters. Every rank computes the same split.
+Shares are non-negative numbers, and only their ratio matters. Every rank computes the same split.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,6 @@ def split_by_shares(batch_size: int, shares: Sequence[float]) -> list[int]:
 
 
 def numbers_of(shares: Sequence[float]) -> list[float]:
-    """Return the user's shares as a list."""
     try:
         return [float(share) for share in shares]
     except (TypeError, ValueError):
@@ -36,7 +35,7 @@ def numbers_of(shares: Sequence[float]) -> list[float]:
 
 
 def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: bool) -> list[float]:
-    """Return the user's shares, or equal shares if there are none. Invalid shares are rejected."""
+    """Return the user's shares, or equal shares if `shares` is None. Raises UsageError if they are invalid."""
     if shares is None:
         return [1.0] * count
     given = numbers_of(shares)

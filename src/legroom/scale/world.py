@@ -30,20 +30,16 @@ DEFAULT_TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The rank of this process and the number of ranks, as set in the environment variables."""
-
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
     launched: bool = False
-    """True if a launcher started this process. A launched process has a process group, even with one rank."""
+    """Whether a launcher started this process. A launched process has a process group, even with one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankDevices:
-    """The devices of this rank."""
-
     world: World
     device: torch.device
     devices: tuple[torch.device, ...]
@@ -51,7 +47,6 @@ class RankDevices:
 
 
 def read_world(environ: Mapping[str, str]) -> World:
-    """Read the environment variables of torchrun, `legroom launch` and other launchers."""
     names = ("RANK", "WORLD_SIZE")
     given = [name for name in names if name in environ]
     if not given:
@@ -75,7 +70,7 @@ def read_world(environ: Mapping[str, str]) -> World:
 
 
 def setup_rank(world: World) -> RankDevices:
-    """Return the devices of this rank. For a launched process, the process group is started."""
+    """Return the devices of this rank. In a launched process, the process group is started."""
     started = dist.is_available() and dist.is_initialized()
     if started:
         world = World(
@@ -106,8 +101,8 @@ def _device(world: World) -> torch.device:
 
 
 def _may_have_own_gpu() -> bool:
-    """Return True if each rank may see only its own GPU, as with a job scheduler or a virtual GPU. The visible GPU has
-    index 0 on every rank.
+    """Return whether each rank may see only its own GPU, as with a job scheduler or a virtual GPU. The visible GPU then
+    has index 0 on every rank.
 
     Two ranks with the same GPU are detected after the process group has started.
     """
@@ -121,7 +116,7 @@ def _all_devices(device: torch.device) -> tuple[torch.device, ...]:
 
 
 def _reject_shared_devices(device: torch.device) -> None:
-    """Raise an error if two ranks use the same GPU. NCCL's own error message would not show these ranks."""
+    """Raise an error if two ranks use the same GPU. NCCL's own error message does not name these ranks."""
     if device.type == "cpu" or VirtualGPU._active is not None:
         return
     identity = (socket.gethostname(), str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
@@ -182,7 +177,6 @@ def _destroy_process_group() -> None:
 
 
 def read_timeout(environ: Mapping[str, str]) -> float:
-    """Return the value of LEGROOM_TIMEOUT, or the default timeout."""
     text = environ.get("LEGROOM_TIMEOUT", str(DEFAULT_TIMEOUT))
     try:
         timeout = float(text)

@@ -1,1 +1,1 @@
-"""Renders findings and ledgers as text, HTML and JSON. This package only renders the results of other packages."""
+"""Renders the results of other packages as text, HTML and JSON."""

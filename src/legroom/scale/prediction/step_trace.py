@@ -33,39 +33,34 @@ from legroom.processes import can_fork
 
 T = TypeVar("T")
 MakeStep = Callable[[DeviceCopies], Callable[[], object]]
-"""A function that copies the model and batch to the traced devices, and returns the step."""
+"""Copies the model and the batch to the traced devices, and returns the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """The type of device to trace."""
-
     gpu: GpuSpec
     kernels: bool
-    """True if kernel workspaces are included. A virtual GPU runs no CUDA kernels, so its prediction includes no
-    workspaces."""
+    """Whether kernel workspaces are included. A virtual GPU runs no CUDA kernels, so its prediction includes no
+    workspaces.
+    """
 
     @property
     def capacity(self) -> int:
-        """The number of bytes that PyTorch can use."""
         return self.gpu.usable
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrediction:
-    """The predicted memory of traced steps."""
-
     peaks: tuple[ReplayPeaks, ...]
-    """The peaks of each device."""
     sharded_peaks: tuple[int, ...]
-    """The peaks of one device if weights, gradients and optimizer state are sharded. There is one peak for each
-    requested number of ranks."""
+    """The peak of one device if weights, gradients and optimizer state are sharded, for each requested number of ranks.
+    """
     reads_values: bool
-    """True if the step read values of tensors. The memory of the step may then depend on the data."""
+    """Whether the step read values of tensors. If so, its memory may depend on the data."""
 
 
 def device_model_of(device: torch.device) -> DeviceModel:
-    """Return the device model of this GPU. For a CPU, return the device model of a large GPU."""
+    """Return the model of this GPU, or of a large GPU if the device is a CPU."""
     if device.type != "cuda":
         return DeviceModel(find_gpu("a100-80gb"), kernels=True)
     active = VirtualGPU._active
@@ -113,7 +108,8 @@ def predict_step(
 @contextlib.contextmanager
 def trace_devices(device_model: DeviceModel, devices: int = 1) -> Iterator[tuple[list[Event], VirtualGPU]]:
     """Trace operations with fake tensors on virtual GPUs with unlimited memory. Yields the list of events and the
-    `VirtualGPU`."""
+    `VirtualGPU`.
+    """
     events: list[Event] = []
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, logger.disabled = logger.disabled, True  # errors are raised, so torch need not log them
@@ -135,8 +131,9 @@ def trace_devices(device_model: DeviceModel, devices: int = 1) -> Iterator[tuple
 
 
 def _sharded_peaks(events: list[Event], ranks: Sequence[int]) -> list[int]:
-    """For each number of ranks, return the peak of a device that has one shard of each sharded tensor, and all other
-    tensors. With 0 ranks, the size of a shard is 0."""
+    """Return the peak for each number of ranks, on a device that has one shard of each sharded tensor and all other
+    tensors. With 0 ranks, the size of a shard is 0.
+    """
     categories = {event.id: event.category for event in events if type(event) is Alloc}
     categories.update({event.id: event.category for event in events if type(event) is Tag})
     sharded = unsharded = 0
@@ -162,8 +159,9 @@ _SHARDED = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 def outside_virtual_gpu(function: Callable[[], T]) -> T:
-    """Call `function()` without an active virtual GPU. If a virtual GPU is active, the call runs in a forked
-    process, or the virtual GPU is suspended during the call."""
+    """Call `function()` without an active virtual GPU. If a virtual GPU is active, the call runs in a forked process,
+    or the virtual GPU is suspended during the call.
+    """
     active = VirtualGPU._active
     if active is None:
         return function()
@@ -209,7 +207,6 @@ def _run_in_child(write_end: int, function: Callable[[], Any]) -> None:
 
 
 def _pickle_error(error: Exception) -> bytes:
-    """Return the pickled error. If the error cannot be pickled, only its message is pickled."""
     try:
         data = pickle.dumps((False, error))
         pickle.loads(data)

@@ -1,5 +1,6 @@
-"""Predicts the memory of each strategy on the GPU with the highest memory use. Without a batch, the prediction uses only the
-weights."""
+"""Predicts the memory of each strategy on the GPU with the highest memory use. Without a batch, the prediction includes
+only weights, gradients and optimizer state.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,14 +30,12 @@ COORDINATOR_ITERATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class StrategyPrediction:
-    """The prediction for one strategy on the GPU with the highest memory use."""
-
     strategy: str
     peak: int
     """The peak in bytes, or 0 if there is no prediction."""
     capacity: int
     reason: str = ""
-    """The reason if there is no prediction."""
+    """The reason why there is no prediction, or ""."""
 
     @property
     def fits(self) -> bool:
@@ -45,23 +44,18 @@ class StrategyPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetup:
-    """The inputs of a prediction: a model, its optimizer, a batch and the GPUs."""
-
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     batch: Any
-    """A global batch, or None if no batch was given."""
     capacities: tuple[int, ...]
     """The bytes that PyTorch can use on each GPU."""
     device: DeviceModel
 
     def batch_sizes(self, shares: Sequence[float]) -> list[int]:
-        """Return the batch size of each GPU, which is at least one."""
         batch_size = BatchArguments((self.batch,), {}).batch_size
         return [max(1, count) for count in split_by_shares(batch_size, shares)]
 
     def slice(self, batch_size: int) -> Any:
-        """Return the first samples of the batch."""
         (part,), _ = BatchArguments((self.batch,), {}).slice(0, batch_size)
         return part
 
@@ -90,7 +84,7 @@ def ddp(setup: TrainingSetup, shares: Sequence[float]) -> StrategyPrediction:
 
 
 def fsdp(setup: TrainingSetup, shares: Sequence[float], *, offload: bool = False) -> StrategyPrediction:
-    """Predict the memory of FSDP2. The model state is sharded, and the weights of the largest gathered module are added."""
+    """Predict the memory of FSDP2: the sharded model state, plus the weights of the largest gathered module."""
     batch_size = max(setup.batch_sizes(shares)) if setup.batch is not None else 0
     ranks = 0 if offload else len(setup.capacities)
     (peak,) = single_device(setup, batch_size, sharded_over=(ranks,)).sharded_peaks
@@ -102,8 +96,9 @@ def fsdp(setup: TrainingSetup, shares: Sequence[float], *, offload: bool = False
 
 
 def unused_parameters(setup: TrainingSetup) -> tuple[bool, bool]:
-    """Return two flags: True if a step leaves parameters without a gradient, and True if the set of these parameters
-    may depend on the data."""
+    """Return whether a step leaves parameters without a gradient, and whether the set of these parameters may depend on
+    the data.
+    """
     has_unused: list[bool] = []
 
     def make_step(onto: DeviceCopies) -> Callable[[], None]:
@@ -139,7 +134,6 @@ def pipeline(plan: PipelinePlan, capacities: Sequence[int]) -> StrategyPredictio
 
 
 def ddp_peaks(setup: TrainingSetup, batch_size: int) -> ReplayPeaks:
-    """Return the peaks of a DDP rank with this batch size."""
     step = ddp_step(setup.model, setup.optimizer, setup.slice(batch_size), nccl=setup.device.kernels)
     return predict_step(setup.device, 1, step).peaks[0]
 
@@ -162,7 +156,7 @@ def coordinator_shares(
     tried: dict[int, tuple[list[int], float]] = {}
 
     def excess(coordinator: int) -> float:
-        """Return the number of bytes by which the coordinator's peak exceeds the average peak of the other devices."""
+        """Return by how many bytes the coordinator's peak exceeds the average peak of the other devices."""
         if coordinator not in tried:
             shares = _dp_shares(batch_size, coordinator, devices)
             prediction = predict_step(

@@ -1,5 +1,6 @@
 """Builds a step under each strategy, which is traced to predict the memory of the strategy. The step includes the
-memory that the engine allocates in addition to the model."""
+memory that the engine allocates in addition to the model.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,13 +15,11 @@ from legroom.scale.strategies.split import SplitModel
 from legroom.units import MiB
 
 BUCKET_BYTES = 25 * MiB
-"""DDP's bucket size."""
 
 Optimizer = torch.optim.Optimizer | None
 
 
 def single_device_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> MakeStep:
-    """Return a step on one device, without a wrapper."""
     return lambda onto: _step(*_copied(onto, model, optimizer, batch))
 
 
@@ -84,8 +83,6 @@ def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) 
 def dp_step(
     model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, shares: Sequence[float]
 ) -> MakeStep:
-    """Return a DataParallel step across several devices in one process."""
-
     def make(onto: DeviceCopies) -> Callable[[], None]:
         copied, copied_optimizer, copied_batch = _copied(onto, model, optimizer, batch)
         wrapped = UnevenDataParallel(
@@ -99,7 +96,7 @@ def dp_step(
 def split_step(
     model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, placement: dict[str, int]
 ) -> MakeStep:
-    """Return a step with layers on several devices in one process."""
+    """Return a step with the layers on several devices in one process."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
         copied, copied_optimizer, copied_batch = onto.copied((model, optimizer, batch))
@@ -110,7 +107,6 @@ def split_step(
 
 
 def optimizer_for(model: nn.Module, given: Optimizer) -> torch.optim.Optimizer:
-    """Return the given optimizer, or AdamW if no optimizer is given."""
     if given is not None:
         return given
     return torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -133,7 +129,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Cal
 
 
 def _bucket_views(parameters: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return a view of a bucket for every gradient, last layers first, as in DDP."""
+    """Return the gradient of each parameter as a view of a bucket, last layers first, as in DDP."""
     views: dict[int, torch.Tensor] = {}
     pending: list[torch.Tensor] = []
 

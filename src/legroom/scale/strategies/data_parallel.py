@@ -32,7 +32,6 @@ DDP_IS_BETTER = (
 def data_parallel(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices, *, shares: list[float]
 ) -> WrappedModelEngine:
-    """Return the DataParallel engine."""
     model.to(devices.device)
     wrapped = UnevenDataParallel(model, list(devices.devices), shares)
     return WrappedModelEngine("dp", wrapped, model, optimizer, batch_device=devices.device)

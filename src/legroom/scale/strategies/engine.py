@@ -26,11 +26,11 @@ class StrategyEngine(Protocol):
     """The model without its wrapper, with the original parameter names."""
     optimizer: torch.optim.Optimizer | None
     shares: list[float]
-    """The batch share of each rank. There is a single entry if all ranks have the whole batch."""
+    """The batch share of each rank, or a single share if all ranks have the whole batch."""
     batch_device: torch.device | None
     """The device of batches, or None to keep batches on the CPU."""
     is_sharded: bool
-    """True if a rank has only a part of the weights."""
+    """Whether a rank has only a part of the weights."""
 
     def backward(
         self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling
@@ -47,7 +47,8 @@ class StrategyEngine(Protocol):
 
 class WrappedModelEngine:
     """An engine whose wrapped model is called directly in the loss function. The engine changes only the weight of the
-    loss."""
+    loss.
+    """
 
     def __init__(
         self,
@@ -88,7 +89,8 @@ class WrappedModelEngine:
 @contextmanager
 def _unused_parameters_explained() -> Iterator[None]:
     """Replace DDP's error about unused parameters with a message that explains the fix. DDP raises the error one step
-    after the step in which the parameters were unused."""
+    after the step in which the parameters were unused.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -104,8 +106,6 @@ def _unused_parameters_explained() -> Iterator[None]:
 def single_device_engine(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices
 ) -> WrappedModelEngine:
-    """Return the engine of one process with one device. The engine moves the model to the device and does not wrap
-    it."""
     model.to(devices.device)
     return WrappedModelEngine("single", model, model, optimizer, batch_device=devices.device)
 
@@ -123,9 +123,9 @@ def ddp_engine(
 ) -> WrappedModelEngine:
     """Return the DDP engine. Gradients are views of DDP's buckets, so there is only one copy of the gradients.
 
-    `has_unused` means that a step leaves some parameters without a gradient. DDP must know about these parameters,
-    because it would otherwise wait for their gradients indefinitely. `may_change` means that these parameters may
-    differ between steps, so DDP must search for them in each step. A trace of one step determines both options.
+    `has_unused` means that a step leaves some parameters without a gradient. DDP must know these parameters, because it
+    would otherwise wait for their gradients indefinitely. `may_change` means that these parameters may differ between
+    steps, so DDP must search for them in each step. A trace of one step determines both options.
     """
     model.to(devices.device)
     if find_unused_parameters is not None:

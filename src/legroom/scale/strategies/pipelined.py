@@ -34,8 +34,6 @@ from legroom.train.ranks.waiting import waiting
 
 
 class Pipelined:
-    """The engine of one stage."""
-
     name = "pipeline"
     is_sharded = True
 
@@ -63,7 +61,6 @@ class Pipelined:
         self._keep_own_weights(plan.programs)
 
     def _keep_own_weights(self, programs: Sequence[StageProgram]) -> None:
-        """Move this stage's weights to its device, and release all other weights."""
         broadcast_from_rank_zero(self.module)
         tensors = dict(named_tensors(self.module))
         users: dict[int, set[int]] = {}
@@ -202,7 +199,6 @@ class PipelinedModel(nn.Module):
     def capture_arguments(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with which `function` calls the model."""
         self._is_capturing = True
         try:
             function(*arguments, **named)
@@ -227,8 +223,8 @@ class PipelinedModel(nn.Module):
 
 
 class _Captured(BaseException):
-    """Raised to end the user's function after the arguments are captured. The class is derived from BaseException, so
-    `except Exception` in the function does not catch it.
+    """Raised to end the user's function after the arguments are captured. It is derived from BaseException, so `except
+    Exception` in the function does not catch it.
     """
 
     def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -273,8 +269,7 @@ class _Schedule:
     def run(
         self, loss_fn: LossFunction, micros: Sequence[Any], weights: Sequence[float], scaling: Scaling
     ) -> torch.Tensor:
-        """Run all passes of these micro-batches. Return the total loss of the micro-batches on the last stage, and 0 on
-        the other stages."""
+        """Run all passes of these micro-batches. Return their total loss on the last stage, and 0 on the other stages."""
         losses: list[torch.Tensor] = []
         with self._batch(loss_fn, micros, weights, scaling):
             target = {"target": self._indices, "losses": losses} if self._is_last else {}
@@ -312,7 +307,7 @@ class _Schedule:
 
 
 class _Stage(nn.Module):
-    """The module that torch's stage calls for every micro-batch."""
+    """The module that `torch.distributed.pipelining` calls for every micro-batch."""
 
     def __init__(self, schedule: _Schedule) -> None:
         super().__init__()
@@ -323,15 +318,18 @@ class _Stage(nn.Module):
 
 
 def _can_drop_outputs(schedule: Any) -> bool:
-    """Return True if torch supports `return_outputs=False` (after 2.6). Without this option, the last stage keeps all outputs
-    of a step."""
+    """Return whether torch supports `return_outputs=False` (after 2.6). Without this option, the last stage keeps all
+    outputs of a step.
+    """
     import inspect
 
     return "return_outputs" in inspect.signature(schedule.step).parameters
 
 
 def _equal_spans(batch_size: int, micro_batches: int) -> list[list[tuple[int, int]]]:
-    """Return the spans of micro-batches of equal size and, separately, a smaller span with the remaining samples."""
+    """Return the sample ranges of micro-batches of equal size and, separately, a smaller range with the remaining
+    samples.
+    """
     size = -(-batch_size // micro_batches)
     count, rest = divmod(batch_size, size)
     spans = [[(index * size, (index + 1) * size) for index in range(count)]]

@@ -1,8 +1,8 @@
 """Implements strategy `fsdp` with FSDP2. Each rank has a shard of weights, gradients and optimizer state, and gathers
 the weights of a module while the module runs.
 
-Modules that are gathered separately are selected by size. These modules are small compared to the shards, but large
-enough for efficient communication. Smaller modules are gathered with their parent module.
+The modules that are gathered separately are selected by size. They are small compared to the shards, but large enough
+for efficient communication. Smaller modules are gathered with their parent module.
 """
 
 from collections import Counter
@@ -21,11 +21,9 @@ from legroom.train.ranks.waiting import waiting
 from legroom.units import MiB
 
 MAX_UNIT_FRACTION = 1 / 8
-"""Modules that are larger than this fraction of the model are divided into smaller modules, which are gathered one at a
-time, if possible."""
+"""Modules that are larger than this fraction of the model are divided into their child modules, if possible."""
 MIN_UNIT_FRACTION = 1 / 256
-"""Modules that are smaller than this fraction of the model are not gathered separately, but with their parent module.
-"""
+"""Modules that are smaller than this fraction of the model are gathered with their parent module."""
 MIN_UNIT_BYTES = MiB
 
 
@@ -35,8 +33,8 @@ class Wrapping:
 
     names: tuple[str, ...]
     largest: int
-    """The size in bytes of the largest module that is gathered separately. The rest of the model counts as one
-    module."""
+    """The size in bytes of the largest module that is gathered separately. The rest of the model counts as one module.
+    """
 
 
 def sharded(
@@ -73,10 +71,8 @@ def sharded(
 
 
 def wrapping(model: nn.Module) -> Wrapping:
-    """Return the modules that are gathered separately.
-
-    The result contains the repeated blocks of a transformer, and the largest other modules that have at most
-    MAX_UNIT_FRACTION of the model's bytes.
+    """Return the modules that are gathered separately: the repeated blocks of a transformer, and the largest other
+    modules with at most MAX_UNIT_FRACTION of the model's bytes.
     """
     total = _bytes(model.parameters())
     shared = _shared_parameters(model)
@@ -106,7 +102,7 @@ def wrapping(model: nn.Module) -> Wrapping:
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of parameters that two modules share. These parameters are gathered with the whole model."""
+    """Return the ids of the parameters that two modules share. They are gathered with the whole model."""
     seen: set[int] = set()
     shared: set[int] = set()
     for module in model.modules():
@@ -118,7 +114,6 @@ def _shared_parameters(model: nn.Module) -> set[int]:
 
 @torch.no_grad()
 def broadcast_from_rank_zero(module: nn.Module) -> None:
-    """Broadcast the weights and buffers of rank 0 to all ranks."""
     if dist.get_world_size() == 1:
         return
     with waiting("legroom.parallel()"):

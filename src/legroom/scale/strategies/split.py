@@ -1,8 +1,9 @@
-"""Implements strategy `split`. One process places the layers of the model on several GPUs, which compute one after the other.
+"""Implements strategy `split`. One process places the layers of the model on several GPUs, which compute one after the
+other.
 
-The strategy `split` is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`. The layers are distributed so that
-all GPUs use about the same memory. The code of the model does not change. Inputs are moved to the GPU of each module,
-and an operation on tensors on two GPUs runs on the later GPU. The result is moved to the first GPU, where the batch is.
+This is model parallelism as with `.to("cuda:0")` and `.to("cuda:1")`, but the code of the model does not change. The
+layers are distributed so that all GPUs use about the same memory. Inputs are moved to the GPU of each module, and an
+operation on tensors on two GPUs runs on the later GPU. The result is moved to the first GPU, where the batch is.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,6 @@ from legroom.train.guarding.batches.splitting import result_to_device, to_device
 def split(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices, placement: dict[str, int]
 ) -> WrappedModelEngine:
-    """Return the engine of strategy `split`. `placement` contains the device index of each model tensor."""
     return WrappedModelEngine(
         "split",
         SplitModel(model, list(devices.devices), placement),
@@ -35,8 +35,6 @@ def split(
 
 
 class SplitModel(nn.Module):
-    """A model whose tensors are on several devices."""
-
     def __init__(self, module: nn.Module, devices: Sequence[torch.device], placement: dict[str, int]) -> None:
         super().__init__()
         self.module = module
@@ -52,8 +50,9 @@ class SplitModel(nn.Module):
 
 
 class _RunOnLaterDevice(TorchFunctionMode):
-    """Runs an operation on a single device if its tensors are on several devices. If one of the tensors is a parameter,
-    the operation runs on its device. Otherwise, it runs on the device that comes last in the model."""
+    """Runs an operation on a single device if its tensors are on several devices. The operation runs on the device of
+    its parameter, if it has one. Otherwise, it runs on the device that comes last in the model.
+    """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()
@@ -93,8 +92,9 @@ def placement_of_stages(model: nn.Module, programs: Sequence[StageProgram]) -> d
 
 
 def placement_by_size(model: nn.Module, devices: int) -> dict[str, int]:
-    """Place tensors in order, so that each device stores about the same number of bytes. This placement is for a model
-    whose forward pass cannot be recorded."""
+    """Place tensors in order, so that each device stores about the same number of bytes. This placement is used for a
+    model whose forward pass cannot be recorded.
+    """
     named = list(named_tensors(model))
     total = sum({id(tensor): tensor.nbytes for _, tensor in named}.values())
     by_tensor: dict[int, int] = {}
@@ -107,7 +107,6 @@ def placement_by_size(model: nn.Module, devices: int) -> dict[str, int]:
 
 
 def _keep_layers_together(placement: dict[str, int]) -> dict[str, int]:
-    """Place all tensors of a layer on the device of its first tensor."""
     first: dict[str, int] = {}
     return {name: first.setdefault(name.rpartition(".")[0], index) for name, index in placement.items()}
 

@@ -7,14 +7,14 @@ from legroom.show.common.formatting import clean
 
 
 def source_line(sources: Sources, file: str | None, line: int | None) -> str:
-    """Return the line without its indentation, or "" if the line was not saved."""
+    """Return the line without its indentation, or "" if the capture does not contain it."""
     if not file or not line:
         return ""
     return clean(sources.get(file, {}).get(line, "")).strip()
 
 
 def code_frame(sources: Sources, file: str, line: int) -> Text | None:
-    """Return the marked line with the lines around it, or None if the line was not saved."""
+    """Return the marked line with the lines around it, or None if the capture does not contain it."""
     lines = sources.get(file, {})
     if line not in lines:
         return None

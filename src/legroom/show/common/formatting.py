@@ -20,8 +20,8 @@ def format_phase(phase: str) -> str:
 
 
 def format_location(file: str | None, line: int | None, *, max_length: int = 44) -> str:
-    """Format a location, for example `train.py:31` or `cell [3], line 2`. The path is relative to the working directory
-    if the file is in that directory or below. The beginning of a long path is omitted.
+    """Format a location, for example `train.py:31` or `cell [3], line 2`. The path of a file below the working
+    directory is relative. The beginning of a long path is omitted.
     """
     if not file:
         return "unknown line"
@@ -60,5 +60,5 @@ def format_count(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace control characters. A capture may be untrusted, and a terminal would execute control characters."""
+    """Replace control characters. A capture may be untrusted, and a terminal would execute them."""
     return printable(text)

@@ -1,7 +1,7 @@
 """Parts that all HTML pages share: the style, the data embedded in a page, and writing the file.
 
-A page is a single file that makes no network requests. A page contains text from captures and from the user's code,
-which may be hostile. Text is escaped in HTML, and embedded data cannot close its script element.
+A page is a single file that makes no network requests. It contains text from captures and from the user's code, which
+may be hostile. Text is escaped in HTML, and embedded data cannot close its script element.
 """
 
 import json
@@ -31,8 +31,9 @@ def fill_template(
 ) -> str:
     """Return the page whose body is `page/page.html` in a package. `style` and `scripts` are files in the same folder.
     `data` is written as JSON into the HTML element with the id `name`. `title` and `parts` are inserted as HTML. The
-    browser blocks all of the page's network requests, unless `requests_own_server` allows requests to the server that
-    sent the page."""
+    browser blocks all network requests of the page, unless `requests_own_server` allows requests to the server that
+    sent it.
+    """
     return Template(_read(__package__, "frame.html")).substitute(
         connect=" connect-src 'self';" if requests_own_server else "",
         title=title,
@@ -50,13 +51,13 @@ def embedded_json(value: Any) -> str:
 
 
 def compressed(data: bytes) -> str:
-    """Return compressed binary data as Base64 text. The function `unpacked` in `base.js` decodes the text."""
+    """Return compressed binary data as Base64 text, which the function `unpacked` in `base.js` decodes."""
     return b64encode(compress(data, 6)).decode()
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Raise UsageError if the file must not be overwritten. Call this function before a large capture is read. Even
-    with `force`, a page overwrites only HTML files, so a mistyped path cannot destroy a script or a capture.
+    """Raise UsageError if the file must not be overwritten. Call this function before reading a large capture. Even
+    with `force`, only HTML files are overwritten, so a mistyped path cannot destroy a script or a capture.
     """
     if path.is_file() and path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(
@@ -72,7 +73,6 @@ def _exists(path: Path) -> str:
 
 
 def show_page(path: Path, *, open_page: bool, file: TextIO | None = None) -> None:
-    """Print the path of a page to `file` or standard output, and open the page if requested."""
     print(f"Wrote {clean(str(path))} ({format_size(path.stat().st_size)}).", file=file, flush=True)
     if open_page and not webbrowser.open(path.resolve().as_uri()):
         raise UsageError(f"No browser found. Open {path} in a browser.")

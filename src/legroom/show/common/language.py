@@ -14,7 +14,7 @@ from functools import cache
 from legroom.show.common.terminal import supports_unicode
 
 Words = Callable[[str], str]
-"""A function that translates a text, or `str` for English."""
+"""Translates a text, or is `str` for English."""
 
 
 def output_language() -> str:
@@ -26,7 +26,6 @@ def output_language() -> str:
 
 
 def _locale() -> str:
-    """Return the language of the locale, for example `ko` for `ko_KR.UTF-8`."""
     names = (os.environ.get(variable) for variable in ("LC_ALL", "LC_MESSAGES", "LANG"))
     return re.split(r"[_.@]", next(filter(None, names), ""))[0]
 
@@ -60,8 +59,9 @@ _VALUES = {
     "number": r"[\d,]+",
     "term": r"(?:(?!\. ).)+?",
 }
-"""A regular expression for the values of each kind of placeholder. A value cannot extend beyond the end of a sentence.
-The values of kind `term` are translated too."""
+"""Regular expressions for the values of each kind of placeholder. A value cannot extend beyond the end of a sentence.
+Values of kind `term` are translated too.
+"""
 
 
 def _translate_one(text: str) -> str | None:
@@ -79,7 +79,8 @@ def _translate_one(text: str) -> str | None:
 @cache
 def _templates() -> list[tuple[re.Pattern[str], dict[str, str | None], str]]:
     """Return the catalogue as regular expressions with their Korean templates. Templates with more fixed text come
-    first."""
+    first.
+    """
     from legroom.show.common.korean import CATALOGUE
 
     def own_length(template: str) -> int:

@@ -1,10 +1,9 @@
 """The live status line of a run on stderr, which does not interfere with the script's output.
 
-On a terminal, the status line is repainted a few times per second. The status line is removed before the script prints,
-and is shown again only when the cursor is at the start of a line. The status line therefore does not disturb the
-script's progress bar. `sys.stdout` and `sys.stderr` stay the same objects. Only the `write` method of these streams is
-replaced, so `isatty`, `fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor
-directly, bypassing all buffers.
+On a terminal, the status line is repainted a few times per second. It is removed before the script prints, and is shown
+again only when the cursor is at the start of a line, so it does not disturb the script's progress bar. `sys.stdout` and
+`sys.stderr` stay the same objects. Only their `write` method is replaced, so `isatty`, `fileno`, `buffer` and
+`encoding` do not change. The line is written to the file descriptor directly, bypassing all buffers.
 
 If stderr is a pipe or a log file, a plain line is printed from time to time.
 """
@@ -23,8 +22,6 @@ from legroom.units import format_size
 
 
 class LiveStatus(Protocol):
-    """The values that the live line shows."""
-
     @property
     def step(self) -> int: ...
     @property
@@ -72,7 +69,6 @@ class LiveLine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Remove the line and stop updating it."""
         self._stopped = True
         if os.getpid() != self._owner:
             return
@@ -84,8 +80,9 @@ class LiveLine:
                 self._undo.pop()()
 
     def abandon(self) -> None:
-        """Stop in a forked child, without changing the terminal. The lock may be held by a thread that does not exist
-        in the child."""
+        """Stop in a forked child, without changing the terminal. The lock is replaced, because a thread that does not
+        exist in the child may hold it.
+        """
         self._lock = threading.RLock()
         self._stopped = True
         self._painted = False
@@ -95,7 +92,6 @@ class LiveLine:
     # --- painting ---------------------------------------------------------------------------------------------
 
     def paint(self) -> None:
-        """Repaint the line if the cursor is at the start of a line."""
         text = fit_status(self._status(), _columns(self._descriptor) - 1)
         with self._lock:
             if self._at_line_start and not self._paused and not self._stopped:
@@ -200,14 +196,14 @@ def _has_escape_sequences() -> bool:
 
 
 def format_status(status: LiveStatus) -> str:
-    """Format a status, for example `step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB
-    reserved of 8.00 GiB`.
+    """Format a status, for example `step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB reserved
+    of 8.00 GiB`.
     """
     return ", ".join(_parts(status))
 
 
 def fit_status(status: LiveStatus, columns: int) -> str:
-    """Return the status, shortened to a width. Values are dropped from the right, and the peak is dropped last."""
+    """Return the status in at most `columns` columns. Values are dropped from the right, but the peak is dropped last."""
     parts = _parts(status)
     for shown in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
         text = "legroom  " + "  ".join(parts[i] for i in shown if parts[i])

@@ -1,4 +1,4 @@
-"""Two charts made of text: a device's memory by category, and the peak of every step."""
+"""Two text charts: a device's memory by category, and the peak of every step."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -35,8 +35,8 @@ class MemoryBar:
     """A device's memory as a bar chart with one row per category. Each row starts where the row above ends, so the
     chart is readable without color.
 
-    The last row ends at the device's total. With `rows`, the smallest categories share a row, and the row with the total
-    is omitted. `words` translates the labels.
+    The last row ends at the device's total. With `rows`, the smallest categories share a row, and the row with the
+    total is omitted. `words` translates the labels.
     """
 
     def __init__(self, snapshot: MemorySnapshot, *, rows: int | None = None, words: Words = str) -> None:
@@ -71,7 +71,7 @@ class MemoryBar:
 
 
 def _merge_smallest(shares: Sequence[MemoryShare], rows: int) -> list[MemoryShare]:
-    """Merge the smallest shares into one share, so that at most `rows` shares remain. Free memory is not merged."""
+    """Merge the smallest shares into one, so that at most `rows` shares remain. Free memory is not merged."""
     if len(shares) <= rows:
         return list(shares)
     used = [share for share in shares if not share.is_free]
@@ -94,8 +94,8 @@ def _percent(size: int, total: int) -> str:
 
 
 def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
-    """Return blanks up to `offset`, then a bar for the value. If the bar is shorter than half a column, a thin line
-    replaces it.
+    """Return blanks up to `offset`, then a bar for the share. A bar that is shorter than half a column becomes a thin
+    line.
     """
     start = min(int(offset / total * width), width - 1)
     end = min(max(round((offset + share.bytes) / total * width), start + 1), width)
@@ -142,7 +142,6 @@ def downsample_max(values: Sequence[int], width: int) -> list[int]:
 
 
 def _columns(steps: Sequence[Step], width: int) -> list[int]:
-    """Divide the steps into at most `width` equal ranges, and return the highest peak in each range."""
     first, number = steps[0].step, steps[-1].step - steps[0].step + 1
     if number <= len(steps):  # no step is missing
         return downsample_max([step.peak_allocated for step in steps], width)

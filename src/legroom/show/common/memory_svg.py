@@ -1,6 +1,6 @@
 """Memory as inline SVG, for notebooks: the memory by category over time, and a bar by category.
 
-A notebook may strip scripts and style sheets, and its theme may be light or dark. The drawings therefore contain no
+A notebook may strip scripts and style sheets, and its theme may be light or dark. Therefore the drawings contain no
 scripts and no style elements. Text and lines have the color of the surrounding text, and the colors of the categories
 are readable on both backgrounds. The text next to a drawing contains the same figures.
 """
@@ -29,13 +29,13 @@ OTHER_FILL = "#767c86"
 WIDTH = 720
 _LEFT, _RIGHT, _TOP, _HEIGHT, _BOTTOM = 66, 8, 16, 150, 20
 _CAPACITY_SHOWN_FROM = 0.25
-"""The smallest peak, as a fraction of the capacity, at which the chart includes the capacity. If the chart included the
-capacity, a smaller peak would be a thin line at the bottom."""
+"""The fraction of the capacity from which the chart includes the capacity. A smaller peak would be a thin line at the
+bottom.
+"""
 _FONT = "font:11px system-ui,sans-serif"
 
 
 def share_fill(share: MemoryShare) -> str:
-    """Return the color of a memory share. Free memory has no color."""
     if share.category is not None:
         return CATEGORY_FILLS[share.category]
     return "none" if share.is_free else OTHER_FILL
@@ -43,7 +43,8 @@ def share_fill(share: MemoryShare) -> str:
 
 def timeline_svg(samples: Sequence[Sample], capacity: int, *, label: str) -> str:
     """Return a drawing of the memory by category over time, with a line for the capacity. `label` describes the drawing
-    for screen readers."""
+    for screen readers.
+    """
     peak = max((max(sample.allocated, sample.reserved) for sample in samples), default=0)
     if not samples or not peak:
         return ""
@@ -80,7 +81,7 @@ def timeline_svg(samples: Sequence[Sample], capacity: int, *, label: str) -> str
 
 
 def bar_svg(snapshot: MemorySnapshot, *, label: str) -> str:
-    """Return a bar with the shares of a device's memory. The shares add up to the device's total memory."""
+    """Return a bar with the shares of a device's memory, which add up to its total memory."""
     parts: list[str] = []
     scale, offset = (WIDTH - 2) / max(snapshot.capacity, 1), 0
     for share in snapshot.shares:
@@ -101,8 +102,6 @@ def bar_svg(snapshot: MemorySnapshot, *, label: str) -> str:
 
 
 class _Plot:
-    """Converts times and sizes to coordinates."""
-
     def __init__(self, begin: float, seconds: float, top: float) -> None:
         self._begin = begin
         self._x_scale = (WIDTH - _LEFT - _RIGHT) / seconds
@@ -115,7 +114,7 @@ class _Plot:
         return _TOP + _HEIGHT - size * self._y_scale
 
     def area(self, samples: Sequence[Sample], bottoms: Sequence[int], tops: Sequence[int]) -> str:
-        """Return the SVG path of the area between two step lines. Memory is constant from one sample to the next."""
+        """Return the SVG path of the area between two step lines. Memory is constant between two samples."""
         above = self.points(samples, tops)
         below = self.points(samples, bottoms)[::-1]
         return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in (*above, *below)) + "Z"
@@ -124,7 +123,7 @@ class _Plot:
         return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in self.points(samples, values))
 
     def points(self, samples: Sequence[Sample], values: Sequence[int]) -> list[tuple[float, float]]:
-        """Return the corners of a step line. Points in the middle of a horizontal line are left out."""
+        """Return the corners of a step line. Points in the middle of a horizontal line are omitted."""
         points: list[tuple[float, float]] = []
         for sample, value in zip(samples, values, strict=True):
             x, y = self.x(sample.time), self.y(value)
@@ -140,8 +139,6 @@ class _Plot:
 
 
 def _axis(plot: _Plot, peak: int, capacity: int | None, seconds: float, legend: str) -> list[str]:
-    """Return the axes and a line at the peak. If the chart includes the capacity, there is also a line at the
-    capacity."""
     base, right = _TOP + _HEIGHT, WIDTH - _RIGHT
     parts = [
         f'<path d="M{_LEFT} {base}H{right}" stroke="currentColor" stroke-opacity=".45" fill="none"/>',

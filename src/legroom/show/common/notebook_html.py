@@ -19,17 +19,14 @@ _CODE_STYLE = 'style="font-size:12px;background:none;color:inherit;padding:0"'
 
 
 def text(value: str) -> str:
-    """Return text without control characters, escaped for HTML."""
     return escape(clean(value))
 
 
 def plain(value: str) -> str:
-    """Return text without control characters, for a program that cannot show HTML."""
     return clean(value)
 
 
 def block(*parts: str) -> str:
-    """Return HTML elements one below the other."""
     return (
         '<div style="font:13px/1.45 system-ui,sans-serif;max-width:740px;font-variant-numeric:tabular-nums">'
         f"{''.join(parts)}</div>"
@@ -45,7 +42,6 @@ _CODE = re.compile("`([^`]+)`")
 
 
 def _as_code(found: re.Match[str]) -> str:
-    """Return an HTML element with the code that was found between backticks. The code is already escaped for HTML."""
     return f"<code {_CODE_STYLE}>{found[1]}</code>"
 
 
@@ -74,8 +70,6 @@ def table(rows: Iterable[Sequence[str]], *, align: str, head: Sequence[str] = ()
 
 
 def legend(snapshot: MemorySnapshot) -> str:
-    """Return the shares of a device's memory as a table. The shares add up to the device's total memory."""
-
     def percent(size: int) -> str:
         share = 100 * size / snapshot.capacity
         return "<1%" if 0 < share < 1 else f"{share:.0f}%"
@@ -92,7 +86,6 @@ def code(value: str) -> str:
 
 
 def swatch(fill: str) -> str:
-    """Return a small square of a color, or an empty square for `none`."""
     color = "transparent" if fill == "none" else fill
     return (
         f'<span style="display:inline-block;width:10px;height:10px;border-radius:2px;background:{color};'
@@ -101,7 +94,6 @@ def swatch(fill: str) -> str:
 
 
 def pre(value: str) -> str:
-    """Return text as it is printed, for example a traceback."""
     return (
         '<pre style="margin:4px 0;padding:0;border:0;background:none;color:inherit;font-size:12px;line-height:1.35;'
         f'white-space:pre;overflow-x:auto">{text(value)}</pre>'

@@ -13,7 +13,6 @@ MAX_LINES = 23
 
 
 def count_lines(part: RenderableType, console: Console, options: ConsoleOptions) -> int:
-    """Return the number of lines that `part` uses on the terminal."""
     return _height(_lines(part, console, options), options)
 
 
@@ -22,8 +21,7 @@ def _lines(part: RenderableType, console: Console, options: ConsoleOptions) -> l
 
 
 def _height(lines: Iterable[list[Segment]], options: ConsoleOptions) -> int:
-    """Return the number of lines that the text uses on the terminal. The terminal wraps a line that is too long, such
-    as a command."""
+    """Return the number of lines that the text uses on the terminal, which wraps a long line such as a command."""
     return sum(max(1, -(-Segment.get_line_length(line) // options.max_width)) for line in lines)
 
 
@@ -66,8 +64,7 @@ def _crop(lines: list[list[Segment]], limit: int, options: ConsoleOptions) -> li
 
 
 class Commands:
-    """Commands, each with an optional comment. If a command and its comment do not fit on a line, the comment is above
-    the command."""
+    """Commands, each with an optional comment. A comment that does not fit on the line of its command is above it."""
 
     def __init__(self, commands: Sequence[tuple[str, str]]) -> None:
         self._commands = commands
@@ -92,5 +89,4 @@ _MARGIN = len("     # ")
 
 
 def fits_line(command: str, comment: str, width: int) -> bool:
-    """Return whether a command and its comment fit on one line."""
     return cell_len(command) + (cell_len(comment) + _MARGIN if comment else 2) <= width

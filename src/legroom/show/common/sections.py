@@ -19,7 +19,6 @@ TOP_LINES = 6
 
 
 def section(title: str, remark: str = "") -> Iterator[RenderableType]:
-    """Yield a heading, with an optional remark next to it."""
     heading = Text(f"\n{title}", style="bold")
     if remark:
         heading.append(f"  {remark}", style="not bold dim")
@@ -55,8 +54,9 @@ def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[Rendera
 def largest_lines(
     holdings: Sequence[Holding], sources: Sources, number: int = 3, *, words: Words = str
 ) -> Table:
-    """Return the lines that allocated the most live memory. Each entry has one row, which includes the source code if
-    the row is wide enough. `words` translates the categories."""
+    """Return a table of the lines that allocated the most live memory. A row includes the source code if it is wide
+    enough. `words` translates the categories.
+    """
     shown = holdings[:number]
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True, min_width=11)

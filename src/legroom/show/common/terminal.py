@@ -77,7 +77,6 @@ def _to_ascii(text: str) -> str:
 
 
 def supports_unicode(stream: TextIO) -> bool:
-    """Return whether the stream can write any character."""
     return (
         (getattr(stream, "encoding", None) or sys.getdefaultencoding())
         .lower()
@@ -87,7 +86,6 @@ def supports_unicode(stream: TextIO) -> bool:
 
 
 def width_of(stream: TextIO) -> int:
-    """Return the number of columns to use."""
     if not can_repaint(stream):
         return PLAIN_WIDTH
     try:

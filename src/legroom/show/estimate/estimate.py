@@ -22,7 +22,6 @@ from legroom.show.common.terminal import verbatim
 from legroom.units import format_size
 
 VERDICT_LINES = 13
-"""The number of lines of the verdict, which is printed before the details."""
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
 
 
@@ -45,7 +44,8 @@ def render_short_verdict(estimate: Estimate) -> RenderableType:
 
 def render_short_details(result: ScriptEstimate) -> RenderableType:
     """Render the results of further traces on the other half of the screen: the largest batch size, the first options
-    that save memory, and the next commands."""
+    that save memory, and the next commands.
+    """
     sizes = ((4, 3, 2), (2, 3, 2), (1, 2, 1), (1, 0, 1))
     versions = (
         Group(*gap, *_short_detail_parts(result, *each)) for each in sizes for gap in ([Text("")], [])
@@ -67,7 +67,8 @@ def _short_detail_parts(
     result: ScriptEstimate, options: int, option_lines: int, commands: int
 ) -> Iterator[RenderableType]:
     """Yield the details, with at most `options` options that save memory. The description of the first option has at
-    most `option_lines` lines."""
+    most `option_lines` lines.
+    """
     estimate = result.estimate
     yield Cropped(Text(_batch(result), style="bold"), 2)
     if result.options:
@@ -131,7 +132,6 @@ def snapshot_of(estimate: Estimate) -> MemorySnapshot | None:
 
 
 def sources_of(snapshot: MemorySnapshot) -> Sources:
-    """Read the lines of code that allocated the most memory."""
     frames = [Frame(row.file, row.line, row.function or "") for row in snapshot.top if row.file and row.line]
     return read_sources(frames)
 
@@ -234,7 +234,6 @@ def _options(options: tuple[PlannedOption, ...], total: int) -> Iterator[Rendera
 
 
 def _option(option: PlannedOption, name_width: int, total: int) -> Text:
-    """Return the name of an option, its peak and its verdict."""
     frees_cache = option.verdict != "does-not-fit" and option.peak_device > total
     peak = total if frees_cache else option.peak_device
     head = Text(f"  {option.name:<{name_width}}  {format_size(peak):>9}  ")
@@ -255,6 +254,5 @@ _OPTION_VERDICTS = {
 
 
 def format_gpu(estimate: Estimate) -> str:
-    """Return the size of the GPU, with its name if it has one."""
     size = format_size(estimate.gpu.total)
     return f"a GPU of {size}" if estimate.gpu.is_size else f"{estimate.gpu.name}, {size}"

@@ -91,7 +91,6 @@ def render_explanation(explanation: Explanation) -> RenderableType:
 
 
 def render_page(page: CodePage) -> RenderableType:
-    """Render the documentation page of a code in the language of the output."""
     page = page_to_show(page.code)
     return Group(
         Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(_wrap_comments(page.body))

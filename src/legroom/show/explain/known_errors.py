@@ -4,7 +4,6 @@ from legroom.log import say
 
 
 def say_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
-    """Print the meaning of a known error below its traceback."""
     # Slow to import, and not needed without an error.
     from legroom.diagnose.explain.explain import explain
     from legroom.show.explain.translation import translate_explanation

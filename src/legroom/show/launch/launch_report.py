@@ -29,7 +29,6 @@ MAX_RANKS_ON_SCREEN = 8
 
 
 def render_launch_start(plan: LaunchPlan, folder: LaunchFolder | None) -> RenderableType:
-    """Render the ranks that are about to start, and the equivalent torchrun command."""
     output = f", output in {folder.path}" if folder is not None else ""
     return Group(
         Text(f"legroom: starting {_format_plan(plan)}{output}. Equivalent torchrun command:"),
@@ -59,7 +58,6 @@ def _format_gpus(plan: LaunchPlan) -> str:
 
 
 def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
-    """Render a message that an attempt failed and that another attempt starts."""
     cause = attempt.cause
     reason = "a node joined or left" if cause is None else _what_happened(cause, attempt)
     return Text(
@@ -75,8 +73,9 @@ def render_launch_end(
     *,
     verbose: bool = False,
 ) -> RenderableType:
-    """Render the outcome of the launch. `report` is the report of the rank that ran out of memory first, if any. Without
-    `verbose`, the outcome fits on one screen, except for the traceback."""
+    """Render the outcome of the launch. `report` is the report of the rank that ran out of memory first, if any.
+    Without `verbose`, the outcome fits on one screen, except for the traceback.
+    """
     return Group(*_end_parts(end, plan, folder, report, verbose))
 
 
@@ -128,8 +127,9 @@ def _cause_parts(
     report: RunReport | None,
     below: RenderableType | None,
 ) -> Iterator[RenderableType]:
-    """Yield the error of the rank that failed first. If the rank ran out of memory and `below` is given, the report and
-    `below` fit on one screen."""
+    """Yield the error of the rank that failed first. The report of an out-of-memory error and `below` together fit on
+    one screen.
+    """
     if report is not None and report.oom is not None:
         yield render_oom(report) if below is None else ShortReport(report, below=below)
     elif last.exited_early:
@@ -244,8 +244,8 @@ def _success_parts(
 
 
 def _fullness(rank: RankResult) -> tuple[float, int]:
-    """Return the sort key: reserved memory, then allocated memory. PyTorch reserves memory in large blocks, so several
-    ranks may have the same reserved memory.
+    """Return a sort key: the fraction of reserved memory, then the allocated memory. PyTorch reserves memory in large
+    blocks, so several ranks may have the same reserved memory.
     """
     exit_record = rank.exit_record
     return (
@@ -256,7 +256,6 @@ def _fullness(rank: RankResult) -> tuple[float, int]:
 
 
 def _peak_table(ranks: Sequence[RankResult], number: int) -> RenderableType:
-    """Return a table with the peaks of the `number` ranks that used the most memory."""
     table = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
     for heading in ("rank", "steps", "peak allocated", "peak reserved", "of"):
         table.add_column(heading, justify="right", no_wrap=True)

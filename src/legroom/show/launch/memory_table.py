@@ -18,8 +18,9 @@ _VERDICTS = {"fits": "fits", "uncertain": "may not fit", "does-not-fit": "does n
 
 
 def render_predictions(predictions: Sequence[RankPrediction], *, verbose: bool = False) -> RenderableType:
-    """Render the predicted memory of each rank, or the reason why there is no prediction. Without `verbose`, only the
-    ranks with the highest predictions are shown."""
+    """Render the predicted memory of each rank, or the reason why it has no prediction. Without `verbose`, only the
+    ranks with the highest predictions are shown.
+    """
     return Group(*_parts(predictions, None if verbose else MAX_RANKS))
 
 

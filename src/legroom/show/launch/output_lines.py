@@ -18,7 +18,7 @@ from legroom.show.common.formatting import clean
 
 POLL_SECONDS = 0.1
 REPAINT_SECONDS = 3.0
-"""The interval in seconds at which an unfinished, repainted line is shown."""
+"""The interval in seconds at which a line that is overwritten repeatedly is shown."""
 MAX_CHUNK = 1 << 20
 _COLORS = (36, 35, 34, 32, 33, 96, 95, 94)
 
@@ -37,7 +37,6 @@ class RankLines:
         self._thread.start()
 
     def follow(self, rank: int, files: RankFiles) -> None:
-        """Start showing the output that is written to these files."""
         with self._lock:
             self._logs += [
                 _Log(files.out, _writer(self._out, rank)),
@@ -45,8 +44,9 @@ class RankLines:
             ]
 
     def drain(self) -> None:
-        """Show the remaining output of all ranks that were followed so far, and stop following their files. These ranks
-        have exited."""
+        """Show the remaining output of all ranks that were followed so far, and stop following their files. Call this
+        method after the ranks have exited.
+        """
         with self._lock:
             for log in self._logs:
                 log.poll()
@@ -70,8 +70,6 @@ class RankLines:
 
 
 class _Log:
-    """One log file that is shown as it grows."""
-
     def __init__(self, path: Path, show: Callable[[str], None], exit_record: Path | None = None) -> None:
         self._path, self._show, self._exit_record = path, show, exit_record
         self._position = 0
@@ -86,7 +84,6 @@ class _Log:
             self._put(self._line)
 
     def finish(self) -> None:
-        """Show the last line, which may have no line break."""
         if _visible(self._line):
             self._put(self._line)
         self._line = ""
@@ -117,12 +114,11 @@ class _Log:
 
 
 def _visible(line: str) -> str:
-    """Return the visible part of a line that contains carriage returns."""
+    """Return the part of a line that a terminal would show after its last carriage return."""
     return next((part for part in reversed(line.split("\r")) if part.strip()), "")
 
 
 def _writer(stream: TextIO, rank: int) -> Callable[[str], None]:
-    """Return a function that writes a line with its rank as a prefix, colored on a terminal."""
     prefix = f"[{rank}] "
     if stream.isatty():
         prefix = f"\x1b[{_COLORS[rank % len(_COLORS)]}m{prefix}\x1b[0m"

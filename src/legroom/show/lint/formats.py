@@ -20,7 +20,6 @@ _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def render_lint_report(report: LintReport, format: str, *, fixing: bool = False) -> RenderableType:
-    """Render the report in a format that `legroom lint --format` accepts."""
     if format == "json":
         return verbatim(json.dumps([finding.as_json() for finding in report.findings], indent=2))
     if format == "sarif":
@@ -35,7 +34,6 @@ STREAMED = ("full", "concise", "github")
 
 
 def render_lint_findings(findings: Sequence[LintFinding], format: str) -> RenderableType:
-    """Render findings in one of the formats in `STREAMED`."""
     if format == "github":
         return verbatim("\n".join(map(_github, findings)))
     if format == "concise":
@@ -46,7 +44,6 @@ def render_lint_findings(findings: Sequence[LintFinding], format: str) -> Render
 
 
 def render_rules() -> RenderableType:
-    """Render all rules with their titles, grouped by kind."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -115,7 +112,6 @@ def _mark(finding: LintFinding) -> str:
 
 
 def render_lint_summary(report: LintReport, *, fixing: bool) -> Text:
-    """Return the number of problems and files, and the command that fixes the problems."""
     found, files = len(report.findings), len({each.file for each in report.findings})
     fixed = f"Fixed {format_count(report.fixed, 'problem')}. " if fixing else ""
     if not found:
@@ -149,7 +145,7 @@ def _github(finding: LintFinding) -> str:
 
 
 def sarif(report: LintReport) -> dict[str, Any]:
-    """Return the report as SARIF 2.1.0: one run, its rules with their pages, and one result per finding."""
+    """Return the report as SARIF 2.1.0, with one result per finding."""
     codes = sorted({finding.code for finding in report.findings})
     return {
         "$schema": _SARIF_SCHEMA,

@@ -1,6 +1,6 @@
 """The monitor on a terminal, with Textual.
 
-The driver may block while the machine's state is read, so a thread reads the state and the screen stays responsive. All
+The driver may block while the state of the machine is read, so a thread reads it and the screen stays responsive. All
 text from other programs is a `Text` object, so Textual does not interpret markup in it.
 """
 
@@ -74,8 +74,6 @@ class Window(ModalScreen[None]):
 
 
 class MonitorApp(App[None]):
-    """The screen: the machine, the runs, and the processes."""
-
     TITLE = "legroom monitor"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -107,7 +105,7 @@ class MonitorApp(App[None]):
         self._wanted = ""
         self._reader: threading.Thread | None = None
         self._texts: dict[str, Text] = {}
-        """The text that each part of the screen shows. The keys are the selectors of the parts."""
+        """The text that each part of the screen shows, by its selector."""
 
     # --- the screen
 
@@ -143,8 +141,9 @@ class MonitorApp(App[None]):
         return self.screen_stack[0].query_one(id, Static)
 
     def _set(self, id: str, text: Text) -> None:
-        """Change a text. Computing the layout is the slowest part of an update. Therefore the layout is computed only
-        if the size of the text changes, and a text that stays the same is not updated."""
+        """Change a text. Computing the layout is the slowest part of an update, so it is computed only if the size of
+        the text changes.
+        """
         before = self._texts.get(id)
         if text != before:
             self._texts[id] = text

@@ -18,8 +18,7 @@ Facts = list[tuple[str, str]]
 
 
 def render_details(pid: int, snapshot: Snapshot) -> RenderableType:
-    """Render all known facts about a process. If the process has ended, render a sentence that says so. The run comes
-    first."""
+    """Render the known facts about a process, its run first, or a message that it has ended."""
     rows = [row for row in snapshot.processes if row.pid == pid]
     if not rows:
         return Text(f"Process {pid} has ended.")

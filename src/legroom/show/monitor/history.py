@@ -7,7 +7,7 @@ from legroom.gpus.nvml import NotAvailable
 from legroom.show.monitor.snapshot import Snapshot
 
 LENGTH = 120
-"""The number of values per bar, which covers two minutes at one value per second."""
+"""The number of values per bar: two minutes at one value per second."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,7 +35,7 @@ class History:
 
 
 def percentages(snapshot: Snapshot) -> list[tuple[str, float | None]]:
-    """Return the key and the percentage of every bar. An unavailable value is None."""
+    """Return the key and the percentage of every bar. A value that is not available is None."""
     host = snapshot.host
     bars = [("host.cpu", percent(host.cpu)), ("host.memory", percent(host.memory_used, host.memory_total))]
     for row in snapshot.gpus:
@@ -57,7 +57,7 @@ def percent(value: float | NotAvailable, total: float | NotAvailable = 100) -> f
 
 
 def sparkline(values: Sequence[float | None], width: int, *, low: float = 0.0, high: float = 100.0) -> str:
-    """Return the latest values as blocks, right-aligned. A missing value is a space."""
+    """Return the latest values as block characters, right-aligned. A missing value is a space."""
     shown = list(values)[-width:] if width > 0 else []
     scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
     blocks = (

@@ -1,5 +1,6 @@
 """The upper part of the monitor: the host and each GPU, with bars and sparklines, on a terminal with at least 30
-columns."""
+columns.
+"""
 
 import time
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Bar:
     key: str
     percent: float | None
     warns: bool = False
-    """True if a high percentage is a warning, as for memory. A high utilization is not a warning."""
+    """Whether a high percentage is a warning, as for memory. A high utilization is not a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class Device:
 def render_panel(
     snapshot: Snapshot, history: History | None, width: int, *, height: int | None = None
 ) -> Text:
-    """Return the panel. Without `history`, there are no sparklines. Every line has at most `width` columns. If the
-    panel is taller than `height`, each device has one line."""
+    """Return the panel. Without `history`, it has no sparklines. Every line has at most `width` columns. If the panel
+    would be taller than `height`, each device has one line.
+    """
     devices = devices_of(snapshot)
     lines_per_device = 2 if width >= TWO_BARS_FROM else 3
     compact = height is not None and 1 + lines_per_device * len(devices) > height
@@ -107,7 +109,7 @@ def _virtual(row: VirtualGpuRow) -> Device:
 
 
 def amount(used: int | NotAvailable, total: int | NotAvailable) -> str:
-    """Format a part and a total in one unit, for example `12.0 of 24.0 GiB`."""
+    """Format a size and its total in one unit, for example `12.0 of 24.0 GiB`."""
     if isinstance(total, NotAvailable):
         return "N/A"
     unit, name = (GiB, "GiB") if total >= GiB else (MiB, "MiB")
@@ -158,7 +160,7 @@ def _full(device: Device, history: History | None, width: int) -> list[Text]:
 
 
 def _compact(device: Device, width: int) -> list[Text]:
-    """Return one line: the title, and the percentages of both bars. If the line is wide enough, the facts follow."""
+    """Return one line with the title and the percentages of both bars, followed by facts if the line is wide enough."""
     first, second = device.bars
     figures = f"{first.label} {_percent(first)} {second.label} {_percent(second)}"
     for fact in device.facts:
@@ -200,6 +202,5 @@ def _color(bar: Bar) -> str:
 
 
 def _spread(left: Text, right: Text, width: int) -> Text:
-    """Return `left` and `right` at the two ends of a line."""
     gap = max(width - left.cell_len - right.cell_len, 1 if right.plain else 0)
     return Text.assemble(left, " " * gap, right)

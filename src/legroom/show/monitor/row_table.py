@@ -1,4 +1,4 @@
-"""A table whose rows change every second: only cells that changed are drawn, and the cursor stays on its row."""
+"""A table whose rows change every second. Only cells that changed are drawn, and the cursor stays on its row."""
 
 from typing import Any, ClassVar
 
@@ -29,7 +29,6 @@ class RowTable(DataTable[Text]):
 
     @property
     def sort_text(self) -> str:
-        """The order in words, for example `sorted by GPU memory ↓`."""
         descending = self.sort_column.descending is not self.is_reversed
         return f"sorted by {self.sort_column.name} {'↓' if descending else '↑'}"
 

@@ -30,8 +30,7 @@ from legroom.show.monitor.snapshot import Sampler
 ADDRESS = "127.0.0.1"
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 WAIT_SECONDS = 2.0
-"""The maximum time in seconds that a request waits for new data. After this time, the request receives the previous
-data."""
+"""The maximum time in seconds that a request waits for new data before it receives the previous data."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -42,8 +41,9 @@ _HEADERS = {
 
 
 class Readings:
-    """The state of the machine, which all browsers share. The state is updated when a browser requests it, and at most
-    once per `interval`."""
+    """The state of the machine, which all browsers share. It is read when a browser requests it, at most once per
+    `interval`.
+    """
 
     def __init__(self, sampler: Sampler, interval: float) -> None:
         self.interval = interval
@@ -69,7 +69,6 @@ class Readings:
 
 
 def page(document: dict[str, Any], *, interval: float) -> str:
-    """Return the HTML page, which shows the current state and requests updates from the server."""
     name = escape(str(document["host"]["name"]))
     return fill_template(
         __package__,
@@ -83,8 +82,6 @@ def page(document: dict[str, Any], *, interval: float) -> str:
 
 
 class MonitorServer:
-    """Serves the monitor until it is closed."""
-
     def __init__(self, sampler: Sampler, *, port: int = 0, interval: float = 1.0) -> None:
         """`port` 0 selects a free port."""
         self.token = secrets.token_urlsafe(24)
@@ -111,7 +108,7 @@ class MonitorServer:
         return f"http://{ADDRESS}:{self.port}/?token={self.token}"
 
     def run(self) -> None:
-        """Answer requests until `close` is called on another thread, or until Ctrl-C."""
+        """Answer requests until `stop` is called on another thread, or until Ctrl-C."""
         self._server.serve_forever(poll_interval=0.2)
 
     def close(self) -> None:
@@ -124,13 +121,11 @@ class MonitorServer:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing if a browser closes a connection."""
+        # A browser closed a connection.
         log.debug("A request to the monitor failed.", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Checks a request and sends the response."""
-
     token: str
     answers: ClassVar[dict[str, Callable[[], tuple[str, str]]]]
     timeout = 10.0  # a connection without a request
@@ -184,7 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing. A log of the requests would show the token."""
+        # A log of the requests would show the token.
+        ...
 
 
 def _token_in(query: str) -> str:
