@@ -1,8 +1,9 @@
-"""One-line messages. The logger `legroom` reports messages during the user's program, and `say` prints command-line
-messages.
+"""Messages of one line.
 
-Without logging configuration, Python prints a warning without its source. If none of the program's handlers processes a
-message, Legroom therefore prints it with the prefix `legroom: `. With a logging configuration, the program's own
+The logger `legroom` reports messages during the user's program, and `say` prints command-line messages.
+
+Without logging configuration, Python prints a warning without its source. If none of the program's handlers processes
+a message, Legroom therefore prints it with the prefix `legroom: `. With a logging configuration, the program's own
 handlers format the message.
 """
 
@@ -14,7 +15,7 @@ import sys
 import textwrap
 
 MAX_COLUMNS = 100
-"""The maximum width of wrapped messages, because longer lines are hard to read."""
+"""The maximum width of wrapped messages."""
 
 
 def say(message: str) -> None:
@@ -24,8 +25,10 @@ def say(message: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace control characters except tabs and line breaks. A terminal would execute control characters in a file
-    name, a variable name or an error message."""
+    """Replace control characters except tabs and line breaks.
+
+    A terminal would execute control characters in a file name or an error message.
+    """
     return re.sub(_CONTROL, "�", text)
 
 

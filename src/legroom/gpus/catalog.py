@@ -2,7 +2,7 @@
 
 A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing is subtracted from a size. For a name (`t4`),
 this memory is the total memory of that GPU minus the CUDA context. `find_gpu` converts a size or a name to a
-`GpuSpec`, which the rest of Legroom does not change.
+`GpuSpec`.
 """
 
 import difflib
@@ -22,25 +22,20 @@ class GpuSpec:
     total: int
     """The total memory in bytes, as torch and nvidia-smi report it."""
     context: int
-    """The number of bytes that a training process uses outside PyTorch's allocator, or 0 if the GPU was given as a
-    size.
-    """
+    """The bytes that a training process uses outside PyTorch's allocator, or 0 if the GPU was given as a size."""
     capability: tuple[int, int]
-    """The compute capability."""
     sm_count: int
-    """The number of streaming multiprocessors. Kernels divide their work among the multiprocessors, so this number
-    determines the size of some workspaces.
+    """The number of streaming multiprocessors, which determines the size of some workspaces, because kernels divide
+    their work among them.
     """
     aliases: tuple[str, ...] = ()
 
     @property
     def usable(self) -> int:
-        """The number of bytes that PyTorch's allocator can use."""
         return self.total - self.context
 
     @property
     def is_size(self) -> bool:
-        """True if the GPU was given as a size rather than by name."""
         return self.name[:1].isdigit()
 
     @property
@@ -59,8 +54,9 @@ class GpuSpec:
 
     @property
     def shared_memory_per_block(self) -> int:
-        """The maximum shared memory of one block in bytes, for a kernel that opts in to more than the default. Since
-        Ampere, CUDA reserves 1 KiB of shared memory per block.
+        """The maximum shared memory of one block in bytes, if the kernel requests more than the default.
+
+        Since Ampere, CUDA reserves 1 KiB of shared memory per block.
         """
         if self.capability < (7, 0):
             return 48 * KiB
@@ -82,11 +78,10 @@ _SHARED_MEMORY = (
 
 
 def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
-    """Return the GPU for the user's input: a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number
-    of bytes.
+    """Return the GPU for a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number of bytes.
 
-    A GPU given as a size has compute capability 8.0 (Ampere), unless the size includes a different capability.
-    Ampere is the default because its kernels run on most GPUs in use.
+    A GPU given as a size has compute capability 8.0 (Ampere), unless the size includes another capability. Ampere is
+    the default because its kernels run on most GPUs in use.
     """
     if isinstance(value, GpuSpec):
         return value
@@ -119,7 +114,6 @@ def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
 
 
 def parse_gpus(text: str) -> list[GpuSpec]:
-    """Parse one or more GPUs, separated by commas (`t4`, `8GiB,8GiB`)."""
     return [find_gpu(part.strip()) for part in text.split(",")] if isinstance(text, str) else [find_gpu(text)]
 
 
@@ -158,11 +152,9 @@ def _invalid(value: str) -> UsageError:
 
 
 DEFAULT_CAPABILITY = (8, 0)
-"""The compute capability of a GPU that is given as a size."""
 
 
 def _of_size(size: int, capability: tuple[int, int] = DEFAULT_CAPABILITY) -> GpuSpec:
-    """Return a GPU whose allocator can use `size` bytes."""
     unit, letters = next((unit, letters) for unit, letters in _UNITS if size % unit == 0)
     suffix = "" if capability == DEFAULT_CAPABILITY else f":sm{capability[0]}{capability[1]}"
     return GpuSpec(
@@ -184,16 +176,15 @@ def _first_with(capability: tuple[int, int]) -> GpuSpec:
 
 
 CUBLAS_HANDLES = 2
-"""The number of cuBLAS handles that `context` includes: one for the program's thread and one for the thread that runs
-backward passes.
-"""
+"""The number of cuBLAS handles in `context`: one for the main thread and one for the thread of the backward pass."""
 
 
 def cublas_handle_bytes(capability: tuple[int, int]) -> int:
-    """Return the number of bytes that one cuBLAS handle uses outside PyTorch's allocator. PyTorch creates one handle
-    for each thread.
+    """Return the number of bytes that one cuBLAS handle uses outside PyTorch's allocator.
 
-    On an H200, a handle uses 64 to 66 MiB, which is twice the default workspace of that generation. Other GPUs, whose
+    PyTorch creates one handle for each thread.
+
+    On an H200, a handle uses 64 to 66 MiB, which is twice the default workspace on this GPU. Other GPUs, whose
     default workspace is smaller, were not measured.
     """
     return (66 if capability[0] >= 9 else 10) * MiB
@@ -210,8 +201,7 @@ FOURIER_BYTES = 8 * MiB
 
 
 def _context(capability: tuple[int, int]) -> int:
-    """Return the number of bytes that a training process uses outside PyTorch's allocator once cuBLAS and cuDNN are
-    loaded.
+    """Return the bytes that a training process uses outside PyTorch's allocator after loading cuBLAS and cuDNN.
 
     The value was measured on an H200 (767 MiB with torch 2.11 for CUDA 13). Other GPUs were not measured. Older
     generations have fewer kernels to load, so a smaller value is assumed for older GPUs.
@@ -223,7 +213,6 @@ def _context(capability: tuple[int, int]) -> int:
 
 
 def _normalized(name: str) -> str:
-    """Return a GPU name in lower case, without spaces, dashes and leading brand names."""
     words = name.lower().replace("-", " ").replace("_", " ").split()
     return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))
 

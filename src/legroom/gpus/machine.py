@@ -17,8 +17,6 @@ from legroom.gpus.nvml import NA, Count, NotAvailable, as_text, opened, query, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that uses a GPU."""
-
     pid: int
     bytes: Count
     """The device memory of the process, including the CUDA context."""
@@ -26,7 +24,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU and its current state. GPUs are listed in NVML's order (by PCI bus)."""
+    """A GPU and its current state. GPUs are listed in the order of the PCI bus, as in NVML."""
 
     index: int
     name: str
@@ -44,8 +42,6 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleGpu:
-    """A GPU with the index that a CUDA program in this environment uses."""
-
     index: int
     name: str
     total: int
@@ -53,27 +49,23 @@ class VisibleGpu:
     """The number of bytes in use by all processes, including this process."""
     processes: tuple[GpuProcess, ...] | NotAvailable = NA
     uuid: str = ""
-    """The UUID, or "" if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUsage:
-    """The memory of this machine and of this process."""
-
     total: Count
     available: Count
     resident: Count
     """The resident memory of this process in bytes."""
     limit: Count
-    """The memory limit of the control group (a container, a batch system)."""
+    """The memory limit of the control group, which a container or a batch system sets."""
     used_of_limit: Count
     """The number of bytes that all processes in the control group use."""
     cache_of_limit: Count = NA
-    """The part of `used_of_limit` that caches files. The system frees this memory when programs need it."""
+    """The bytes of `used_of_limit` that cache files. The system frees this memory when programs need it."""
 
 
 def gpus() -> list[Gpu]:
-    """Return every GPU that the driver reports. Without a driver, the result is empty."""
     with opened() as nvml:
         if nvml is None:
             return []
@@ -83,10 +75,12 @@ def gpus() -> list[Gpu]:
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """Return the GPUs that the installed torch can use. CUDA is initialized only if NVML cannot list the GPUs.
+    """Return the GPUs that the installed torch can use.
 
-    If the GPUs differ and CUDA_DEVICE_ORDER is not set, CUDA may number the GPUs in an order that differs from the PCI
-    bus order.
+    CUDA is initialized only if NVML cannot list the GPUs.
+
+    If the machine has different GPUs and CUDA_DEVICE_ORDER is not set, CUDA's order may differ from the order of the
+    PCI bus.
     """
     import torch
 
@@ -107,16 +101,15 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
 
 
 def named_gpus(environ: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES, as written, or None if it is not set.
+    """Return the entries of CUDA_VISIBLE_DEVICES up to the first empty entry, or None if the variable is not set.
 
-    CUDA stops at the first empty entry.
+    CUDA also stops at the first empty entry.
     """
     named = environ.get("CUDA_VISIBLE_DEVICES")
     return None if named is None else list(takewhile(bool, map(str.strip, named.split(","))))
 
 
 def driver_version() -> str | NotAvailable:
-    """Return the version of the NVIDIA driver."""
     with opened() as nvml:
         version = NA if nvml is None else query(nvml.nvmlSystemGetDriverVersion)
         return version if version is NA else as_text(version)
@@ -128,7 +121,6 @@ def processors() -> int:
 
 
 def host_usage(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> HostUsage:
-    """Return the current memory use of this machine."""
     total = available = resident = NA
     with contextlib.suppress(ImportError):
         import psutil
@@ -168,7 +160,6 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
-    """Return the GPU with its index, or None if NVML does not report its size."""
     total, used = read_memory(nvml, handle)
     if isinstance(total, NotAvailable):
         return None
@@ -185,7 +176,7 @@ def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
 
 
 def _from_torch(cuda: Any, index: int) -> VisibleGpu:
-    """Return a GPU that NVML cannot list, as torch reports it. This function creates a CUDA context."""
+    """Return a GPU that NVML cannot list. This function creates a CUDA context."""
     properties, memory = cuda.get_device_properties(index), query(cuda.mem_get_info, index)
     used = NA if memory is NA else memory[1] - memory[0]
     return VisibleGpu(index=index, name=properties.name, total=properties.total_memory, used=used)
@@ -202,9 +193,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | NotAvailable:
 
 
 def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
-    """Return the NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, in the same order. Return None if NVML cannot
-    resolve the entries.
-    """
+    """Return the NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, or None if NVML cannot resolve the entries."""
     count = query(nvml.nvmlDeviceGetCount)
     if count is NA:
         return None
@@ -229,8 +218,8 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
 
 
 def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
-    """Return the lowest memory limit that applies to this process, the number of bytes in use under this limit, and
-    how many of these bytes cache files (cgroup v1 or v2).
+    """Return the lowest memory limit of this process, the bytes in use under this limit, and how many of them cache
+    files.
     """
     lowest: tuple[Count, Count, Count] = (NA, NA, NA)
     with contextlib.suppress(OSError, ValueError):
@@ -249,8 +238,9 @@ def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
 
 
 def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int, Count]]:
-    """Yield the limit, the usage and the cached files of a control group and its parents. In a container, the
-    control group of the container is the root.
+    """Yield the limit, the usage and the cached files of a control group and its parents.
+
+    In a container, the root is the control group of the container.
     """
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):
@@ -263,7 +253,7 @@ def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[
 
 
 def _cached_files(group: Path) -> Count:
-    """Return the bytes of cached files that are not in active use, which tools such as `docker stats` subtract."""
+    """Return the bytes of cached files that are not in active use. Tools such as `docker stats` subtract them too."""
     with contextlib.suppress(OSError, ValueError):
         for line in (group / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")

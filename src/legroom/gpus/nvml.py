@@ -1,5 +1,4 @@
-"""Access to NVML, the management library of the NVIDIA driver. A value that is not available is returned as `NA`,
-without an exception."""
+"""Access to NVML, the management library of the NVIDIA driver. A value that is not available is `NA`."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -21,11 +20,10 @@ class NotAvailable(Enum):
 
 NA = NotAvailable.NA
 Count = int | NotAvailable
-"""A number, or `NA`."""
 
 
 def start() -> Any:
-    """Return the initialized library, or None. Call its `nvmlShutdown` afterwards."""
+    """Return the initialized library, or None. The caller must call `nvmlShutdown`."""
     try:
         import pynvml
 
@@ -37,7 +35,6 @@ def start() -> Any:
 
 @contextlib.contextmanager
 def opened() -> Iterator[Any]:
-    """Yield the initialized library, or None."""
     nvml = start()
     try:
         yield nvml
@@ -67,5 +64,5 @@ def read_memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
 
 
 def as_text(value: Any) -> str:
-    """Convert a result of pynvml to a string. Older versions return bytes."""
+    """Convert a result of pynvml to a string, because older versions return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

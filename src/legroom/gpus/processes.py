@@ -17,8 +17,6 @@ Number = float | NotAvailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSample:
-    """The state of a process at one moment."""
-
     pid: int
     user: Text = NA
     name: Text = NA
@@ -32,12 +30,11 @@ class ProcessSample:
     cpu: Number = NA
     """The percentage of one core that the process used since the previous sample."""
     resident: Count = NA
-    """The resident memory in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """The processors and the memory of this machine, or of this container if it has a limit."""
+    """The processors and the memory of this machine, or of the container if it has a limit."""
 
     name: str
     cores: int
@@ -49,14 +46,16 @@ class HostSample:
     memory_used: Count
     """The memory in use, without cached files."""
     memory_limited: bool
-    """True if the values refer to a control group (a container, a batch system) and not to the whole machine."""
+    """True if the values are those of a control group, such as a container, and not of the whole machine."""
     swap_total: Count
     swap_used: Count
 
 
 class ProcessSampler:
-    """Samples the host, and processes that are given by their IDs. CPU use is measured between two samples, so the
-    first sample does not contain it."""
+    """Samples the host, and processes by ID.
+
+    CPU use is the difference between two samples, so the first sample does not contain it.
+    """
 
     def __init__(self) -> None:
         self._processes: dict[int, Any] = {}
@@ -64,7 +63,7 @@ class ProcessSampler:
         self._has_read_host = False
 
     def read(self, pids: Iterable[int]) -> dict[int, ProcessSample]:
-        """Return a sample for every process ID. A process that does not run, or is hidden, has no values."""
+        """Return a sample for every process ID. For a hidden or ended process, the sample has no values."""
         import psutil
 
         wanted = set(pids)

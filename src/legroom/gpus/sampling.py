@@ -1,8 +1,8 @@
 """Samples the GPUs repeatedly: memory, utilization, temperature, power and processes, for `legroom monitor`.
 
-`GpuSampler` keeps NVML open, because opening it takes longer than all queries together. NVML may fail at any time: a
-driver update, a GPU that was lost, a missing permission. A value that cannot be read is `NA`, a GPU that was seen once
-stays in the list, and the library is opened again after a while.
+`GpuSampler` keeps NVML open, because opening it takes longer than all queries together. NVML may fail at any time,
+for example after a driver update, after the loss of a GPU, or without a permission. A value that cannot be read is
+`NA`, a GPU that was seen once stays in the list, and NVML is opened again after some seconds.
 """
 
 import time
@@ -14,33 +14,30 @@ from legroom.gpus import nvml as nvml_library
 from legroom.gpus.nvml import NA, Count, NotAvailable, as_text, query
 
 REOPEN_SECONDS = 5.0
-"""The pause between attempts to open NVML."""
 _TEMPERATURE_OF_GPU = 0
-"""NVML_TEMPERATURE_GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOnGpu:
-    """A process that uses a GPU, as the driver reports it. In a container, the driver may report no processes, or the
-    host's process numbers."""
+    """A process that uses a GPU, as the driver reports it.
+
+    In a container, the driver may report no processes, or the process IDs of the host.
+    """
 
     pid: int
     memory: Count
     kind: str
     """`C` for computation, `G` for graphics, or `C+G`."""
     utilization: Count = NA
-    """The percentage of the sample period in which one of the process's kernels ran."""
+    """The percentage of the sample period in which a kernel of the process ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """The state of a GPU at one moment."""
-
     index: int
     name: str
     uuid: str
     total: Count = NA
-    """The total memory in bytes, without the memory that the driver reserves."""
     used: Count = NA
     utilization: Count = NA
     """The percentage of the sample period in which a kernel ran."""
@@ -53,7 +50,6 @@ class GpuSample:
     power_limit: Count = NA
     """Milliwatts."""
     fan: Count = NA
-    """The fan speed as a percentage of the maximum speed."""
     is_mig: bool | NotAvailable = NA
     processes: tuple[ProcessOnGpu, ...] | NotAvailable = NA
 
@@ -63,7 +59,7 @@ class GpuSample:
 
 
 class GpuSampler:
-    """Reads all GPUs. An instance is used by one thread at a time."""
+    """Reads all GPUs. Only one thread at a time may use an instance."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,12 +68,9 @@ class GpuSampler:
         self._known: list[tuple[Any, GpuSample]] = []
         """The handle of each GPU, and the values that do not change."""
         self._seen: dict[int, int] = {}
-        """The time of the latest utilization sample of each GPU, by index."""
         self.driver: str | NotAvailable = NA
-        """The version of the driver."""
 
     def read(self) -> list[GpuSample]:
-        """Return every GPU that the driver reports. Without a driver, the result is empty."""
         if self._nvml is None and self._clock() >= self._open_at:
             self._open()
         if self._nvml is None:
@@ -151,7 +144,7 @@ class GpuSampler:
         return tuple(found.values())
 
     def _utilization(self, handle: Any, index: int) -> dict[int, int]:
-        """Return the latest utilization of each process. Many GPUs and most containers do not report this value."""
+        """Return the latest utilization of each process, which many GPUs and most containers do not report."""
         samples = _call(self._nvml, "nvmlDeviceGetProcessUtilization", handle, self._seen.get(index, 0))
         if isinstance(samples, NotAvailable):
             return {}

@@ -1,9 +1,9 @@
 """Determines the memory in use on each GPU, and the processes that use it.
 
-In some containers, NVML reports the size of a GPU correctly, but reports that none of its memory is used. CUDA reports
-the correct value, but only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is
-queried in a short-lived process. The first query also checks whether the memory that NVML reports as used includes this
-context. If so, NVML is correct on this machine, and CUDA is not queried again.
+In some containers, NVML reports the correct size of a GPU, but no used memory. CUDA reports the correct value, but
+only inside a context, which uses several hundred MiB and makes forking unsafe. CUDA is therefore queried in a
+short-lived process. The first query also checks whether the used memory of NVML includes this context. If so, NVML is
+correct on this machine, and CUDA is not queried again.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ for index in range(count.value):
 print(json.dumps(used), flush=True)
 input()
 """
-"""A program that prints the bytes in use on each GPU, including its own context. The program keeps the context until it
-reads a line.
+"""A program that prints the bytes in use on each GPU, including its own context.
+
+The context exists until the program reads a line.
 """
 
 
 def gpus_in_use() -> list[VisibleGpu]:
-    """Return the GPUs that the installed torch can use, with the memory in use on each GPU."""
     found = visible_gpus()
     if not found or _nvml_is_reliable():
         return found
@@ -59,7 +59,7 @@ def gpus_in_use() -> list[VisibleGpu]:
 
 @functools.cache
 def _nvml_is_reliable() -> bool:
-    """Return whether NVML reports at least half of the memory that CUDA reports while every GPU has a context."""
+    """Return True if NVML reports at least half of the memory that CUDA reports while every GPU has a context."""
     with _used_by_cuda() as used:
         found = visible_gpus()
     if isinstance(used, NotAvailable) or len(used) != len(found):
@@ -96,8 +96,9 @@ def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
 
 
 def other_processes(device: int) -> str:
-    """Describe the other processes on a GPU, for example `process 4242 (python) uses 2.10 GiB of this GPU`. Return ""
-    if there are no other processes, or if the driver does not report them.
+    """Describe the other processes on a GPU, for example `process 4242 (python) uses 2.10 GiB of this GPU`.
+
+    The result is "" without other processes, or if the driver does not report them.
     """
     gpu = _gpu_of(device, gpus())
     if gpu is None or isinstance(gpu.processes, NotAvailable):
@@ -112,7 +113,6 @@ def other_processes(device: int) -> str:
 
 
 def _gpu_of(device: int, found: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU that the driver reports for this CUDA index, matched by UUID."""
     import torch
 
     if len(found) == 1:

@@ -21,7 +21,7 @@ from legroom.observe.leaks.counters import cuda_allocated_and_peak
 _PACKAGES = {"lightning": "lightning.pytorch", "pytorch-lightning": "pytorch_lightning"}
 _imported = [name for name, package in _PACKAGES.items() if package in sys.modules]
 _package = _PACKAGES[check_library(*_imported, *_PACKAGES)]
-"""The package that the program has imported, or else the installed package."""
+"""The Lightning package that the program has imported, or else the installed package."""
 Callback: Any = import_module(_package).Callback
 
 
@@ -76,7 +76,6 @@ class LegroomCallback(MonitorResults, Callback):  # type: ignore[misc]  # untype
 
 
 def _find_batch(trainer: Any, module: Any) -> FittedBatch:
-    """Set `batch_size` of the module or data module, and `accumulate_grad_batches`."""
     data = trainer.datamodule or module
     owners = (data, module, data.hparams, module.hparams)
     owner = next((each for each in owners if hasattr(each, "batch_size")), None)

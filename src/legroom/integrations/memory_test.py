@@ -1,9 +1,9 @@
-"""One test whose GPU memory is limited and measured.
+"""A test whose GPU memory is limited and measured.
 
-The test runs on this machine's GPU if that GPU is large enough. Otherwise, it runs on a virtual GPU of the given
-size. In both cases, the allocator fails when the limit is reached. Code that recovers from out-of-memory errors
-(`legroom.Guard`) therefore passes if it can run within the limit. Memory that is allocated before the test does not
-count.
+The test runs on this machine's GPU if that GPU is large enough. Otherwise, the test runs on a virtual GPU of the
+given size. In both cases, the allocator fails when the limit is reached. Code that recovers from out-of-memory
+errors, such as `legroom.Guard`, therefore passes if it can run within the limit. Memory that is allocated before the
+test does not count.
 """
 
 import gc
@@ -41,11 +41,12 @@ DEFAULT_GPU = "8GiB"
 
 
 class MemoryTest:
-    """The limit, the recording and the result of one test."""
-
     def __init__(self, name: str, *, with_leaks: bool, is_measured: bool) -> None:
-        """`name` identifies the test. With `with_leaks`, memory that is still allocated after the test is a failure.
-        Without `is_measured`, the test gets a virtual GPU, but its memory is not recorded."""
+        """`name` is the ID of the test.
+
+        With `with_leaks`, memory that is still allocated after the test is a failure. Without `is_measured`, the test
+        gets a virtual GPU, but its memory is not recorded.
+        """
         self.name = name
         self.with_leaks = with_leaks
         self.has_failed = False
@@ -78,7 +79,7 @@ class MemoryTest:
             self._is_recording = True
 
     def begin_call(self) -> None:
-        """Remember the memory that the fixtures allocated, which does not count as a leak of the test."""
+        """Record the memory of the fixtures, which is not a leak of the test."""
         if self.with_leaks:
             gc.collect()
             self._storages.update(_device_tensors(), set(), 0)
@@ -86,14 +87,13 @@ class MemoryTest:
             self._since_call.__enter__()
 
     def explain(self, error: BaseException) -> str | None:
-        """Return a message for an out-of-memory error of the test, or None for another error."""
         if self._recording is None or not self._is_recording or not is_oom(error):
             return None
         self._stop(error)
         return "\n".join(self._oom_lines(str(error)))
 
     def finish(self) -> str | None:
-        """Stop the recording. Return a message if memory of the test is still allocated."""
+        """Stop the recording, and return a message if memory of the test is still allocated."""
         leaked = None
         if self.with_leaks and self._since_call is not None and not self.has_failed and self._is_recording:
             freeing.release()
@@ -105,7 +105,6 @@ class MemoryTest:
         return leaked
 
     def close(self) -> None:
-        """Remove the limit."""
         self._stop(None)
         self._exit.close()
         self.virtual_gpu = None
@@ -121,8 +120,9 @@ class MemoryTest:
             self._since_call.__exit__(None, None, None)
 
     def _use_current_gpu(self, specs: Sequence[GpuSpec], *, is_limited: bool, is_virtual: bool) -> bool:
-        """Limit the memory of the current GPUs, which may be virtual. Return False if the GPUs are missing or too
-        small."""
+        """Limit the memory of the current GPUs, which may be virtual, and return False if they are missing or too
+        small.
+        """
         if not torch.cuda.is_available() or (is_virtual and VirtualGPU.active() is None):
             return False
         if torch.cuda.device_count() < len(specs):
@@ -143,8 +143,7 @@ class MemoryTest:
     # --- results
 
     def result(self) -> dict[str, Any] | None:
-        """Return the peak and the lines that allocated the most memory as plain data, or None if nothing was
-        measured."""
+        """Return the peak and the lines that allocated the most memory as JSON data, or None if nothing was measured."""
         if self._recording is None or self._is_recording:
             return None
         peak = max(self._recording.peak - self._before, 0)
@@ -156,7 +155,7 @@ class MemoryTest:
         }
 
     def write(self, folder: Path) -> None:
-        """Write the capture and the page of the test. A capture or a page of an earlier run is overwritten."""
+        """Write the capture and the page of the test, and overwrite those of an earlier run."""
         assert self._recording is not None
         path = folder / f"{file_name(self.name)}{SUFFIX}"
         self._recording.save(path, force=True)
@@ -193,7 +192,6 @@ class MemoryTest:
             yield "Legroom found no variable that retains this memory. `legroom run` on the same code may find the variable."
 
     def _holders(self) -> list[str]:
-        """Return the variables that retain tensors of the test, largest first."""
         found = HolderFinder().find(self._targets(), {})
         lines = []
         for path, *_ in found[:TOP_LINES]:
@@ -204,7 +202,7 @@ class MemoryTest:
         return lines
 
     def _targets(self) -> list["weakref.ref[torch.Tensor]"]:
-        """Return the tensors of the test, and all views of them, because a variable may retain only a view."""
+        """Return the tensors of the test and all views of them, because a variable may retain only a view."""
         tensors = _device_tensors()
         created = self._storages.update(tensors, set(), 1).get(1, [])
         return _by_retained_size([*created, *(view for view, _ in other_views(tensors, created))])
@@ -218,8 +216,7 @@ def _device_tensors() -> list[torch.Tensor]:
 
 
 def _by_retained_size(tensors: list[torch.Tensor]) -> list["weakref.ref[torch.Tensor]"]:
-    """Return weak references to the tensors, starting with the tensor that retains the most memory, including through
-    its graph."""
+    """Return weak references to the tensors, sorted by the memory that they retain directly or through their graphs."""
     retained = RetainedStorages(_measure)
     sizes = {id(tensor): sum(retained.by(tensor).values()) for tensor in tensors}
     tensors.sort(key=lambda tensor: -sizes[id(tensor)])
@@ -232,8 +229,9 @@ def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def file_name(test: str) -> str:
-    """Return a file name for a test. Parameters may contain any character, so the name for a test with parameters
-    ends with a hash."""
+    """Return a file name for a test, which ends with a hash if the test has parameters, because they may contain any
+    character.
+    """
     plain = re.sub(r"[^\w.-]+", "-", test.partition("[")[0])[-120:]
     return f"{plain}-{hashlib.sha256(test.encode()).hexdigest()[:8]}" if "[" in test else plain
 
@@ -242,7 +240,6 @@ def file_name(test: str) -> str:
 
 
 def summary_lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the peak and the limit of each test, and the lines of code that allocated the most memory."""
     sizes = [format_size(result["peak"]) for result in results]
     limits = [f"of {format_size(result['limit'])}" if result["limit"] else "" for result in results]
     for result, size, limit in zip(results, sizes, limits, strict=True):
@@ -251,8 +248,7 @@ def summary_lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _largest(lines: Sequence[dict[str, Any]]) -> list[list[Any]]:
-    """Return the bytes, the categories, the location and the code of the lines that allocated the most memory. Each
-    line is included once."""
+    """Return the bytes, categories, location and code of the lines that allocated the most memory."""
     by_line: dict[tuple[str | None, int | None], list[dict[str, Any]]] = {}
     for line in lines:
         by_line.setdefault((line["file"], line["line"]), []).append(line)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from legroom.run.record import BlockRecording
 
 MAX_SUMMARY = 10
-"""The maximum number of tests in the summary."""
 _MARKS = ("gpu_memory", "no_leaks")
 _running: "pytest.StashKey[MemoryTest]" = pytest.StashKey()
 _result: "pytest.StashKey[dict[str, Any]]" = pytest.StashKey()
@@ -151,9 +150,11 @@ def _start(item: pytest.Item, *, is_virtual: bool) -> None:
 
 
 def _uses_virtual_gpu(item: pytest.Item) -> bool:
-    """Return True if a test uses the fixture `virtual_gpu` of this plugin. A project may have its own fixture with
-    this name, which may use the fixture of this plugin. The check reads a private attribute of pytest, and returns
-    False if pytest no longer has this attribute."""
+    """Return True if a test uses the fixture `virtual_gpu` of this plugin.
+
+    A project may have its own fixture with this name, which may use the fixture of this plugin. The check reads a
+    private attribute of pytest, and returns False if the attribute does not exist.
+    """
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     for definition in reversed(known.get("virtual_gpu", ())):
         if getattr(definition.func, "__module__", "") == __name__:
@@ -164,7 +165,6 @@ def _uses_virtual_gpu(item: pytest.Item) -> bool:
 
 
 def _gpu_of(item: pytest.Item) -> Any:
-    """Return the size or the name of the GPU of a test, or `None` for the default."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     mark = item.get_closest_marker("gpu_memory")
     if mark is None:
@@ -182,8 +182,10 @@ def _gpu_of(item: pytest.Item) -> Any:
 
 
 def _explained(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Run a phase of a test. An out-of-memory error becomes a failure that shows the needed memory and the lines
-    that allocated the most memory."""
+    """Run a phase of a test.
+
+    An out-of-memory error becomes a failure that shows the needed memory and the lines that allocated the most.
+    """
     try:
         return (yield)
     except Exception as error:

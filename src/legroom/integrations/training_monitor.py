@@ -1,5 +1,6 @@
-"""The parts that the callbacks of all trainers share: a watched loop, the out-of-memory report, precision checks and
-batch sizes."""
+"""What the callbacks of all trainers share: a watched loop, the out-of-memory report, precision checks and batch
+sizes.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -44,15 +45,13 @@ class MonitorResults:
 
 
 class TrainingMonitor:
-    """Observes the steps of a trainer. A leak, a precision problem and an out-of-memory error are each reported
-    once."""
+    """Observes the steps of a trainer, and reports each problem once."""
 
     def __init__(self, *, report: bool = True, precision: bool = True) -> None:
         """With `report`, the memory of a GPU is recorded, and the report is printed after an out-of-memory error. With
         `precision`, gradients and the loss scale are checked at some steps."""
         self.findings: list[Finding] = []
         self.recording: BlockRecording | None = None
-        """The recording of the training, if it ran on a GPU."""
         self._report, self._precision = report, precision
         self._steps = _Steps()
         self._watched = Watched(
@@ -75,7 +74,6 @@ class TrainingMonitor:
             self._is_recording = True
 
     def stop_recording(self, error: BaseException | None) -> None:
-        """Stop the recording, and print the report of an out-of-memory error."""
         self.end_loop()
         if self.recording is None or not self._is_recording:
             return
@@ -100,7 +98,10 @@ class TrainingMonitor:
     # --- precision
 
     def check_gradients(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-        """Check the gradients before an optimizer step, or the loss scale if a GradScaler scales the loss."""
+        """Check the gradients before an optimizer step.
+
+        If a GradScaler scales the loss, check the loss scale instead.
+        """
         if not self._precision:
             return
         self._optimizer_steps += 1
@@ -148,7 +149,6 @@ class FittedBatch:
     effective_batch_size: int
     """The number of samples in one optimizer step on one device, which does not change."""
     found: FoundBatchSize
-    """The search for the largest batch size."""
 
     def __str__(self) -> str:
         return (
@@ -199,7 +199,6 @@ def fit_batch(
 
 
 def smallest_over_ranks(value: int) -> int:
-    """Return the smallest value across all ranks."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return value
     values: list[Any] = [None] * torch.distributed.get_world_size()

@@ -22,7 +22,7 @@ check_library("transformers")
 TrainerCallback: Any = import_module("transformers").TrainerCallback
 
 MAX_SAMPLES = 1000
-"""The search uses the longest of this many samples."""
+"""The search uses the longest of the first samples, up to this number."""
 
 
 class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  # untyped
@@ -97,8 +97,7 @@ def find_batch(trainer: Any) -> FittedBatch:
 
 
 def _batches(trainer: Any) -> Any:
-    """Return a function that creates a batch of a given size, or the first batch if samples cannot be accessed by
-    index."""
+    """Return a function that creates a batch of a given size, or the first batch if the samples have no index."""
     loader = trainer.get_train_dataloader()
     dataset = loader.dataset
     if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__getitem__"):

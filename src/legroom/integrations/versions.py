@@ -21,8 +21,6 @@ class UnsupportedLibrary(LegroomError, ImportError):  # noqa: N818
 
 
 def check_library(*names: str) -> str:
-    """Return the first of these libraries that is installed. Raise UnsupportedLibrary if none is installed, or if it is
-    too old."""
     for name in names:
         try:
             version = metadata.version(name)
