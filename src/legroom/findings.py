@@ -11,6 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
+    """A problem with its location and fix."""
+
     code: str
     """The code, for example `LG101`. Codes are stable and documented."""
     message: str

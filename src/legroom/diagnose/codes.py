@@ -36,6 +36,8 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodePage:
+    """The page of one code."""
+
     code: str
     title: str
     """The title of the page, without a final period, for example `Memory grows with every step`."""

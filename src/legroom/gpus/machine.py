@@ -17,6 +17,8 @@ from legroom.gpus.nvml import NA, Count, NotAvailable, as_text, opened, query, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
+    """A process that uses a GPU."""
+
     pid: int
     bytes: Count
     """The device memory of the process, including the CUDA context."""
@@ -42,6 +44,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleGpu:
+    """A GPU with the index that a CUDA program in this environment uses."""
+
     index: int
     name: str
     total: int
@@ -53,6 +57,8 @@ class VisibleGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUsage:
+    """The memory of this machine and of this process."""
+
     total: Count
     available: Count
     resident: Count

@@ -17,6 +17,8 @@ Number = float | NotAvailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSample:
+    """The state of a process at one moment."""
+
     pid: int
     user: Text = NA
     name: Text = NA

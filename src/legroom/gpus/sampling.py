@@ -34,6 +34,8 @@ class ProcessOnGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
+    """The state of a GPU at one moment."""
+
     index: int
     name: str
     uuid: str

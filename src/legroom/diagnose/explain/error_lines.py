@@ -22,6 +22,8 @@ _FEW_LINES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorLine:
+    """The line of a log that contains the error message."""
+
     line: int
     kind: str
     """The exception class, for example `torch.OutOfMemoryError`, or "" if the line names no class."""

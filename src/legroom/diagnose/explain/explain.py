@@ -41,6 +41,8 @@ ExplanationCertainty = Literal["sure", "likely", "unsure"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
+    """A possible cause of the error."""
+
     cause: str
     check: str
     """A check that shows whether this is the cause."""
@@ -49,6 +51,8 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierError:
+    """An error that comes earlier in the same log."""
+
     code: str
     title: str
     line: int
@@ -57,6 +61,8 @@ class EarlierError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
+    """The explanation of an error, with its possible causes."""
+
     kind: ErrorKind
     certainty: ExplanationCertainty
     code: str = ""

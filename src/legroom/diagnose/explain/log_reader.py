@@ -41,6 +41,8 @@ _CHAIN_LINES = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMatch:
+    """A known error message at one position in a log."""
+
     code: str
     line: int
     text: str
@@ -54,6 +56,8 @@ class LogMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogResult:
+    """The error that was found in a log."""
+
     error: LogMatch | None
     unknown: ErrorLine | None
     """A Python error that matches no pattern, if it is the last error."""
@@ -78,6 +82,8 @@ def chunks_of(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """One kind of error, and its priority."""
+
     priority: int
     code: str
     weak: bool

@@ -23,6 +23,8 @@ from legroom.diagnose.oom.recognize import ErrorClassification
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """One kind of error that is not about memory."""
+
     code: str
     variants: tuple[tuple[str, re.Pattern[str]], ...]
     """Regular expressions, each with a lower-case literal that every match contains."""

@@ -17,6 +17,8 @@ from legroom.observe.source.batch_setting import SIZE, BatchSetting
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
+    """A smaller value for the batch size setting."""
+
     setting: BatchSetting
     size: int
     evaluation: BatchSetting | None = None

@@ -21,6 +21,8 @@ from legroom.observe.source.batch_setting import BatchSetting
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
+    """All known facts about one out-of-memory error."""
+
     oom: Oom
     state: State
     allocations: Callable[[], Iterator[Alloc]]

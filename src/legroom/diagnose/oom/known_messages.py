@@ -28,6 +28,8 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessagePattern:
+    """One kind of error message, with its variants."""
+
     certainty: Certainty
     source: str
     """The library or program that prints the message."""

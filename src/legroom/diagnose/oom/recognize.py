@@ -36,6 +36,8 @@ Link = Literal["itself", "cause", "context", "group"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorClassification(ReportedSizes):
+    """The classification of an error: whether the error is about memory, and the sizes in its message."""
+
     certainty: Certainty
     source: str = ""
     """The library or kind of memory, such as cuDNN, NCCL or shared memory, or "" if the error is not about memory."""

@@ -10,6 +10,8 @@ from legroom.units import GiB
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
+    """A command of the form `legroom run OPTIONS TARGET ARGUMENTS` or `legroom launch OPTIONS TARGET ARGUMENTS`."""
+
     options: tuple[str, ...] = ()
     """Options that also apply to the next run, such as `--gpu`, but not the path of the capture."""
     target: tuple[str, ...] = ()

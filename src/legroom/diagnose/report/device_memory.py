@@ -18,6 +18,8 @@ TOP_LINES = 50
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
+    """A labeled part of the device's memory."""
+
     label: str
     bytes: int
     category: Category | None = None
@@ -26,6 +28,8 @@ class MemoryShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySnapshot:
+    """The memory of one device at one moment."""
+
     device: int
     capacity: int
     step: int

@@ -11,6 +11,8 @@ from legroom.memory.ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSummary:
+    """One device and the peak memory that the run used on it."""
+
     index: int
     name: str
     kind: str

@@ -20,6 +20,8 @@ _Line = tuple[str | None, int | None, Category]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
+    """Memory that a training loop retains and that grows with each step."""
+
     file: str | None
     line: int | None
     """The line that stores the memory or, if it is unknown, the line that allocates the most."""

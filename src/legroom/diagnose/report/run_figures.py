@@ -29,6 +29,8 @@ MAX_SITES = 300_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectableMoment:
+    """A moment of the run that can be selected in the page."""
+
     label: str
     """`peak`, `out of memory`, or "" for any other moment."""
     step: int
@@ -38,6 +40,8 @@ class SelectableMoment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
+    """The data of the HTML page of a run."""
+
     report: RunReport
     history: History | None
     sites: list[Site]

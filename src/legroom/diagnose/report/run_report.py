@@ -57,6 +57,8 @@ DEFAULT_GPU_SIZE = "8GiB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
+    """An out-of-memory error with the failed request, the memory in use, and suggested changes."""
+
     event: Oom
     snapshot: MemorySnapshot
     holders: tuple[Holder, ...]
