@@ -19,9 +19,7 @@ _OFF = ("", "0", "no", "off", "false")
 
 
 def begin() -> None:
-    """Restart the interpreter under `legroom run` if LEGROOM is set and there is a script. The file `legroom.pth`
-    calls this function.
-    """
+    """Restart the interpreter under `legroom run` if LEGROOM is set and there is a script."""
     command = legroom_command(sys.orig_argv, os.environ.get(VARIABLE, ""))
     if command is None:
         return
@@ -46,7 +44,6 @@ def legroom_command(arguments: list[str], value: str) -> list[str] | None:
 
 
 def _script_position(arguments: list[str]) -> int | None:
-    """Return the index of the script, or of `-m`, after the interpreter options."""
     position = 1
     while position < len(arguments):
         word = arguments[position]

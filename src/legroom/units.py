@@ -1,4 +1,4 @@
-"""Parses and formats sizes. All other modules use numbers of bytes."""
+"""Parses and formats sizes. All other modules represent a size as a number of bytes."""
 
 import re
 

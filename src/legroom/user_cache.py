@@ -18,7 +18,6 @@ def is_disabled(setting: str) -> bool:
 
 
 def cache_folder(name: str) -> Path | None:
-    """Return the folder of one cache, or None if caches are disabled or the user has no home folder."""
     setting = os.environ.get("LEGROOM_CACHE", "")
     if is_disabled(setting):
         return None

@@ -7,8 +7,8 @@
     scores["accuracy"]                          # the mean over all samples, even with batches of different sizes
 
 If memory runs out, the batch is split into micro-batches, as in `Guard.evaluate`. If a single sample does not fit, it
-is evaluated on the CPU. Results are kept in host memory. If a model is sharded, all ranks use the same split. A rank
-with fewer batches takes part in the forward passes until all ranks are done.
+is evaluated on the CPU. Results are kept in host memory. The ranks of a sharded model use the same split. A rank with
+fewer batches takes part in the forward passes until all ranks are done.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

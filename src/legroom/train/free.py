@@ -4,10 +4,9 @@
     legroom.free("model", "optimizer")    # deletes these variables first
     legroom.free(outputs=True)            # also clears the notebook's Out and _
 
-`torch.cuda.empty_cache()` alone frees no tensor that is still referenced. After an error, many tensors are still
-referenced. The last traceback references every frame of the failed call, and each frame references its tensors. `free`
-deletes variables first, then tracebacks, reference cycles, the caches of autocast and libraries, and finally the cache
-of the allocator.
+`torch.cuda.empty_cache()` alone frees no tensor that is still referenced. After an error, the last traceback references
+every frame of the failed call, and each frame references its tensors. `free` deletes variables first, then tracebacks,
+reference cycles, the caches of autocast and libraries, and finally the cache of the allocator.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ class FreeResult:
 
     allocated_before: int
     allocated_after: int
-    """The bytes of all tensors after the call."""
+    """The bytes that tensors use after the call."""
     reserved_before: int
     reserved_after: int
     """The bytes that PyTorch's allocator has reserved, including tensors."""
@@ -108,7 +107,6 @@ def free(*names: str, cache: bool = True, outputs: bool = False) -> FreeResult:
 
 
 def release(*, cache: bool = True) -> None:
-    """Collect reference cycles and empty the caches. The user's variables are not changed."""
     for _ in range(3):  # finalizers may leave more objects to collect
         if not gc.collect():
             break
@@ -213,8 +211,8 @@ _OUTPUT = re.compile(r"_{1,3}|_\d+")
 
 
 def _delete_outputs() -> list[str]:
-    """Delete the results of all notebook cells and return the deleted names. IPython's own `flush` does not clear its
-    second namespace, `user_ns_hidden`.
+    """Delete the results of all notebook cells and return their names. IPython's own `flush` leaves the results in
+    `user_ns_hidden`.
     """
     active = shell()
     if active is None:
@@ -259,7 +257,7 @@ def _has_device_tensor(value: Any, depth: int = 3) -> bool:
 def _caches() -> list[Callable[[], Any]]:
     """Return the functions that empty the caches, with the allocator's cache last.
 
-    Two of these functions are private. If torch lacks them, a few MiB of library workspaces stay on the device, and
+    Two of the functions are private. If torch lacks them, a few MiB of library workspaces stay on the device, and
     page-locked host memory stays reserved.
     """
     found: list[Callable[[], Any]] = []
@@ -295,7 +293,6 @@ _SHELL_VARIABLES = 4
 
 
 def holders_at(caller: FrameType | None) -> tuple[Holder, ...]:
-    """Return the variables that the frame can access and that retain device memory, largest first."""
     found = find_holders(caller, _measure, MAX_HOLDERS + _SHELL_VARIABLES)
     return tuple(holder for holder in found if not is_shell_variable(holder.path))[:MAX_HOLDERS]
 

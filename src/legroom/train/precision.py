@@ -241,7 +241,6 @@ def is_check_step(step: int) -> bool:
 
 
 def low_loss_scale(scale: float, step: int, skipped: int) -> Finding:
-    """Return the finding for a loss scale below 1, with the number of recently skipped steps."""
     return Finding(
         code="LG420",
         message=f"The loss scale dropped to {scale:g} at step {step}: gradients overflow float16 at any scale.",
@@ -252,7 +251,7 @@ def low_loss_scale(scale: float, step: int, skipped: int) -> Finding:
 
 
 def non_finite_gradients(optimizer: torch.optim.Optimizer, step: int) -> Finding | None:
-    """Return a finding if a gradient is not finite. The check synchronizes with the GPU once."""
+    """The check synchronizes with the GPU once."""
     gradients = [
         parameter.grad
         for parameter in _parameters(optimizer)

@@ -1,5 +1,3 @@
-"""Chooses the number format for a device, and gives the reason."""
-
 import torch
 
 from legroom.errors import UsageError
@@ -23,7 +21,6 @@ def chosen_precision(kind: str, device: torch.device) -> tuple[str, str]:
 
 
 def default_device() -> torch.device:
-    """Return the current accelerator, or the CPU."""
     if not torch.accelerator.is_available():
         return torch.device("cpu")
     return torch.accelerator.current_accelerator() or torch.device("cpu")

@@ -36,7 +36,7 @@ class TuneJob:
     seed: int = 0
     folder: Path
     points: Sequence[Mapping[str, Any]] = ()
-    """Configurations to try first. The searcher chooses the values of parameters that they do not set."""
+    """Configurations to try first. The searcher chooses the values of parameters that a configuration does not set."""
     shape_parameters: frozenset[str] | None = None
     """The parameters that affect memory. If None, tracing determines these parameters."""
 

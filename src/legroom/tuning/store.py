@@ -28,12 +28,12 @@ _REPORT = "report:"
 
 
 class StoreError(LegroomError):
-    """Raised if the study cannot be written or read."""
+    pass
 
 
 class _Connection(sqlite3.Connection):
-    """A connection with a write-ahead log. On some network file systems, SQLite cannot use this log, and writes are
-    slower.
+    """A connection with a write-ahead log. On some network file systems, SQLite cannot use a write-ahead log, and
+    writes are slower.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -44,7 +44,7 @@ class _Connection(sqlite3.Connection):
 
 
 class StudyStore:
-    """The storage of one study. Only one process may write to it."""
+    """The storage of one study. Only one process may write to the storage."""
 
     def __init__(
         self,
@@ -103,7 +103,6 @@ class StudyStore:
         self._ids: dict[int, int] = {}
         self._last: dict[int, str] = {}
         self._reports: dict[int, int] = {}
-        """The number of reports on disk for each trial, including discarded reports."""
 
     def trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
@@ -137,7 +136,6 @@ class StudyStore:
         self._ids[record.number] = trial_id
 
     def report(self, record: TrialRecord, report: Report, metric: str) -> None:
-        """Write the new report of a trial to the storage. The argument `record` already contains the report."""
         identity = self._ids[record.number]
         with _disk_full_as_store_error(self.folder):
             if metric in report.metrics:
@@ -177,8 +175,8 @@ class StudyStore:
             self._storage.set_trial_state_values(identity, state, values)
 
     def _rest(self, record: TrialRecord) -> dict[str, Any]:
-        """Return a record without its reports. `steps` is the number of valid reports, or None if all reports on disk
-        are valid.
+        """Return a record without its reports. The key `steps` contains the number of valid reports, or None if all
+        reports on disk are valid.
         """
         stored = record.as_dict()
         reports = len(stored.pop("reports"))
@@ -275,7 +273,7 @@ def _lock(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _disk_full_as_store_error(folder: Path) -> Iterator[None]:
-    """Convert an error about a full or read-only disk to a `StoreError`. Earlier data is not affected."""
+    """Convert an error about a full or read-only disk to a `StoreError`."""
     try:
         yield
     except LegroomError:

@@ -45,7 +45,6 @@ class ReadyTrial:
     another trial.
     """
     step: int = 0
-    """The number of steps reported so far."""
 
 
 class StudyRunner:
@@ -68,7 +67,6 @@ class StudyRunner:
         self._results_learned = 0
         self._pending: dict[int, Future[Admission]] = {}
         self._requeued: deque[int] = deque()
-        """The trials that will start again from their checkpoints."""
         self._is_exhausted = False
         self._sent_messages: set[str] = set()
         past = [t for record in self.records for t in (record.started, record.ended) if t is not None]
@@ -90,7 +88,7 @@ class StudyRunner:
 
     @property
     def learns(self) -> bool:
-        """True if the next proposal depends on earlier results. Fewer proposals are then made in advance."""
+        """True if the next proposal depends on earlier results, so that fewer proposals are made in advance."""
         startup_trials = self._searcher.startup_trials
         return startup_trials is not None and len(self.records) >= startup_trials
 
@@ -103,7 +101,7 @@ class StudyRunner:
         return self._gate.has_unseen_configs
 
     def next(self, ahead: int = 2) -> ReadyTrial | None:
-        """Return a trial that can start as soon as memory is free, or None if there is none at present.
+        """Return a trial that can start as soon as memory is free, or None if no trial is ready.
 
         `ahead` is the number of proposals that may wait for their estimates while other trials train. If the search
         learns from results, at most one proposal waits.
@@ -142,13 +140,12 @@ class StudyRunner:
 
     @property
     def startup_count(self) -> int | None:
-        """The number of random proposals that are estimated at the start, all at once. It is None unless the searcher
-        chooses the start order.
+        """The number of random proposals that are estimated together at the start, or None if the searcher does not
+        choose the start order.
         """
         return self._searcher.startup_trials if isinstance(self._searcher, OrderingSearcher) else None
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int] | None:
-        """Return the waiting trials in the order that the searcher prefers, or None if it has no preference."""
         return self._searcher.start_order(waiting) if isinstance(self._searcher, OrderingSearcher) else None
 
     def predict_runtimes(self, waiting: Mapping[int, Admission]) -> RuntimeSamples | None:
@@ -158,7 +155,7 @@ class StudyRunner:
         return self._runtimes.predict(configs, self.seconds)
 
     def estimate_again(self, number: int) -> None:
-        """Estimate a trial again that was admitted but for which there is no free memory."""
+        """Repeat the estimate of an admitted trial for which there is no free memory."""
         self._requeued.append(number)
 
     def started(self, number: int, gpu: str, fit: Fit | None) -> None:
@@ -313,7 +310,6 @@ class StudyRunner:
 
     @property
     def seconds(self) -> float:
-        """The running time of the study in seconds, across all sessions."""
         return time.monotonic() - self._start
 
     @property
@@ -438,8 +434,8 @@ class StudyRunner:
         self._results_learned += 1
 
     def _record_runtime(self, record: TrialRecord) -> None:
-        """Record the runtime of a trial, unless it failed. Runtimes of failed trials do not help to predict other
-        runtimes.
+        """Record the runtime of a trial. The runtimes of failed trials are discarded, because they do not help to
+        predict other runtimes.
         """
         if record.state in (TrialState.FINISHED, TrialState.STOPPED) and record.ended is not None:
             self._runtimes.ended(record.number, record.ended)
@@ -508,9 +504,7 @@ class StudyRunner:
                 scheduler.reported(record.number, record.config, report.step, value)
 
     def _forget_after_checkpoint(self, record: TrialRecord) -> None:
-        """Discard the reports after the last checkpoint. The trial continues from this checkpoint and repeats these
-        steps.
-        """
+        """Discard the reports after the last checkpoint, because the trial repeats these steps from the checkpoint."""
         record.reports = record.reports[: record.checkpoint_step]
 
     # ------------------------------------------------------------ storage and callbacks
@@ -525,7 +519,6 @@ class StudyRunner:
 
 
 def _runtime(record: TrialRecord) -> float | None:
-    """Return the time in seconds from the start of a trial to its end, or None if it was started more than once."""
     if record.started is None or record.ended is None or record.attempts != 1:
         return None
     return record.ended - record.started

@@ -45,9 +45,7 @@ class _RunningTrial:
     fit: Fit | None
     is_alone: bool
     memory: int
-    """The total memory in bytes of the trial's smallest GPU."""
     candidate_sizes: list[int]
-    """The total memory in bytes of each GPU on which the trial may run."""
     decision: Decision = field(default_factory=Decision)
 
 
@@ -76,8 +74,8 @@ class TrialDispatcher:
         return not self._running and not self._ready and self._runner.is_over
 
     def prepare_trials(self) -> None:
-        """Collect trials whose estimate is complete, and request further estimates. This method starts no trial, so an
-        engine may call it while the engine itself starts.
+        """Collect trials whose estimate is complete, and request further estimates. No trial is started, so an engine
+        may call this method while the engine starts.
         """
         target = self._target_count()
         while len(self._ready) < target:
@@ -88,7 +86,6 @@ class TrialDispatcher:
             self._micro_batches[ready.number] = ready.admission.micro_batches
 
     def next_tasks(self) -> list[TrialTask] | None:
-        """Return the tasks of the next trial that fits, one per rank, or None if no trial fits now."""
         self.prepare_trials()
         self._divide_cpus()  # an estimate may have started or ended
         waiting = self._waiting()
@@ -118,7 +115,6 @@ class TrialDispatcher:
         return decision.action
 
     def ended(self, number: int, end: TrialExit) -> None:
-        """Handle the end of a trial's processes. The trial is complete or starts again."""
         trial = self._running.pop(number)
         self._divide_cpus()
         self._packer.release(number)
@@ -155,7 +151,7 @@ class TrialDispatcher:
 
     def stop_on_timeout(self) -> None:
         """Record that all processes were killed because the time budget is used up. A trial that has reported a value
-        is stored as stopped. Other trials wait until the study is resumed.
+        is stored as stopped. All other trials continue when the study is resumed.
         """
         for number in self._running:
             if self._runner.records[number].value(self._job.metric, self._job.mode) is not None:
@@ -163,7 +159,7 @@ class TrialDispatcher:
         self.interrupt("The time budget was used up")
 
     def interrupt(self, reason: str = "Interrupted") -> None:
-        """Record that all processes were killed. Trials that had not ended wait until the study is resumed."""
+        """Record that all processes were killed. Trials that had not ended continue when the study is resumed."""
         self._running.clear()
         self._runner.interrupt(reason)
 
@@ -311,8 +307,7 @@ def prepare_trials(job: TuneJob, slots: int) -> int:
 
 
 def slots_for(job: TuneJob) -> int:
-    """Return the maximum number of trials that run at the same time. By default, the maximum is the number of CPU
-    cores divided by the number of ranks."""
+    """By default, the maximum number of parallel trials is the number of CPU cores divided by the number of ranks."""
     if job.parallel is not None:
         return job.parallel
     return min(max(1, processors() // job.ranks), job.trials)

@@ -1,7 +1,7 @@
 """`Snapshot`: the GPUs, the host, the processes and the runs at one moment, combined for the screen and for JSON.
 
-The names, commands and users in a snapshot come from other programs. They may contain control characters, which are
-replaced when the snapshot is created.
+The names, commands and users in a snapshot come from other programs and may contain control characters, which are
+replaced.
 """
 
 import time
@@ -28,7 +28,6 @@ class ProcessRow:
     """The GPU: its index, `v0` for a virtual GPU, or "" for the host."""
     memory: Count
     memory_source: str
-    """`run` if the memory is the amount that the run reported as reserved, otherwise `driver`."""
     utilization: Count
     process: ProcessSample
     run: RunStatus | None
@@ -77,7 +76,6 @@ class Snapshot:
     processes: tuple[ProcessRow, ...]
 
     def seconds_silent(self, run: RunStatus) -> float:
-        """Return the number of seconds since the last update of a run, or 0 if it is up to date."""
         age = self.time - run.updated
         return age if run.step is not None and age > SILENT_SECONDS else 0.0
 
@@ -110,7 +108,7 @@ class Snapshot:
 
 
 class Sampler:
-    """Creates snapshots. CPU use is measured from one snapshot to the next."""
+    """CPU use is measured between two consecutive snapshots."""
 
     def __init__(
         self, gpus: GpuSampler | None = None, runs: Callable[[], Iterable[RunStatus]] = read_all
@@ -230,7 +228,6 @@ def _printable(record: Record) -> Record:
 
 
 def one_line(text: str) -> str:
-    """Replace control characters, and replace line breaks and tabs with spaces."""
     return printable(text.replace("\n", " ").replace("\t", " "))
 
 

@@ -158,7 +158,6 @@ def _step_time(run: RunStatus) -> str:
 
 
 def trend_text(run: RunStatus) -> str:
-    """Format the trend of a run, for example `+1.2 MiB`, `steady`, or `N/A` before it is known."""
     if run.trend is None:
         return "N/A"
     return "steady" if run.trend == 0 else f"{'+' if run.trend > 0 else ''}{format_size(run.trend)}"
@@ -232,13 +231,11 @@ RUN_COLUMNS: tuple[Column[RunStatus], ...] = (
 
 
 def script_text(run: RunStatus) -> str:
-    """Return the script and the rank, for example `train.py 0/4`."""
     rank = "" if run.rank is None else f" {run.rank}/{run.world_size or '?'}"
     return f"{os.path.basename(run.script) or run.script}{rank}"
 
 
 def visible_columns(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], int]]:
-    """Return the columns that fit on a terminal of this width, and the width of each column."""
     shown = [column for column in columns if column.from_width <= width]
     sizes = [column.width if column.wide is None or width < WIDE else column.wide for column in shown]
     rest = max(width - sum(sizes) - len(shown) + 1, 8)
@@ -246,7 +243,6 @@ def visible_columns(columns: Sequence[Column[Row]], width: int) -> list[tuple[Co
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
-    """Return the text in exactly `width` columns, with `…` if it is longer."""
     length = cell_len(text)
     if length > width:
         return set_cell_size(text, width - 1) + "…" if width > 1 else set_cell_size(text, width)
@@ -254,7 +250,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def sort_rows(rows: Iterable[Row], column: Column[Row], *, reverse: bool = False) -> list[Row]:
-    """Return the rows sorted by a column. Rows without a value come last."""
+    """Rows without a value come last."""
     every = list(rows)
     known = [row for row in every if column.order(row) is not None]
     ordered = sorted(known, key=column.order, reverse=column.descending is not reverse)

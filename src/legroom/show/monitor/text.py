@@ -50,7 +50,6 @@ def finding_lines(snapshot: Snapshot) -> list[Text]:
 
 
 def finding_of(run: RunStatus, snapshot: Snapshot) -> str:
-    """Return the finding and the advice of a run, or "" if there is none."""
     silent = snapshot.seconds_silent(run)
     if silent:
         return f"No update for {format_duration(silent)}. The process is suspended, or a library blocks its threads."

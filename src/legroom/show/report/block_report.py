@@ -127,7 +127,6 @@ def _leaks_html(leaks: Sequence[Leak]) -> Iterator[str]:
 
 
 def plot_timeline(report: RunReport, timeline: Sequence[Sample], ax: Any = None) -> Any:
-    """Draw the memory by category over time with matplotlib, and return the axes."""
     try:
         from matplotlib import pyplot
     except ModuleNotFoundError:

@@ -1,6 +1,4 @@
-"""The comparison of two runs at their peaks, as text and as JSON. The items are sorted by size of the change,
-largest first.
-"""
+"""The comparison of two runs at their peaks, as text and as JSON. The changes are sorted by size, largest first."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -164,7 +164,6 @@ def _run_summary(report: RunReport) -> str:
 
 
 def _reserved(report: RunReport) -> str:
-    """Return the peak reserved memory in parentheses. The status line of a run shows the same value."""
     reserved = report.device.peak_reserved if report.device is not None else 0
     return f" ({format_size(reserved)} reserved)" if reserved else ""
 
@@ -265,8 +264,8 @@ def format_device(device: DeviceSummary | None) -> str:
 
 
 def merge_holders(holders: tuple[Holder, ...]) -> list[Holder]:
-    """Merge variables that probably retain the same memory into one entry such as `x, images (Tensor)`. These
-    variables have the same type and retain the same number of bytes.
+    """Merge variables that probably retain the same memory into one entry such as `x, images (Tensor)`. Variables with
+    the same type and the same number of retained bytes are merged.
     """
     names: dict[tuple[str, int, int], list[str]] = {}
     first: dict[tuple[str, int, int], Holder] = {}

@@ -40,7 +40,6 @@ MAX_COMMAND_LINES = 3
 
 class _Level(NamedTuple):
     rows: int
-    """The number of rows of the memory by category."""
     advice: int
     """The maximum number of lines of the first suggested change."""
     reason: bool = True
@@ -71,7 +70,6 @@ _CROPPED = (
     _Level(rows=4, advice=3, reason=False, gap=""),
     _Level(rows=3, advice=2, reason=False, gap=""),
 )
-"""The levels of detail for a very long suggested change. The end of the suggested change is cut off."""
 
 
 def render_short_report(report: RunReport) -> RenderableType:

@@ -31,7 +31,6 @@ def format_short_traceback(error: BaseException, is_user_file: Callable[[str], b
 
 
 def format_traceback(error: BaseException) -> str:
-    """Return the traceback as Python prints it, without Legroom's frames."""
     return _render(error, lambda stack: (frame for frame in stack if not _is_legroom(frame)))
 
 
@@ -43,7 +42,6 @@ def format_error_line(error: BaseException) -> str:
 
 
 def innermost_user_location(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
-    """Return the innermost line of the user's code in the traceback, for example `train.py:31`."""
     for frame in reversed(TracebackException.from_exception(error, lookup_lines=False, compact=True).stack):
         if is_user_file(frame.filename):
             return format_location(frame.filename, frame.lineno)
@@ -71,7 +69,7 @@ def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[Fram
 def _suggestion(error: BaseException) -> str:
     """Return the similar name that Python 3.11 suggests after a NameError or AttributeError, or "".
 
-    In Python 3.11, `TracebackException` does not contain the suggestion, and only the interpreter's own output does.
+    In Python 3.11, only the interpreter's own output contains the suggestion, not `TracebackException`.
     """
     if sys.version_info >= (3, 12) or not isinstance(error, NameError | AttributeError):
         return ""

@@ -1,7 +1,7 @@
 """The live table of a search: running trials, the best trial and the trials that ended most recently.
 
 In a terminal, the table is updated in place and removed before the summary is printed. In a pipe or in CI, a line is
-printed only if a trial becomes the best, fails or cannot fit. This keeps the log of a long study short.
+printed only if a trial becomes the best, fails or cannot fit, so the log of a long study stays short.
 """
 
 import os
@@ -24,8 +24,6 @@ _REPORTED_FAILURES = (TrialState.FAILED, TrialState.OUT_OF_MEMORY, TrialState.NE
 
 
 class LiveTable:
-    """A callback that shows a study on `stream`."""
-
     REPAINTS_PER_SECOND = 4
 
     def __init__(self, *, stream: TextIO | None = None, quiet: bool = False) -> None:
@@ -121,9 +119,7 @@ def live_view(
     max_rows: int = 20,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """Return the progress of the study and a table of its most relevant trials. `trials` is the total number of
-    trials, if known.
-    """
+    """`trials` is the total number of trials, if known."""
     best = best_of(records, metric, mode)
     rows = shown(records, best, max_rows)
     return Group(
@@ -133,8 +129,7 @@ def live_view(
 
 
 def shown(records: Sequence[TrialRecord], best: TrialRecord | None, most: int) -> list[TrialRecord]:
-    """Return at most `most` records: running trials, then the best trial, then the trials that ended most recently. The
-    result is sorted by number."""
+    """Return at most `most` records: running trials, then the best trial, then the trials that ended most recently."""
     running = [record for record in records if record.state is TrialState.RUNNING]
     over = [record for record in records if record.state.is_final and record is not best]
     over.sort(key=lambda record: record.ended or 0.0, reverse=True)

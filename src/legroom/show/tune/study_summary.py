@@ -114,7 +114,6 @@ def _second_sentence(study: Study) -> str:
 
 
 def _unfinished(study: Study) -> str:
-    """Return a text such as `; 1 interrupted, 2 not started`, or "" if all trials have finished."""
     left = [trial.attempts > 0 for trial in study.trials if not trial.state.is_final]
     counts = {"interrupted": sum(left), "not started": len(left) - sum(left)}
     words = [f"{count} {what}" for what, count in counts.items() if count]

@@ -32,10 +32,10 @@ def trial_table(
     best: TrialRecord | None = None,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """Render a table with one row per trial. Below the row, the reason why the trial ended is shown.
+    """Render a table with one row per trial. The reason why a trial ended is shown below its row.
 
-    If the terminal is wide enough, each searched parameter is a column. Otherwise, the parameters are listed below
-    each row.
+    If the terminal is wide enough, each searched parameter is a column. Otherwise, the searched parameters are listed
+    below the row.
     """
     columns = _figure_columns(rows, metric, mode)
     with_searched = trial_columns(rows, parameters, metric, mode)
@@ -57,7 +57,6 @@ def trial_table(
 def trial_columns(
     rows: Sequence[TrialRecord], parameters: Sequence[str], metric: str, mode: Mode
 ) -> dict[str, list[str]]:
-    """Return the cells of each column by the heading of the column, including the searched parameters."""
     columns = _figure_columns(rows, metric, mode)
     return columns | {
         f"config.{name}" if name in columns else clean(name): [_setting(record, name) for record in rows]
@@ -66,7 +65,6 @@ def trial_columns(
 
 
 def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRecord | None:
-    """Return the record with the best value so far. A failed trial is never the best."""
     best: TrialRecord | None = None
     value: float | None = None
     for record in records:
@@ -77,14 +75,13 @@ def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRec
 
 
 def format_config(record: TrialRecord, parameters: Sequence[str]) -> str:
-    """Format the searched parameters of a configuration, for example `lr 0.0034, batch_size 16`."""
     return ", ".join(
         f"{clean(name)} {_setting(record, name)}" for name in parameters if name in record.config
     )
 
 
 def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
-    """Return the cells of each column by the heading of the column. Without a GPU, the memory columns are omitted."""
+    """Without a GPU, the memory columns are omitted."""
     columns = {
         "trial": [str(record.number) for record in rows],
         "state": [format_state(record.state) for record in rows],

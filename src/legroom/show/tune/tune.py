@@ -19,7 +19,6 @@ P = ParamSpec("P")
 
 
 def write_files(study: Study) -> list[Path]:
-    """Write the table as CSV, all results as JSON, and the HTML report to the study's folder."""
     table, everything = study.folder / "study.csv", study.folder / "study.json"
     study.to_csv(table)
     study.to_json(everything)

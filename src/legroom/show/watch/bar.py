@@ -14,7 +14,6 @@ class ProgressStats(NamedTuple):
     total: int | None
     seconds: float
     allocated: int
-    """The number of allocated device bytes, or 0 without a device."""
     peak: int
     host: int
     """The resident memory of the process in bytes."""

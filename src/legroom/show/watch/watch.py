@@ -168,7 +168,6 @@ class _SharedDetector:
         self._listeners: list[Callable[[DetectedLeak], None]] = []
         self._pid = os.getpid()
         self._places: set[tuple[str, int]] = set()
-        """The file and line of every loop so far."""
         self._lock = threading.RLock()  # reentrant: garbage collection of an iterator may end its loop
         self._has_warned = False
 
@@ -234,13 +233,12 @@ class _Line:
         self._readings: list[tuple[int, int]] = []
         self._painted = False
         self.finding: Callable[[], str] = str
-        """A function that returns the latest leak in one line, or "" if there is no leak."""
         self._next_live = self._started + LIVE_SECONDS
         self._history = StepHistory()
         self._last_logged = 0
 
     def advance(self) -> None:
-        """Treat the previous item, if any, as done. Call this method when the next item is requested."""
+        """Mark the previous item as done. Call this method when the next item is requested."""
         self._done += 1
         now = time.perf_counter()
         if now >= self._next and not self._quiet:

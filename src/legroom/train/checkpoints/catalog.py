@@ -25,7 +25,6 @@ class CheckpointInfo:
     path: Path
     step: int
     serial: int
-    """The number of the checkpoint in its folder, in the order of saving."""
     metrics: dict[str, float]
     ranks: int
     modules: tuple[str, ...]
@@ -35,7 +34,6 @@ class CheckpointInfo:
 
     @property
     def size(self) -> int:
-        """The total size of the checkpoint's files in bytes."""
         return sum(file.size for file in self.files.values())
 
 

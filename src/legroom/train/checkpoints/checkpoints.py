@@ -255,7 +255,6 @@ class Checkpoints:
     # ------------------------------------------------------------ internals
 
     def _candidates(self, which: str | os.PathLike[str], group: CheckpointGroup) -> list[CheckpointInfo]:
-        """The result is the same on all ranks."""
         return group.gather(lambda: self._find(which) if group.is_main else [])[0]
 
     def _find(self, which: str | os.PathLike[str]) -> list[CheckpointInfo]:
@@ -316,8 +315,8 @@ class Checkpoints:
 
 
 class _BackgroundWriter:
-    """A thread that writes one checkpoint at a time. The next call raises an error of the thread. If there is no
-    next call, the error is reported when the program exits.
+    """A thread that writes one checkpoint at a time. If writing fails, the next call raises the error, or the error is
+    reported when the program exits.
     """
 
     def __init__(self) -> None:

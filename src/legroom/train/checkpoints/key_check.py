@@ -1,4 +1,4 @@
-"""Checks that the weights in a checkpoint have the same names and shapes as the model, before anything is loaded.
+"""Checks that the weights in a checkpoint have the same names and shapes as the model before any weight is loaded.
 
 If names differ, the error lists each missing name with the most similar name in the file. If all names differ by the
 same prefix, the error reports only the prefix.
@@ -11,7 +11,6 @@ from legroom.errors import CheckpointError
 
 Shapes = Mapping[str, Sequence[int]]
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""Prefixes that torch.compile and other wrappers add to names."""
 MAX_LISTED = 5
 
 

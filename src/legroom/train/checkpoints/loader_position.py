@@ -4,9 +4,9 @@ torchdata's StatefulDataLoader can resume itself and is tracked unchanged. For o
 dependency on torchdata.
 
 Random generators determine the order of the samples when an epoch starts, so their states are saved at that time. A
-resumed run restores these states, starts the epoch again and skips the used batches. Then it restores the generator
-states from the time of the save. Without worker processes, the skipped samples are not read. With workers, the skipped
-samples are read, because augmentation in a worker depends on earlier random draws.
+resumed run restores these states, starts the epoch again and skips the used batches. After the skipped batches, the run
+restores the generator states from the time of the save. Without worker processes, the skipped samples are not read.
+With workers, the skipped samples are read, because augmentation in a worker depends on earlier random draws.
 
 `set_epoch` is called on samplers that have this method (DistributedSampler). If the number of ranks or the batch size
 has changed, the position is counted in samples instead of batches. Two cases are not reproduced exactly: persistent
@@ -44,7 +44,6 @@ class ResumableLoader:
         self.epoch = 0
         self._batches = 0
         self._start: dict[str, Any] | None = None
-        """The generator states at the start of the current epoch."""
         self._resume_state: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -80,7 +79,7 @@ class ResumableLoader:
         return getattr(self.inner, name)
 
     def end_epoch(self) -> None:
-        """End the epoch. Call this method only to save a checkpoint right after a loop that was left early."""
+        """End the epoch. Call this method only to save a checkpoint directly after a loop that was left early."""
         self.epoch += 1
         self._batches, self._start = 0, None
 

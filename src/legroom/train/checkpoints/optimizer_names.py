@@ -16,7 +16,6 @@ from legroom.train.checkpoints.key_check import closest_name, plain_name
 from legroom.train.checkpoints.unwrapped_modules import unwrapped
 
 Names = Mapping[int, str]
-"""Maps `id(parameter)` to the name of the parameter."""
 
 
 def parameter_names(modules: Iterable[nn.Module]) -> dict[int, str]:

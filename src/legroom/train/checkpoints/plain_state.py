@@ -46,13 +46,11 @@ def insert_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def as_plain(value: Any, name: str) -> Any:
-    """Return `value` as plain data with tensors. Raises UsageError if `value` contains other objects."""
     tensors: Tensors = {}
     return insert_tensors(extract_tensors(value, name, tensors), tensors)
 
 
 def tensor_names(value: Any) -> dict[str, str]:
-    """Return the names of the referenced tensors, by the keys of `value` that reference a tensor."""
     return {
         key: item[_TENSOR] for key, item in value.items() if isinstance(item, dict) and set(item) == {_TENSOR}
     }

@@ -24,7 +24,7 @@ from legroom.train.ranks.waiting import (
 
 T = TypeVar("T")
 ARRIVAL_SECONDS = 5.0
-"""The number of seconds for which rank 0 waits for the other ranks in the first save."""
+"""The number of seconds that rank 0 waits for the other ranks in the first save."""
 _CALL = "a method of Checkpoints"
 _SAVE = "checkpoints.save()"
 _ERROR = "error: "

@@ -1,6 +1,6 @@
 """Saves the states of all random generators (torch, CUDA, Python, NumPy) as plain data, which a checkpoint needs.
 
-`guarding.state.random_state` also saves generator states, but as objects for the duration of a step.
+The module `guarding.state.random_state` saves the states as objects for the duration of a step.
 """
 
 import random

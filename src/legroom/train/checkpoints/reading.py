@@ -1,5 +1,5 @@
-"""Reads a checkpoint. All data is read and checked before any object is changed. If the checkpoint belongs to a
-different model, nothing is changed.
+"""Reads a checkpoint. All data is read and checked before any object is changed, so a checkpoint of a different model
+changes nothing.
 
 Tensors are copied to the device of each parameter on this rank, which may differ from the device from which they were
 saved.
@@ -37,12 +37,11 @@ class LoadedCheckpoint:
     modules: dict[str, dict[str, Any]]
     parts: dict[str, Any]
     own: dict[str, Any]
-    """The random states and loader positions of this rank."""
 
 
 def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
-    """Read the data for `parts` from a checkpoint. Every rank must call this function. If it fails on one rank, it
-    fails on all ranks.
+    """Read the data for `parts` from a checkpoint. Every rank must call this function, and an error on one rank is
+    raised on all ranks.
     """
     own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
     shared = group.run(lambda: _plain(info, STATE))
@@ -143,8 +142,8 @@ def _other_states(
 
 
 def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors of the tracked objects. Each tensor is a copy, because objects keep references to loaded
-    tensors. Optimizer state is not copied here, because it is large and is copied later.
+    """Return the tensors of the tracked objects. Optimizer state is copied later, because it is large. All other
+    tensors are copied here, because objects keep references to loaded tensors.
     """
     return {
         name: tensor

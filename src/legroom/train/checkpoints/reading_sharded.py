@@ -23,7 +23,7 @@ States = dict[str, dict[str, Any]]
 def read_sharded_states(
     info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup
 ) -> tuple[States, States]:
-    """Return the states of modules and optimizers. A tensor that this rank does not need is a meta tensor."""
+    """Return the states of modules and optimizers. Tensors that this rank does not need are meta tensors."""
 
     def read_rank_files() -> list[dict[str, Any]]:
         if group.is_main:
@@ -58,7 +58,6 @@ def read_sharded_states(
 
 
 def _module_targets(modules: States, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, by name, the tensors of this rank's modules into which the saved tensors are loaded."""
     targets: dict[str, Any] = {}
     for name, entries in modules.items():
         state = module_state(parts[name])
@@ -67,7 +66,6 @@ def _module_targets(modules: States, parts: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _optimizer_targets(optimizers: States, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameter of each saved optimizer tensor that this rank needs, by the name of the saved tensor."""
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
     targets: dict[str, Any] = {}
     for name, state in optimizers.items():

@@ -64,7 +64,9 @@ class CheckpointContents:
 
 
 def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> bool:
-    """Return True if the ranks have different tensors of a model. The tensors are shards, or their names differ."""
+    """Return True if the ranks have different tensors of a model. Tensors are different if they are shards or if their
+    names differ.
+    """
 
     def own_tensors() -> tuple[bool, dict[str, list[str]]]:
         states = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}
@@ -78,8 +80,8 @@ def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> b
 
 
 def has_all_tensors(part: Any) -> bool:
-    """Return True if this rank has all tensors of the object. If a model is sharded or is one stage of a pipeline,
-    other ranks have some of its tensors.
+    """Return False if the model is sharded or is one stage of a pipeline, because other ranks have the remaining
+    tensors.
     """
     if not isinstance(part, nn.Module):
         return True
@@ -97,8 +99,8 @@ def copy_contents(
     sharded: bool,
     written_later: bool,
 ) -> CheckpointContents:
-    """Copy the tracked objects. If `sharded` is set, each rank writes its own tensors. If `written_later` is set,
-    training continues while the files are written.
+    """Copy the tracked objects. With `sharded`, each rank copies its own tensors. With `written_later`, training
+    continues while the files are written.
     """
     modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     names = parameter_names(modules.values())

@@ -1,8 +1,8 @@
 """Reads and writes sharded tensors (FSDP2) through torch.distributed.checkpoint. Every rank writes its own shards, and
 any number of ranks can read them.
 
-torch does not unpickle tensors that were written in this way. However, torch's metadata file is a pickle, which could
-run arbitrary code. Therefore this module reads the metadata with an unpickler that accepts only a few classes.
+torch loads these tensors without unpickling them, but its metadata file is a pickle, which could run arbitrary code.
+Therefore this module reads the metadata with an unpickler that accepts only a few classes.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], group: CheckpointGroup) -> None:
-    """Write each rank's shards into `folder`/shards. Every rank calls this function with the same names."""
+    """Every rank calls this function with the same names."""
     writer = FileSystemWriter(folder / FOLDER, single_file_per_rank=True, sync_files=True)
     try:
         with _no_single_process_warning():

@@ -27,9 +27,6 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 
 def check_module(saved: Mapping[str, Any], expected: Shapes, source: str) -> None:
-    """Raise CheckpointError if the state was saved from a different model. `expected` contains the shapes of the
-    model's tensors across all ranks.
-    """
     check_names(shapes(saved), expected, source)
 
 
@@ -50,7 +47,7 @@ def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool = T
 
 
 def shard_like(saved: Any, current: Any) -> Any:
-    """Shard a tensor in the same way as the current tensor of the model. Every rank must have the unsharded tensor."""
+    """Every rank must have the unsharded tensor."""
     if not (isinstance(current, torch.Tensor) and is_sharded(current)) or not isinstance(saved, torch.Tensor):
         return saved
     from legroom.train.checkpoints.sharded import shard

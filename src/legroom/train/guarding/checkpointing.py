@@ -43,7 +43,6 @@ def checkpoint_blocks(model: nn.Module) -> Iterator[None]:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose activations are recomputed."""
     members = list(_members(model))
     return members or [child for child in model.children() if any(True for _ in child.parameters())]
 

@@ -105,7 +105,7 @@ class Evaluation:
         ranks: RankCoordinator,
     ) -> tuple[list[Any], ErrorClassification | None, int | None]:
         """Return the results, the out-of-memory error on this rank, and the micro-batch size for a retry. The error is
-        None if this rank had none. The size is None unless an error on another rank made the attempt invalid.
+        None if this rank did not run out of memory. The size is None unless another rank made the attempt invalid.
         """
         results: list[Any] = []
         edges = spans(sizes)
@@ -181,7 +181,6 @@ class Evaluation:
         return concatenate_results(results, sizes, self._batch_dim)
 
     def _smaller(self, batch_size: int, size: int, failure: ErrorClassification) -> int:
-        """Return the size to try next, or 0 if a single sample does not fit."""
         if self.sizer.may_retry(size, failure):
             use_expandable_segments(self._device)
             return size

@@ -36,7 +36,7 @@ class Fallback:
 
 
 class Fallbacks:
-    """The allowed fallbacks in order. `active` contains the fallbacks in use."""
+    """`active` contains the fallbacks in use."""
 
     def __init__(self, names: Sequence[FallbackName], model: nn.Module, device: torch.device) -> None:
         names = check_names("fallbacks", names, "['checkpoint']")
@@ -149,8 +149,8 @@ def does_not_fit(
 
 
 def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
-    """Return the error for a single optimizer operation that does not fit. After this error, some parameters are
-    updated and others are not. No other error has this effect.
+    """Return the error for a single optimizer operation that does not fit. After this error, and only after this error,
+    some parameters are updated and others are not.
     """
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "

@@ -64,7 +64,6 @@ class StepSummary:
     split: tuple[int, ...]
     """The number of samples in each micro-batch."""
     attempts: int
-    """The number of attempts, which is 1 if memory did not run out."""
     fallbacks: tuple[str, ...]
     """The fallbacks that are active because a single sample did not fit."""
 

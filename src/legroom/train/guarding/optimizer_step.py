@@ -44,9 +44,7 @@ RESTARTABLE = frozenset(
 )
 """Optimizers whose step changes only parameters and state. Rprop is missing because its step also writes to gradients."""
 MAX_COPY_BYTES = 32 << 20
-"""The maximum number of bytes of parameters and state that are copied before a step."""
 MAX_COPY_DIVISOR = 200
-"""The inverse of the largest fraction of the device memory that the copy may use."""
 
 
 class OptimizerStep:
@@ -68,7 +66,6 @@ class OptimizerStep:
         self._retrying = contextlib.ExitStack()
         self.reservation = StateReservation(optimizer, device, RESTARTABLE)
         self.retries = 0
-        """The number of out-of-memory errors from which the step recovered."""
 
     def run(
         self,
@@ -183,7 +180,6 @@ class _OptimizerCopy:
         self._groups = [{**group, "params": list(group["params"])} for group in self._optimizer.param_groups]
 
     def restore(self) -> None:
-        """Restore the values in place, and delete state that the step created."""
         state: Any = self._optimizer.state
         for owner in [owner for owner in state if owner not in self._state]:
             del state[owner]

@@ -36,17 +36,14 @@ class Passes:
     scaling: Scaling
     ranks: RankCoordinator
     contexts: Contexts
-    """The context managers for the forward pass, one per active fallback."""
     between: Callable[[], None]
     """A function that is called before each micro-batch except the first."""
     around: Callable[[], AbstractContextManager[Any]]
-    """A context manager that is active during all micro-batches."""
     kind: Hashable = None
     min_samples: int = 1
     done: int = 0
     """The number of micro-batches that finished in this attempt."""
     loss: torch.Tensor | None = None
-    """The weighted loss of the finished micro-batches."""
     phase: Literal["forward", "backward"] = "forward"
     retry_size: int | None = None
     """The micro-batch size that all ranks agreed on, if a failure on another rank made this attempt invalid."""
@@ -90,7 +87,7 @@ class Passes:
 
 
 def checked_loss(result: Any) -> torch.Tensor:
-    """Return the loss in the result of a training function. Raises UsageError if the loss has no gradient."""
+    """Raises UsageError if the loss has no gradient."""
     loss = checked_scalar(result)
     if not loss.requires_grad:
         raise UsageError(

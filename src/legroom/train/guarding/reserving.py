@@ -84,7 +84,6 @@ def future_gradient_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 _META_OPTIONS = {"foreach": False, "fused": False, "capturable": False, "differentiable": False, "lr": 0.1}
-"""Optimizer options for a step on meta tensors. They do not affect the sizes of the state."""
 
 
 def _meta_parameter(parameter: Any) -> torch.nn.Parameter:

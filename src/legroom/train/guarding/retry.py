@@ -4,9 +4,9 @@ If an optimizer step fails halfway, some tensors are modified in place and other
 would require a copy of all tensors before every step. With this mode, no copy is needed, because the step does not fail
 halfway.
 
-If a torch function runs out of memory, the cache is emptied and the function is called again. If it fails again,
-tensors that it does not need are moved to host memory. These tensors are moved back when a function needs them, and at
-the end.
+If a torch function runs out of memory, the cache is emptied and the function is called again. If the function fails
+again, tensors that the function does not need are moved to host memory. The moved tensors return to the device when a
+function needs them, and at the end.
 
 The result is exact, because a function that cannot allocate its result has not changed anything. The error is raised
 only if the operands and the result of a single function do not fit.
@@ -190,8 +190,8 @@ _RANDOM_FUNCTIONS = (
 )
 _GETTER = type(torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is_complex})
-"""Functions of one argument that allocate no memory. Optimizers call them for every parameter, so they bypass the
-retry.
+"""Functions of one argument that allocate no memory, and that optimizers call for every parameter. These functions are
+called without the retry.
 """
 
 

@@ -24,7 +24,7 @@ class Scaling(Protocol):
 
 
 class UserScaling:
-    """Scaling with the user's own GradScaler, or without one. The user's function applies autocast."""
+    """Scaling with the user's own GradScaler, or no scaling. The user's function applies autocast."""
 
     def __init__(self, scaler: Any = None) -> None:
         if scaler is not None and not hasattr(scaler, "unscale_"):

@@ -27,9 +27,7 @@ class GradientComparison:
     max_difference: float
     """The largest difference between a parameter's gradients, relative to the largest gradient of that parameter."""
     parameter: str
-    """The name of the parameter with the largest difference."""
     loss_difference: float
-    """The relative difference between the losses."""
     batch_size: int
     split: tuple[int, ...]
 

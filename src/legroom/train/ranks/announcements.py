@@ -1,4 +1,4 @@
-"""Announcements of collectives. After a failure, a rank reads which collectives the other ranks still issue.
+"""Announcements of collectives, from which a failed rank learns which collectives the other ranks will issue.
 
 In the first step, and in a step of a new kind, a failed rank does not know the collectives of the step. In these steps,
 each rank announces each collective in the store of the process group before issuing it. A write takes microseconds and
@@ -25,7 +25,7 @@ class Announcements:
         self._timeout = timeout
 
     def announce(self, pass_key: str, index: int, call: CollectiveCall) -> None:
-        """Announce a collective before this rank issues it. All ranks make the same announcements."""
+        """Announce a collective before this rank issues the collective. All ranks make the same announcements."""
         self._store.set(f"{pass_key}/{index}", pickle.dumps(call))
 
     def finished(self, pass_key: str) -> None:
@@ -36,7 +36,7 @@ class Announcements:
         self._store.add(f"{pass_key}/failed", 1)
 
     def read(self, pass_key: str, index: int) -> CollectiveCall | None:
-        """Wait for the collective with this index. Return None if no rank will issue a collective with this index."""
+        """Wait for the collective with this index. Return None if no rank will issue this collective."""
         with waiting("a method of Guard"):
             return self._read(pass_key, index)
 
@@ -66,8 +66,8 @@ class Announcements:
         return self._count(f"{pass_key}/finished") > 0
 
     def delete(self, pass_key: str, count: int) -> None:
-        """Delete the announcements of a pass that no rank will read again. Stores that do not support deletion are
-        ignored.
+        """Delete the announcements of a pass that no rank will read again. If the store does not support deletion,
+        nothing is deleted.
         """
         with contextlib.suppress(RuntimeError):
             for name in ("finished", "failed", *range(count)):

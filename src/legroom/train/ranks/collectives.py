@@ -36,7 +36,6 @@ NAMES = (
     "reduce_scatter_single",
     "scatter",
 )
-"""The names of the collectives. Some of them do not exist in every version of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupIndex:
-    """The index of a process group in the list of the model's groups. The index identifies the group on all ranks,
-    whereas the name of a group differs between ranks.
+    """The index of a process group in the list of the model's groups. The name of a process group differs between
+    ranks, but the index is the same on all ranks.
     """
 
     index: int

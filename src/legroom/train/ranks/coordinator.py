@@ -89,8 +89,8 @@ def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
 
 class DistributedRanks:
     keeps_finished_micro_batches = False
-    """Whether micro-batches that finished before a failure count. They do not, because the failed rank may have sent
-    zeros to the other ranks.
+    """Whether micro-batches that finished before a failure are kept. The value is False, because the failed rank may
+    have sent zeros to the other ranks.
     """
 
     def __init__(
@@ -254,9 +254,9 @@ class DistributedRanks:
     def report_error(self, error: BaseException) -> int | None:
         """Report an error that is not an out-of-memory error.
 
-        If no rank ran out of memory, return None. The caller then raises the error, and the other ranks stop too. If
-        another rank ran out of memory, the zeros that it sent may have caused the error. In this case, return the size
-        for the next attempt, like `agree`.
+        If no rank ran out of memory, return None. In that case, the caller raises the error, and the other ranks stop
+        too. If another rank ran out of memory, the zeros that it sent may have caused the error. In that case, return
+        the size for the next attempt, like `agree`.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective failed during the step") from error
@@ -267,7 +267,7 @@ class DistributedRanks:
         )
 
     def abort(self, reason: str) -> None:
-        """Stop this rank between two steps. The other ranks learn of this in the next exchange."""
+        """Stop this rank between two steps. In the next exchange, the other ranks receive the reason."""
         if self._agreed_passes is None:
             self._agreed_passes = int(self._exchange([1])[0])
         self._store_reason(reason)
@@ -315,8 +315,8 @@ class DistributedRanks:
         """Start to record the collectives of a pass.
 
         If the model issues collectives in every pass, each pass has its own record. Otherwise, the only collectives
-        average the gradients in the last pass. One record then covers all passes, and ranks may run different numbers
-        of passes.
+        average the gradients in the last pass. In that case, one record covers all passes, and ranks may run different
+        numbers of passes.
         """
         self._next_pass = index + 1
         if self._needs_equal_passes:
@@ -326,11 +326,11 @@ class DistributedRanks:
         self._in_pass = True
 
     def _end_pass(self, collectives: int) -> None:
-        """End a pass that issued this many collectives.
+        """End a pass, and check its number of collectives.
 
-        If the number exceeds the collectives of Guard, the model itself communicates (SyncBatchNorm). From the next
-        attempt on, all ranks then run the same number of passes. All ranks make the same decision, because they issue
-        the same collectives.
+        If the pass issued more collectives than Guard's own, the model itself communicates (SyncBatchNorm). All ranks
+        then run the same number of passes from the next attempt on. All ranks make the same decision, because they
+        issue the same collectives.
         """
         self._in_pass = False
         self._model_communicates = collectives != self._own_collectives
@@ -345,8 +345,8 @@ class DistributedRanks:
             self._end_pass(self._pending.complete_with_zeros())
 
     def _request_more_passes(self, needed: int) -> None:
-        """Ask the other ranks to run more passes. They have already started the attempt with the old number of passes,
-        so this attempt is discarded.
+        """Ask the other ranks to run more passes. The other ranks have already started the attempt with the old number
+        of passes, so this attempt is discarded.
         """
         assert self._agreed_passes is not None
         self._sit_out(self._agreed_passes)
@@ -362,7 +362,6 @@ class DistributedRanks:
             self._complete_remaining_passes()
 
     def _conclude(self, own: "_AttemptResult") -> int | None:
-        """Combine the results of all ranks. The combined result is the same on every rank."""
         combined = _AttemptResult(*map(int, self._exchange(list(astuple(own)))))
         self._pending.clear(delete=self._rank == self._members[0])
         attempt, self._attempt = self._attempt, self._attempt + 1

@@ -1,17 +1,17 @@
 """Averages gradients across ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, this reducer can
 be stopped during a pass.
 
-An exception during the backward pass leaves DDP's own C++ reducer in an undefined state. No other code can send the
-buckets for which the other ranks then wait. This reducer records which buckets it has sent, and sends them in a fixed
-order through `torch.distributed.all_reduce`. Therefore pending collectives can be completed. The arithmetic is the same
-as in DDP: gradients are multiplied by 1 / (number of ranks) and summed.
+An exception during the backward pass leaves DDP's own C++ reducer in an undefined state. The other ranks then wait for
+buckets that no other code can send. This reducer records which buckets it has sent, and sends them in a fixed order
+through `torch.distributed.all_reduce`. Therefore pending collectives can be completed. The arithmetic is the same as in
+DDP: gradients are multiplied by 1 / (number of ranks) and summed.
 
-A bucket exists only while it is reduced, so it uses no memory between steps. In addition to the gradients, each bucket
+A bucket exists only while it is reduced, so no memory is used between steps. In addition to the gradients, each bucket
 contains one number per parameter, which shows whether any rank has a gradient for this parameter. A parameter that this
 rank does not use gets the gradient of the other ranks. A parameter that no rank uses gets no gradient, as in DDP.
 
 A hook in Python runs once per bucket, for the parameter whose gradient is expected last. If another gradient of the
-bucket is missing at that time, the bucket is sent after the backward pass.
+bucket is missing when the hook runs, the bucket is sent after the backward pass.
 """
 
 import weakref
@@ -29,8 +29,6 @@ BUCKET_BYTES = 25 << 20
 
 
 class GradientReducer:
-    """Averages the gradients of `parameters` across the ranks of `group` during the backward pass."""
-
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], group: Any, *, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
@@ -61,8 +59,8 @@ class GradientReducer:
         gradients. Return False if a gradient changed after it was sent, because the averages are then wrong.
 
         In this case, the step must be repeated, and buckets are no longer sent early. A gradient changes late if parts
-        of the backward pass run more than once, as with `checkpoint(use_reentrant=True)` around a shared parameter.
-        This happens on every rank or on none.
+        of the backward pass run more than once, as with `checkpoint(use_reentrant=True)` around a shared parameter. A
+        late change happens on every rank or on none.
         """
         self._is_active = False
         self._send(all_remaining=True)
@@ -167,7 +165,7 @@ class _Bucket:
 
 
 def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
-    """Return the version counters of gradients. A counter changes whenever the backward pass adds to the gradient."""
+    """The version counter of a gradient changes whenever the backward pass adds to the gradient."""
     return [-1 if (gradient := parameter.grad) is None else gradient._version for parameter in parameters]
 
 

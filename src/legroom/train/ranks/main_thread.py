@@ -1,4 +1,4 @@
-"""Determines the line at which the main thread of this rank is, and the time since its last progress."""
+"""Determines the current line of the main thread of this rank, and the time since its last progress."""
 
 import os
 import sys
@@ -21,8 +21,8 @@ _LOADS_OR_SAVES = (os.path.join(_TORCH, "serialization.py"), os.path.join(_TORCH
 
 
 class MainThreadActivity:
-    """Measures how long the main thread has made no progress. This also works while the main thread is inside DDP,
-    FSDP2 or CUDA, where no Legroom code runs.
+    """Measures how long the main thread has made no progress. The measurement also works while the main thread is
+    inside DDP, FSDP2 or CUDA, where no Legroom code runs.
 
     The main thread makes progress if its line in the user's code changes or if it allocates GPU memory. On the CPU, a
     process that uses CPU time also makes progress. On a GPU, CPU time does not count, because a waiting process may use
@@ -59,7 +59,6 @@ class MainThreadActivity:
 
 
 def user_line(thread: int | None) -> str:
-    """Return the innermost line of the user's code in a thread."""
     frame: FrameType | None = sys._current_frames().get(thread or 0)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back

@@ -2,8 +2,8 @@
 
 The collectives of a pass (the forward and backward pass of one micro-batch) are the same on every rank and do not
 depend on the batch size. If memory runs out on one rank during a pass, this rank issues the remaining collectives with
-zeros. The other ranks then finish the pass, but its result is invalid. In the exchange at the end of the step, all
-ranks learn of the failure and roll back.
+zeros. The other ranks finish the pass, but its result is invalid. In the exchange at the end of the step, all ranks
+learn of the failure and roll back.
 
     pending.begin("first pass", pass_key)
     with intercept_collectives(pending): forward(); backward()
@@ -11,8 +11,8 @@ ranks learn of the failure and roll back.
     pending.complete_with_zeros()
 
 The remaining collectives are known from an earlier pass of the same kind. If the kind of pass is new or its collectives
-vary, each rank announces its collectives (see `announcements`). A failed rank then issues the collectives that the
-others announced.
+vary, each rank announces its collectives (see `announcements`). A failed rank issues the collectives that the other
+ranks announced.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -38,7 +38,7 @@ class PendingCollectives:
         self._announces = False
         self._announced: list[tuple[str, int]] = []
         self.lost = False
-        """True if a collective itself failed because another rank failed. Pending collectives can then not be
+        """True if a collective itself failed because another rank failed. In that case, pending collectives cannot be
         completed.
         """
 
@@ -64,7 +64,6 @@ class PendingCollectives:
         return result
 
     def finish(self) -> int:
-        """End the pass, store its collectives, and return their number."""
         if self._announces:
             self._announcements.finished(self._pass_key)
             self._announced.append((self._pass_key, len(self._issued)))
@@ -87,8 +86,8 @@ class PendingCollectives:
         return len(self._issued)
 
     def clear(self, *, delete: bool) -> None:
-        """Forget the announced passes after all ranks have finished them. One rank sets `delete`, to delete the
-        announcements from the store.
+        """Forget the announced passes after all ranks have finished them. Only one rank sets `delete`, which deletes
+        the announcements from the store.
         """
         for pass_key, count in self._announced:
             if delete:
@@ -101,7 +100,7 @@ class PendingCollectives:
 
     def _learn(self, calls: tuple[CollectiveCall, ...]) -> None:
         """Store the collectives of the current pass for later passes of the same kind. If two consecutive passes of a
-        kind issue different collectives, its collectives are announced until two passes match.
+        kind issue different collectives, the collectives of this kind are announced until two passes match.
         """
         if self._known.get(self._kind, calls) == calls:
             self._varying.discard(self._kind)

@@ -18,8 +18,6 @@ class SplitPlan(NamedTuple):
 
 
 class RankCoordinator(Protocol):
-    """The methods of a rank coordinator that Guard uses."""
-
     keeps_finished_micro_batches: bool
 
     def plan(self, batch_size: int, micro: int) -> SplitPlan: ...
@@ -35,8 +33,6 @@ class RankCoordinator(Protocol):
 
 
 class SingleProcess:
-    """The coordinator of a single process."""
-
     keeps_finished_micro_batches = True
 
     def plan(self, batch_size: int, micro: int) -> SplitPlan:

@@ -42,7 +42,9 @@ class Shards:
         return list(found.values())
 
     def reshard(self) -> None:
-        """Free the parameters that a forward pass left gathered. Then every forward pass issues the same collectives."""
+        """Free the parameters that a forward pass left gathered, so that every forward pass issues the same
+        collectives.
+        """
         for root in self._roots:
             root.reshard()  # type: ignore[operator]
 
@@ -85,7 +87,7 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 
 
 def _was_called(root: Any) -> bool:
-    """Return True if a forward pass has initialized FSDP2. Before that, a reset would fail.
+    """Return True if a forward pass has initialized FSDP2, because a reset before the first forward pass fails.
 
     If torch has removed the private attribute `_is_root`, the result is True.
     """
@@ -132,8 +134,8 @@ def _idle_state() -> Any:
 
 
 def _drop_leftovers(root: Any) -> None:
-    """Free memory that is still allocated after the reset. This memory contains parameters whose all-gather failed, and
-    unreduced gradients, to which the next pass would add.
+    """Free memory that is still allocated after the reset. The remaining memory contains parameters whose all-gather
+    failed, and unreduced gradients, to which the next pass would add.
     """
     for state in root._get_fsdp_state()._state_ctx.all_states:
         for group in _parameter_groups(state):

@@ -3,10 +3,10 @@
     with waiting("checkpoints.save()"):
         dist.all_gather_object(...)
 
-Whenever Legroom communicates with other ranks, it does so inside this block. A thread observes the block. After ten
-seconds, the thread asks the other ranks for their current line, through the store of the process group. The waiting
-rank with the lowest number logs the lines of all ranks. Every rank reports its line, even outside a `waiting` block. A
-rank that exits or destroys its process group records this in the store.
+Legroom communicates with other ranks only inside this block, which a thread observes. After ten seconds, the thread
+asks the other ranks for their current line, through the store of the process group. The waiting rank with the lowest
+number logs the lines of all ranks. Every rank reports its line, even outside a `waiting` block. A rank that exits or
+destroys its process group records this in the store.
 
 In a rank of `legroom launch`, the thread also observes the main thread (see `observe_main_thread`), because DDP and
 FSDP2 wait without running any Legroom code.
@@ -39,7 +39,7 @@ TIMEOUT = 1800.0
 REPORT_SECONDS = 10.0
 _STALL_FACTOR = 3
 """A main thread without progress is reported after this multiple of REPORT_SECONDS, because it may be computing or
-loading data. If a rank has exited, it is reported earlier.
+loading data. If a rank has exited, the main thread is reported earlier.
 """
 _POLL_SECONDS = 2.0
 """The number of seconds between two checks for requests from other ranks."""
@@ -129,8 +129,8 @@ def group_store(prefix: str) -> Any | None:
     """Return the store of the default process group, with a prefix for its keys. Return None if torch lacks the private
     function that returns the store.
 
-    The store has a separate connection, so that a blocking operation in another thread does not delay it. If a rank is
-    traced alone, it gets its own store.
+    The store has a separate connection, so that a blocking operation in another thread does not delay it. A rank that
+    is traced alone has its own store.
     """
     if has_no_peers():
         return distributed_c10d.PrefixStore(prefix, HashStore())
@@ -145,7 +145,7 @@ def group_store(prefix: str) -> Any | None:
 
 @dataclass(slots=True)
 class _Wait:
-    """A thread that waits for other ranks. If a main thread makes no progress outside Legroom, `call` is empty."""
+    """A thread that waits for other ranks. `call` is empty for a main thread that makes no progress outside Legroom."""
 
     call: str
     since: float
@@ -258,7 +258,6 @@ class _Observer:
         return self._stall
 
     def _answer(self) -> None:
-        """Write the location of this rank to the store if another rank asks for it. Log new messages from other ranks."""
         asked = self._store.add("asked", 0)
         if asked > self._answered:
             self._answered = asked

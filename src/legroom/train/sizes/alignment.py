@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from legroom.predict.requests import MemoryRequest
 
 MATCHES_TO_ALIGN = 4
-"""The number of consecutive requests that must match to align the logs again."""
 MAX_SKIPPED = 120
-"""The maximum number of requests that are skipped at one position, in both logs together."""
+"""The maximum number of skipped requests at one position, in both logs together."""
 MAX_EXCESS_BYTES = 1024
 """The maximum number of bytes by which a request may exceed proportional growth. Padding causes such an excess."""
 MIN_GROWTH = 0.7
-"""The minimum growth of a request, as a fraction of proportional growth. The growth is smaller if part of a workspace
-has a fixed size.
+"""The minimum growth of a request, as a fraction of proportional growth. If part of a workspace has a fixed size, the
+growth is below proportional growth.
 """
 
 
@@ -56,7 +55,6 @@ class _Alignment:
         self._small, self._large = small, large
         self._small_batch, self._large_batch = small_batch, large_batch
         self._match: dict[int, int] = {}
-        """The allocation in the smaller log that matches an allocation in the larger log."""
         self._bytes: dict[int, int] = {}
 
     def run(self) -> list[int | None]:
@@ -77,8 +75,8 @@ class _Alignment:
         return [self._bytes.get(request.id) for request in large if request.bytes >= 0]
 
     def _same_kind(self, i: int, j: int) -> bool:
-        """Return True if both requests are allocations or both are frees. This comparison is used if no alignment is
-        found nearby.
+        """Return True if both requests are allocations or both are frees. This weaker comparison is the fallback if no
+        alignment is found nearby.
         """
         return (self._small[i].bytes < 0) == (self._large[j].bytes < 0)
 

@@ -15,7 +15,8 @@ def device_capacity(device: torch.device) -> int:
 def memory_fraction(device: torch.device) -> float:
     """Return the fraction set with `set_per_process_memory_fraction`.
 
-    Before torch 2.7, the fraction cannot be read. The limit is then discovered only by an allocation that fails.
+    Before torch 2.7, the fraction cannot be read. In older versions, the limit is discovered only when an allocation
+    fails.
     """
     get_fraction = getattr(torch._C, "_cuda_getMemoryFraction", None)
     return 1.0 if get_fraction is None else float(get_fraction(device.index or 0))

@@ -10,11 +10,11 @@ the line.
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (see
 `alignment`). A request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is
-treated as proportional to the batch size. The prediction is then less exact, and `matched` is False.
+treated as proportional to the batch size. In that case, the prediction is less exact, and `matched` is False.
 
-`predict.extrapolate` needs no such assumptions, because it can trace another size at low cost. Here, another size costs
-a real run, which may fail. In addition, the allocator already has segments when the step starts, and some allocations
-are in no log.
+`predict.extrapolate` needs no assumptions about unmatched requests, because it can trace another size at low cost. In
+this module, another size costs a real run, which may fail. The allocator also has existing segments when the step
+starts, and some allocations are in no log.
 """
 
 import math
@@ -31,8 +31,8 @@ from legroom.train.sizes.request_log import SegmentLayout
 SIZES_BEYOND = 3
 """The number of larger sizes that are checked after the first size that does not fit."""
 MAX_ASSUMED = 0.02
-"""The largest fraction of the peak that may come from requests without a match. Above it, the logs are treated as
-different.
+"""The largest fraction of the peak that may come from requests without a match. If the fraction is larger, the logs are
+treated as different.
 """
 
 
@@ -43,7 +43,6 @@ class LoggedTrial:
     requests: list[MemoryRequest]
     peak_allocated: int
     peak_reserved: int
-    """The peak of reserved bytes, measured in the real allocator."""
 
 
 def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, Block]:
@@ -68,8 +67,6 @@ Growth = Callable[[int], int]
 
 
 class Extrapolation:
-    """The trial `small` must have a smaller batch size than the trial `large`."""
-
     def __init__(self, small: LoggedTrial, large: LoggedTrial, settings: AllocatorSettings) -> None:
         self._large = large
         self._settings = settings
@@ -108,12 +105,10 @@ class Extrapolation:
         return max((size for size in beyond if self.fits(size, capacity, slack)), default=low)
 
     def peak_reserved(self, size: int, capacity: int | None = None) -> int | None:
-        """Return the reserved peak of the step at this size, or None if the step does not fit."""
         peaks = self._replay(size, capacity)
         return None if peaks is None else peaks[1]
 
     def _replay(self, size: int, capacity: int | None) -> tuple[int, int] | None:
-        """Return the allocated and reserved peak, or None if the step does not fit."""
         allocator = Allocator(settings=self._settings)
         blocks = _lay_out(allocator, self._large.segments)
         if capacity is not None:
@@ -135,8 +130,8 @@ class Extrapolation:
 
 
 def _growths(small: LoggedTrial, large: LoggedTrial) -> tuple[list[Growth], int]:
-    """Return a growth function for each request in the larger trial, and the peak size in bytes of the requests without
-    a match.
+    """Return a growth function for each request in the larger trial. Also return the peak size in bytes of the requests
+    without a match.
     """
     sizes_in_small = iter(matching_sizes(small.requests, small.size, large.requests, large.size))
     fixed = {request.bytes for request in small.requests}

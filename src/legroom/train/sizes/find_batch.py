@@ -2,9 +2,9 @@
 
 After a warm-up at half the size, a small size is run and its allocation requests are logged. The requests of two sizes
 are extrapolated to any other size and replayed in the allocator model with the available capacity (`extrapolation`).
-Then a size slightly below the prediction is run. Its log improves the prediction, and the predicted size is run. If
-memory grows regularly with the batch size, the search runs three sizes and none of them fails. If a size fails, or if
-the last log shows that a larger size fits, the search continues.
+Then a size slightly below the prediction is run, and the log of this run improves the prediction. The predicted size is
+run last. If memory grows regularly with the batch size, the search runs three sizes and none of them fails. If a size
+fails, or if the last log shows that a larger size fits, the search continues.
 
 After the search, the state is restored bit for bit: weights, gradients, optimizer state, schedulers, scalers and random
 generators (`state_snapshot`). Every trial starts from the initial state and therefore includes the creation of
@@ -37,15 +37,13 @@ from legroom.units import MiB, format_size, parse_size
 MAX_BATCH_SIZE = 1 << 20
 SECOND_FRACTION, FAR_FRACTION, FAR = 0.93, 0.85, 128
 """The second size to run, as a fraction of the size that the first two logs predict. `FAR_FRACTION` is used if the
-predicted size is more than `FAR` times the first size. For 13 models on an H200, predictions that far away were between
+predicted size is more than `FAR` times the first size. For 13 models on an H200, these long extrapolations were between
 13% too low and 4% too high.
 """
 LAST_FRACTION = 0.97
 """The fraction of the predicted size that is run first if the prediction is uncertain."""
 NEAR = 0.8
-"""The fraction of the predicted size that must be known to fit. Above it, the prediction is treated as reliable,
-because the remaining distance is short.
-"""
+"""The fraction of the predicted size that must be known to fit for a reliable prediction."""
 GOOD_ENOUGH = 0.975
 """The search ends after the regular trials if a size that fits is at least this fraction of the largest possible size."""
 REGULAR_TRIALS = 3
@@ -57,14 +55,12 @@ for the sizes.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTrial:
-    """A trial of one batch size."""
-
     batch_size: int
     fits: bool
     peak_allocated: int
     peak_reserved: int
     seconds: float
-    """The time of each step. The first step includes the creation of optimizer state."""
+    """The first step includes the creation of optimizer state."""
     retries: int
     """The number of times that the allocator freed its cache to serve a request."""
 
@@ -74,7 +70,7 @@ class FoundBatchSize:
     """The largest batch size, with the trials of the search."""
 
     batch_size: int
-    """The largest batch size that fits. A trial has confirmed that this size fits."""
+    """The largest batch size that fits."""
     trials: tuple[SizeTrial, ...]
     oom_count: int
     peak_reserved: int
@@ -145,9 +141,7 @@ class _Search:
         self.multiple_of = multiple_of
         self.max_size = max_size
         self.fits = 0
-        """The largest size that fit."""
         self.fails = max_size + 1
-        """The smallest size that did not fit."""
 
     def run(self, start: int) -> FoundBatchSize:
         start_time = time.perf_counter()
@@ -290,7 +284,6 @@ class _Trials:
         )
         self.done: list[SizeTrial] = []
         self.logged: list[LoggedTrial] = []
-        """The trials that fit, sorted by size."""
         self.allocated_before = 0
         self.warm_up_log: LoggedTrial | None = None
 
@@ -306,7 +299,7 @@ class _Trials:
         return device_capacity(self._device) - self._leave_free
 
     def warm_up(self, size: int) -> None:
-        """Run a step, so that libraries are loaded and workspaces are allocated. Then run the step again and log its
+        """Run a step so that libraries are loaded and workspaces are allocated. Then run the step again and log its
         requests.
         """
         with _limit_memory(self._device, self._leave_free):
@@ -347,7 +340,9 @@ class _Trials:
         return trial, LoggedTrial(size, log.segments, log.requests, trial.peak_allocated, trial.peak_reserved)
 
     def _fits(self, size: int, steps: int) -> bool:
-        """Run the steps and return False if memory ran out. The exception and its frames are then already freed."""
+        """Run the steps and return False if memory ran out. If memory ran out, the exception and its frames are already
+        freed when this method returns.
+        """
         try:
             for _ in range(steps):
                 self._step(self._make_batch(size))

@@ -1,10 +1,11 @@
-"""Chooses the micro-batch size. A failure leads to a smaller size, and successful steps lead to larger sizes. Every
-choice has a reason, for the report.
+"""Chooses the micro-batch size. A failure leads to a smaller size, and successful steps lead to larger sizes. The
+reason for every choice is stored for the report.
 
-A `MicroBatchSizer` only makes decisions. Its inputs are the sizes that fit or failed, and the times of steps. It reads
-no clock and draws no random numbers, so ranks with the same inputs choose the same sizes.
+A `MicroBatchSizer` only makes decisions. The inputs of a `MicroBatchSizer` are the sizes that fit or failed, and the
+times of steps. A `MicroBatchSizer` reads no clock and draws no random numbers, so ranks with the same inputs choose the
+same sizes.
 
-These rules always hold:
+The sizer follows these rules:
 
 - After a failure, the next size is smaller, down to 1. If size 1 fails too, the next size is 0.
 - After the second and every further failure of a step, the next size is at most half the size that failed. A batch of n
@@ -34,15 +35,14 @@ MIN_WAIT = 6
 MAX_WAIT = 4096
 """The maximum number of successful steps before a larger size is tried, after many failed attempts."""
 MIN_TIMED_STEPS = 5
-"""The number of steps that are timed before the speed of a size is compared."""
 SLOWER = 0.98
 """The fraction of the speed of another size below which a size counts as slower."""
 MARGIN = 0.97
 """The maximum fraction of the available memory that a predicted size may need. The rest is left for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
 """The assumed progress of a forward pass that failed at an unknown position. The value is low, because another failure
-costs more time than a few steps with micro-batches that are too small. Such steps measure peaks, which show whether a
-larger size fits.
+costs more time than a few steps with micro-batches that are too small. During steps with small micro-batches, peaks are
+measured, which show whether a larger size fits.
 """
 MAX_HISTORY = 200
 """The maximum number of stored choices and sizes. Without a limit, a run of millions of steps would use more and more
@@ -53,7 +53,9 @@ memory.
 @dataclass(frozen=True, slots=True)
 class SizeChoice:
     size: int
-    """The maximum number of samples in a micro-batch. Micro-batches have nearly equal sizes, so they may be smaller."""
+    """The maximum number of samples in a micro-batch. The actual micro-batches may be smaller, because their sizes are
+    nearly equal.
+    """
     reason: str
 
 
@@ -61,9 +63,7 @@ class SizeChoice:
 class _SizeStats:
     peak: int | None = None
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=15))
-    """The speed of the latest steps in samples per second."""
     freed_cache: deque[bool] = field(default_factory=lambda: deque(maxlen=8))
-    """One flag for each of the latest steps, which is True if the allocator had to free its cache."""
 
     @property
     def speed(self) -> float | None:
@@ -111,16 +111,17 @@ class MicroBatchSizer:
         self._limit: int | None = max_size
         """The size that is expected to fit, or None as long as no size has failed."""
         self._failed_at: int | None = None
-        """The smallest size that has failed. It is reset to None if this size or a larger size fits later."""
+        """The smallest size that has failed, or None. After a step with this size or a larger size fits, the value is
+        None again.
+        """
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
         self._compared_with_smaller: set[int] = set()
-        """The sizes at which the allocator often frees its cache and for which the next smaller size was already tried."""
+        """The sizes at which the allocator often freed its cache and whose next smaller size was already tried."""
         self._change: _SizeChange | None = None
         self._successes = 0
         self._failures = 0
         self._retried: set[int] = set()
-        """The sizes that were tried again with an empty cache."""
         self._wait = MIN_WAIT
         self._allocated_before: int | None = None
         self._capacity: int | None = None
@@ -134,7 +135,6 @@ class MicroBatchSizer:
 
     @property
     def choice(self) -> SizeChoice | None:
-        """The latest choice, or None if no batch was split yet."""
         return self.choices[-1] if self.choices else None
 
     @property
@@ -324,8 +324,8 @@ class MicroBatchSizer:
         )
 
     def _memory_of_step(self, failure: ReportedSizes | None) -> tuple[int | None, int | None]:
-        """Return the memory available to the step, and the memory that the step had requested when it failed. Both
-        values exclude weights and other memory allocated before the step.
+        """Return the memory available to the step, and the memory that the failed step needed. Weights and other memory
+        allocated before the step are excluded from both values.
         """
         if failure is None or failure.requested is None or failure.allocated is None or failure.limit is None:
             return None, None

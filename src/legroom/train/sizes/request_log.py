@@ -26,13 +26,11 @@ class SegmentLayout(NamedTuple):
     bytes: int
     stream: int
     blocks: list[tuple[int | None, int]]
-    """The allocation id and the bytes of each block, in order. The id of a free block is None."""
+    """The allocation id and the bytes of each block, in order. A free block has the id None."""
 
 
 @dataclass(slots=True)
 class RequestLog:
-    """The log of a block of code. It is complete when the block has ended."""
-
     segments: list[SegmentLayout] = field(default_factory=list)
     requests: list[MemoryRequest] | None = None
     """The requests in order, or None if the history is not available. A free has negative `bytes`."""
@@ -91,7 +89,7 @@ def _log_history(device: torch.device, log: RequestLog) -> Iterator[None]:
 
 
 def _start_history() -> bool:
-    """Enable the allocator's history. Return False if it is already enabled or cannot be enabled."""
+    """Enable the allocator's history. Return False if the history is already enabled or cannot be enabled."""
     record = getattr(torch.cuda.memory, "_record_memory_history", None)
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     if record is None or (enabled is not None and enabled()):

@@ -23,7 +23,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 MAX_ITEMS = 1000
-"""A list or dict with more items is treated as data. Its items are not included in the snapshot."""
+"""The maximum number of items of a list or dict in the snapshot. Larger containers are treated as data and are not
+included.
+"""
 
 Undo = Callable[[], None]
 
@@ -31,15 +33,15 @@ Undo = Callable[[], None]
 class StateSnapshot:
     """The state of all objects reachable from `roots`. `restore()` may be called any number of times.
 
-    `data` is the source of batches. Its counters and random generators are saved, and its tensors are assumed to be
-    read-only.
+    `data` is the source of batches. The counters and random generators of `data` are saved, and the tensors of `data`
+    are assumed to be read-only.
     """
 
     def __init__(self, *roots: Any, data: Any = None) -> None:
         self._undo: list[Undo] = []
         self._seen: set[int] = set()
         self._visited: list[Any] = []
-        """The visited objects. They are kept alive so that their ids stay valid."""
+        """The visited objects, which are kept alive so that their ids stay valid."""
         self._queue: deque[Any] = deque(roots)
         self._saves_tensors = True
         self._visit_all()

@@ -10,12 +10,13 @@ tensor is freed when no other object references the tensor. In the backward pass
 needed.
 
 Some tensors stay on the device: parameters and their views, tensors smaller than `min_size`, and tensor subclasses. A
-small part of a large storage, such as a slice of a dataset on the GPU, also stays there, because a copy would free no
-memory. If the budget or the host memory is used up, all further tensors stay on the device too.
+small part of a large storage, such as a slice of a dataset on the GPU, also stays on the device, because a copy would
+free no memory. If the budget or the host memory is used up, all further tensors stay on the device too.
 
-Without hooks, autograd raises an error if a saved tensor was modified in place. With hooks, autograd does not check
-this, so `Spill` does. A tensor that is modified after its copy is complete causes no error, because its gradient is
-still correct. Changes that PyTorch does not detect (through `.data`) may or may not be included in the copy.
+Without hooks, autograd raises an error if a saved tensor was modified in place. With hooks, autograd does not detect
+the modification, so `Spill` checks for it. A tensor that is modified after its copy is complete causes no error,
+because its gradient is still correct. Changes that PyTorch does not detect (through `.data`) may or may not be included
+in the copy.
 """
 
 import contextlib
@@ -38,18 +39,19 @@ from legroom.train.spilling.transfers import HostLink, host_link
 from legroom.units import MiB, format_size, parse_size
 
 MAX_PENDING_COPIES = 4
-"""The maximum number of pending copies to the host. One of them is running, and the others wait while the computation
-continues.
+"""The maximum number of pending copies to the host. One copy is running, and the other copies wait while the
+computation continues.
 """
 PREFETCHED_COPIES = 2
-"""The number of copies that are moved back before they are requested."""
 MAX_PENDING_BYTES = 256 * MiB
-"""The maximum total size in bytes of the pending and prefetched copies, because these use device memory. If single
-copies are larger, up to two copies are pending and one is prefetched.
+"""The maximum total size in bytes of pending and prefetched copies, which use device memory. If single copies are
+larger, up to two copies are pending and one is prefetched.
 """
 FREE_HOST_MEMORY_FRACTION = 0.8
 MAX_STORAGE_FACTOR = 8
-"""The maximum ratio between the sizes of a storage and of the tensor. Up to this ratio, the whole storage is moved."""
+"""The maximum ratio between the size of a storage and the size of the tensor. Up to this ratio, the whole storage is
+moved with the tensor.
+"""
 
 
 class Spill:
@@ -57,7 +59,8 @@ class Spill:
     reusable and thread-safe."""
 
     def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
-        """`budget` is the limit on host memory. None means 80% of the free memory at the first use.
+        """`budget` is the limit on host memory. By default, the limit is 80% of the memory that is free at the first
+        use.
 
         Tensors smaller than `min_size` stay on the device.
         """
@@ -88,7 +91,6 @@ class Spill:
         return max(self._hook_seconds, sum(link.waited for link in self._links.values()))
 
     def totals(self, time: float) -> SpillTotals:
-        """Return the statistics for the capture of a run. `time` is the number of seconds since the start of the run."""
         return SpillTotals(
             time,
             moved_bytes=self.moved_bytes,
@@ -114,8 +116,8 @@ class Spill:
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator["Spill"]:
-        """Spill in this thread and in threads started inside the block. This is needed because autograd's hooks apply
-        to one thread only.
+        """Spill in this thread and in threads started inside the block, because autograd's hooks apply to one thread
+        only.
 
         The hooks are removed inside transforms in which torch allows no hooks.
         """
@@ -260,7 +262,7 @@ class Spill:
         return flat
 
     def _prefetch(self, copy: "_Copy") -> None:
-        """Prefetch the tensors that were saved just before this one, because the backward pass needs them next."""
+        """Prefetch the tensors that were saved before this copy, because the backward pass needs them next."""
         following: _Copy | None = copy
         total = 0
         for _ in range(PREFETCHED_COPIES):
@@ -307,12 +309,10 @@ class _Copy:
         self.host_bytes = host_bytes
         self.device = original.device
         self.original: torch.Tensor | None = original
-        """The tensor on the device, until the copy to the host is complete."""
         self.version = version
         self.modified_version: int | None = None
         """The version of the tensor, if the tensor was modified before its copy was complete."""
         self.prefetched: tuple[torch.Tensor, Any] | None = None
-        """A copy that was moved back to the device before it was requested."""
         self.restored: weakref.ref[Any] | None = None
         self.restored_after: Any = None
         self.previous: weakref.ref[_Copy] | None = None

@@ -2,8 +2,8 @@
 
 A copy to the host reads memory that the program would otherwise free and reuse. `record_stream` would block this memory
 until the GPU has caught up with the host, so no memory would be saved. Instead, `Spill` keeps a reference while the
-copy runs. Then it makes the compute stream wait for the copy and drops the reference. Any later use of the memory comes
-after the copy in the stream. Only a few copies run at the same time.
+copy runs. After the copy, `Spill` makes the compute stream wait and drops the reference. Any later use of the memory
+comes after the copy in the stream. Only a few copies run at the same time.
 
 On a GPU, host memory is page-locked and each direction has its own stream. On other devices (Apple, Intel), copies are
 synchronous.
@@ -25,19 +25,16 @@ class HostLink(Protocol):
     def waited(self) -> float:
         """The total time in seconds that the device waited for copies."""
 
-    def host_bytes(self, size: int) -> int:
-        """Return the bytes of host memory that a copy of `size` bytes uses."""
+    def host_bytes(self, size: int) -> int: ...
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Start a copy to the host. Return the copy and a handle. Pass the handle to `wait` before another stream reads
         the copy and before the source is freed.
         """
 
-    def to_device(self, source: torch.Tensor, after: Any) -> tuple[torch.Tensor, Any]:
-        """Start a copy back to the device."""
+    def to_device(self, source: torch.Tensor, after: Any) -> tuple[torch.Tensor, Any]: ...
 
-    def wait(self, after: Any) -> None:
-        """Make the compute stream wait for a copy."""
+    def wait(self, after: Any) -> None: ...
 
     def abandon(self, copy: torch.Tensor) -> None:
         """Keep the device memory of a copy valid until the copy is complete. Call this method if the copy is freed

@@ -28,15 +28,12 @@ class FreezeResult:
     """The number of frozen parameters, and the memory that freezing saves."""
 
     frozen_parameters: int
-    """The number of frozen elements."""
     trainable_parameters: int
-    """The number of trainable elements."""
     gradient_bytes: int
     """The number of bytes of gradients that are no longer needed."""
     optimizer_state_bytes: int
     """The number of bytes of Adam's state that are no longer needed."""
     norm_layers: int
-    """The number of normalization layers that stay in evaluation mode."""
     peak_before: int | None = None
     """The predicted peak bytes of a training step before freezing, if a batch was given."""
     peak_after: int | None = None

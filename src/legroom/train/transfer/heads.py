@@ -75,7 +75,6 @@ def _replace_transformers(model: Any, config: Any, num_classes: int) -> tuple[st
 
 
 def _named_head(model: nn.Module) -> str | None:
-    """Return the name of the last layer in the first attribute of HEAD_NAMES that exists."""
     for name in HEAD_NAMES:
         head = getattr(model, name, None)
         if isinstance(head, nn.Module):

@@ -1,7 +1,7 @@
 """Gradual unfreezing. The head is trained first, then one block after the other from the end of the model.
 
 All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter
-uses no optimizer memory, because it has no gradient. The optimizer creates its state in the first step that trains it.
+has no gradient, so the optimizer creates its state only in the first step that trains it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ from legroom.units import format_size
 MIN_STAGE_FRACTION = 0.01
 """The minimum fraction of the frozen parameters in a block. A smaller block is merged with its neighbor."""
 MIN_STACK_FRACTION = 0.2
-"""The fraction of a module's parameters in stacks of layers from which on the module is split. The value is low,
-because a large embedding may have most of the parameters.
+"""A module is split if at least this fraction of its parameters is in stacks of layers. The value is low, because a
+large embedding may have most of the parameters.
 """
 
 

@@ -1,14 +1,14 @@
 """Divides the CPU cores among the running trials by setting the number of threads of each trial.
 
-The dispatcher writes the number of threads per trial to a file whenever it changes. A trial's process reads the file
-when it starts, after optimizer steps, and after each report. A single trial therefore uses all cores.
+The dispatcher writes the number of threads per trial to a file whenever the number changes. A trial's process reads the
+file when it starts, after optimizer steps, and after each report. A single trial therefore uses all cores.
 
 Without this limit, the threads of the trials would compete. In PyTorch's CPU operations, the threads of a trial wait
 for each other. On two cores, two trials with two threads each take nine times as long as one trial alone. For the same
 reason, one core is left free while a configuration is traced.
 
-If the user sets the number of threads (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function), it is not
-changed.
+If the user sets the number of threads (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function), the number is
+not changed.
 """
 
 import contextlib
@@ -31,7 +31,6 @@ class CpuShare:
         self.file, self._ranks, self._written = file, ranks, 0
 
     def divide(self, trials: int, *, is_tracing: bool) -> None:
-        """`is_tracing` is True if a configuration is being traced."""
         share = max(1, (processors() - int(is_tracing)) // (max(1, trials) * self._ranks))
         if share == self._written:
             return

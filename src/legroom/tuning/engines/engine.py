@@ -23,7 +23,9 @@ class TuneEngine(Protocol):
     name: str
 
     def prepare(self, job: TuneJob) -> None:
-        """Start slow operations in the background while the study is prepared. This method is called first."""
+        """Start slow operations in the background while the study is prepared. The study calls `prepare` before all
+        other methods.
+        """
 
     def run(self, job: TuneJob, runner: StudyRunner) -> None: ...
 

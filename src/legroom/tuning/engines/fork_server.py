@@ -8,7 +8,8 @@ Each process that runs a search has one server. The server imports modules while
 for further studies. The local engine and Ray's workers use the server. The server listens on a Unix socket. Each
 connection is either the pipe to one forked process or a query about a forked process. When the searching process exits,
 the server kills its children and exits. `multiprocessing.forkserver` is not used, because its server serves only the
-process that started it. Each of Ray's workers would have to import all modules again.
+process that started it. With `multiprocessing.forkserver`, each of Ray's workers would have to import all modules
+again.
 """
 
 import atexit
@@ -155,8 +156,6 @@ class StudyProcess:
         return cls(None, process.pid, pipe, process)
 
     def exit_code(self, *, kill: bool = False) -> int | None:
-        """Wait for the process and return its exit code, or None if the exit code is unknown. With `kill`, kill the
-        process first."""
         if self.spawned is not None:
             if kill:
                 self.spawned.kill()
@@ -173,7 +172,6 @@ class StudyProcess:
 @dataclass
 class TrialProcess(StudyProcess):
     name: str = "The process"
-    """The subject of messages about the process, for example "The process"."""
 
     @classmethod
     def start(cls, server: str | None, task: TrialTask) -> Self:
@@ -204,7 +202,6 @@ class TrialProcess(StudyProcess):
 
 
 def wait_for_exit(server: str, process: int, *, kill: bool = False) -> int | None:
-    """Wait for a process and return its exit code, or None if the server has exited or the process does not end in time."""
     deadline = time.monotonic() + SECONDS_TO_END
     while time.monotonic() < deadline:
         try:

@@ -1,5 +1,5 @@
-"""The server process from which study processes are forked (see `fork_server`). It imports modules and then accepts
-requests, one per connection.
+"""The server process from which study processes are forked (see `fork_server`). The server imports modules and then
+accepts requests, one per connection.
 
 The process has no threads and does not use a GPU, so it can be forked. A forked process communicates over the
 connection of its request, and exits when the server process exits. Queries about exit codes are answered immediately,
@@ -31,7 +31,7 @@ class _Server:
         self._imported: set[str] = set()
         self._import(imports)
         self._codes: dict[int, int | None] = {}
-        """Maps process IDs to exit codes. The exit code is None while a process runs."""
+        """The exit code of each process, by process ID. The code is None while the process runs."""
 
     def run(self) -> NoReturn:
         signal.signal(signal.SIGTERM, lambda *_: self._kill_all_and_exit())

@@ -40,7 +40,6 @@ class _Processes:
     processes: list[TrialProcess]
     group: RankGroup
     rendezvous: "tempfile.TemporaryDirectory[str] | None"
-    """The folder of the rendezvous file, if the trial has several ranks."""
 
     def kill(self) -> None:
         for process in self.processes:

@@ -8,7 +8,6 @@ from legroom.tuning.trial.process import TrialTask, run_trial_process
 
 
 def run(pipe: "Connection[Any, Any]") -> None:
-    """Receive a task and the `sys.path` of the study, and run the task."""
     try:
         sys.path[:], task = pipe.recv()
     except (EOFError, OSError):

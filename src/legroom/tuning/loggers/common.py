@@ -23,7 +23,6 @@ class Logger(FailSafeLog):
         self._ended: set[int] = set()
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
-        """Skip the reports that were logged before the study was interrupted."""
         self._written |= {record.number: len(record.reports) for record in records}
         self._ended |= {record.number for record in records if record.state.is_final}
 

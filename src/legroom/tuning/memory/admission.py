@@ -24,7 +24,6 @@ class TrialGpu:
     named_spec: GpuSpec | None = None
     """The GPU model, which determines the kernels in an estimate. If None, a generic GPU with `memory` bytes is used."""
     machine: str = ""
-    """The address of the GPU's machine in a cluster, or "" for this machine."""
     used_by_others: int = 0
     """The number of bytes that other programs used when the study started."""
 
@@ -54,9 +53,8 @@ class Fit:
     safe: int
     """The upper bound in bytes. This memory is reserved for the process, which may not use more."""
     micro_batch: int | None = None
-    """The number of samples per micro-batch, or None if the batch is not split."""
     used_by_others: int = 0
-    """The bytes that other programs use, if these programs are the reason why the batch is split. Otherwise 0."""
+    """The bytes that other programs use if these programs are the reason why the batch is split, otherwise 0."""
 
 
 class AdmissionVerdict(StrEnum):
@@ -83,17 +81,15 @@ class Admission:
     the CUDA context.
     """
     seconds: float = 0.0
-    """The time in seconds spent on traces for this result."""
     is_cached: bool = False
 
     @property
     def size(self) -> int:
-        """The smallest upper bound across the GPUs, or 0 on the host."""
         return min((fit.safe for fit in self.fits.values()), default=0)
 
     @property
     def micro_batches(self) -> int:
-        """The smallest number of micro-batches across the GPUs. It is 1 if the batch is not split."""
+        """The smallest number of micro-batches across the GPUs, which is 1 if the batch is not split."""
         micros = [fit.micro_batch for fit in self.fits.values()]
         if self.batch_size is None or not micros or None in micros:
             return 1
@@ -101,7 +97,6 @@ class Admission:
 
 
 NO_GPU = Admission(verdict=AdmissionVerdict.FITS, fits={})
-"""The admission of every trial that runs on the host."""
 
 
 class Gate(Protocol):
@@ -110,7 +105,7 @@ class Gate(Protocol):
         """True if a configuration waits for the estimate of its full batch. Estimates of micro-batches do not count."""
 
     def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
-        """Estimate a configuration. If the trial continues from a checkpoint, `checkpoint` is its path."""
+        """`checkpoint` is the path of the checkpoint from which the trial continues, if any."""
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
         """Record that a trial ran out of memory although its estimate fits. The trial needed at least `needed` bytes.

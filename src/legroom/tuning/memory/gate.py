@@ -6,10 +6,10 @@ thread traces the smallest micro-batch and searches for the largest micro-batch 
 batches have priority over micro-batches, because a configuration that fits unsplit can start immediately.
 
 Two configurations share an estimate if they differ only in parameters that do not affect memory, such as a learning
-rate. For a float parameter, this is determined by tracing both ends of its range. If both ends request exactly the same
-memory as the first configuration, the parameter is ignored in the comparison. A range is traced only if two
-configurations differ in no other parameters. Integers and choices are always compared, unless the user lists the
-parameters that affect memory.
+rate. Whether a float parameter affects memory is determined by tracing both ends of its range. If both ends request
+exactly the same memory as the first configuration, the parameter is ignored in the comparison. The ends of a range are
+traced only if two configurations differ in no other parameters. Integers and choices are always compared, unless the
+user lists the parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
@@ -37,14 +37,13 @@ from legroom.tuning.trial.function import TrainFunction
 from legroom.units import format_size
 
 MAX_TRACES = 4
-"""The maximum number of traces in the search for the largest micro-batch on one GPU."""
 NEAR = 0.75
 """The search ends when the largest size that fits is at least this fraction of the smallest size that does not fit."""
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
 """The priorities of traces, highest first: full batches, micro-batches, and the ends of ranges."""
 OOM_MARGIN = 1.05
-"""The estimated memory of a trial that ran out of memory, as a multiple of the memory that it used. It needed more than
-it was able to allocate.
+"""The factor from the memory that a failed trial used to the memory that the trial probably needed. A trial that runs
+out of memory needs more than it was able to allocate.
 """
 
 
@@ -58,9 +57,11 @@ class OpenGate:
         answer.set_result(NO_GPU)
         return answer
 
-    def record_oom(self, config: Config, fit: Fit, needed: int) -> None: ...
+    def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
+        pass  # there are no estimates to correct
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -96,8 +97,8 @@ class MemoryGate:
         """The float ranges that were not yet tested for an effect on memory."""
         self._known: list[_TracedConfig] = []
         self._correction = 0
-        """The number of bytes by which estimates were too low. It is added as a constant, because memory that is not
-        traced, such as the memory of an evaluation, does not grow with the estimate.
+        """The number of bytes by which estimates were too low. The correction is a constant number of bytes, because
+        memory that is not traced, such as the memory of an evaluation, does not grow with the estimate.
         """
         self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
@@ -143,7 +144,6 @@ class MemoryGate:
     def _estimate_full_batch(
         self, config: Config, checkpoint: str | None, answer: "Future[Admission]"
     ) -> None:
-        """Trace the full batch. If the batch must be split, its micro-batches are traced later."""
         answer.set_running_or_notify_cancel()
         began = time.perf_counter()
         with self._answering(answer):
@@ -170,7 +170,7 @@ class MemoryGate:
 
     @contextlib.contextmanager
     def _answering(self, answer: "Future[Admission]") -> Iterator[None]:
-        """Pass an error inside the block to the caller that waits for the admission. Otherwise, the caller would wait
+        """Pass an error inside the block to the caller that waits for the admission, so that the caller does not wait
         forever.
         """
         try:
@@ -215,8 +215,8 @@ class MemoryGate:
         return None
 
     def _probe(self, name: str) -> None:
-        """Test whether memory depends on a parameter. Both ends of its range are traced and compared with the first
-        configuration.
+        """Test whether memory depends on a parameter, by tracing both ends of its range and comparing them with the
+        first configuration.
         """
         first = self._known[0]
         domain = next(p.domain for p in self._space.parameters if p.name == name)
@@ -233,9 +233,6 @@ class MemoryGate:
     # ------------------------------------------------------------ admissions from traces
 
     def _fits(self, known: _TracedConfig, batch_size: int | None, correction: int) -> dict[int, Fit]:
-        """Return the fit of the configuration for each GPU on which it fits. `correction` is added to the estimate, in
-        bytes.
-        """
         full = self._trace(known, None)
         fits: dict[int, Fit] = {}
         for gpu in self._gpus:

@@ -1,9 +1,9 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
-Trials share the memory that other programs do not use. The driver reports memory per process, so the memory of trials
-can be told apart from the memory of other programs. In some containers, this is not possible, because the driver's
-process IDs differ from the IDs inside the container. Then two lower bounds are used: the memory that exceeds the
-reservations of the trials, and the memory that was in use when no trial was running.
+Trials share the memory that other programs do not use. The driver reports memory per process, which separates the
+memory of trials from the memory of other programs. In some containers, the process IDs of the driver differ from the
+IDs inside the container, so the memory of trials is not known. In that case, two lower bounds are used: the memory that
+exceeds the reservations of the trials, and the memory that was in use when no trial was running.
 """
 
 import math
@@ -24,7 +24,7 @@ smaller changes.
 
 RETRY_FACTOR, SLOW_SECONDS = 10, 0.05
 """If a query takes more than `SLOW_SECONDS` seconds, the next query waits for `RETRY_FACTOR` times its duration.
-Without NVML, a query starts a process that uses CUDA, and trials would wait for it at every report.
+Without NVML, a query starts a process that uses CUDA, and trials would wait for the query at every report.
 """
 MAX_AGE = 2.0
 """The maximum age in seconds of the last query when a trial starts."""
@@ -46,7 +46,7 @@ class OtherProcessUsage:
         self._here = [gpu for gpu in self._gpus if not gpu.machine]
         self._query, self._our_processes = query, our_processes or _descendants
         self._before = self._our_processes() if self._here else set()
-        """The processes that this program started before the study. They are not trials."""
+        """The processes that this program started before the study."""
         self._used = {gpu.index: gpu.used_by_others for gpu in self._gpus}
         self._used_without_trials = dict(self._used)
         """The bytes that other programs used on each GPU when no trial was running there."""
@@ -103,7 +103,6 @@ class OtherProcessUsage:
         return max(visible.used - given, min(self._used_without_trials[visible.index], visible.used))
 
     def _used_by_trials(self, visible: VisibleGpu) -> int | None:
-        """Return the bytes that the trials of the study use, or None if the driver does not report their processes."""
         if isinstance(visible.processes, NotAvailable):
             return None
         pids = self._our_processes() - self._before

@@ -21,7 +21,9 @@ stay empty more often until the waiting trial fits (see bench.tuning.packing).
 """
 
 MARGIN = 50
-"""The inverse of the fraction of a real GPU's memory that a trial gets in addition to its bound, if it is free."""
+"""The inverse of the fraction of a real GPU's memory that a trial gets in addition to its bound, if this memory is
+free.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +33,9 @@ class TrialPlacement:
     fits: tuple[Fit, ...] = ()
     """The fit of the trial on each GPU. Without a GPU, the tuple is empty."""
     is_alone: bool = False
-    """True if no other trial shares the GPUs."""
 
     @property
     def fit(self) -> Fit | None:
-        """The fit on the GPU of rank 0, or None without a GPU."""
         return self.fits[0] if self.fits else None
 
 
@@ -44,7 +44,6 @@ class _GpuOption(NamedTuple):
 
     is_split: bool
     left: int
-    """The bytes that stay free after the trial has started."""
     number: int
     gpu: TrialGpu
     fit: Fit
@@ -68,7 +67,6 @@ class Packer:
     ranks: int = 1
     used_by_others: Callable[[TrialGpu], int] = _none_used
     _allocated: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """The GPU index and the bytes of each rank, by trial."""
     _times_overtaken: dict[int, int] = field(default_factory=dict)
 
     def place(
@@ -104,7 +102,6 @@ class Packer:
 
     @property
     def reserved(self) -> dict[int, int]:
-        """The bytes reserved for running trials, by GPU index."""
         sums: dict[int, int] = {}
         for allocations in self._allocated.values():
             for index, size in allocations:
@@ -160,7 +157,6 @@ class Packer:
         return fit.safe if exclusive is None else self._capacity(gpu)
 
     def _exclusive_size(self, number: int, admission: Admission, alone: Mapping[int, int]) -> int | None:
-        """Return the minimum size of an exclusive GPU for the trial, or None if the trial may share a GPU."""
         if number in alone:
             return alone[number]
         return 0 if admission.verdict is AdmissionVerdict.UNKNOWN or self._ranks_need_whole_gpus else None

@@ -34,9 +34,9 @@ RIDGE = 0.1
 @dataclass(frozen=True, slots=True)
 class RuntimeSamples:
     waiting: Mapping[int, Sequence[float]]
-    """The total runtimes in seconds of each waiting trial. All samples are equally likely."""
+    """The possible total runtimes of each waiting trial, in seconds. All samples are equally likely."""
     running: Mapping[int, Sequence[float]]
-    """The remaining runtimes in seconds of each running trial. All samples are equally likely."""
+    """The possible remaining runtimes of each running trial, in seconds. All samples are equally likely."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,6 @@ class _Observation:
     features: list[float]
     started: float
     last: float
-    """The time of the last report, or of the end of the trial."""
     from_start: bool
     """True if the trial started from scratch. A trial that continues from a checkpoint is not representative of other
     trials.
@@ -86,8 +85,8 @@ class RuntimeModel:
         self._observations.pop(number, None)
 
     def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples | None:
-        """Predict the runtimes of running and waiting trials. `waiting` contains the configuration and the bytes of
-        each waiting trial. Return None until a trial has reported.
+        """`waiting` contains the configuration and the memory in bytes of each waiting trial. Return None until a trial
+        has reported.
         """
         reported = [
             observation
@@ -142,9 +141,8 @@ class _LogLinearModel:
     means: "numpy.ndarray"
     lowest: float
     highest: float
-    """The largest observed logarithm. Predictions are limited to the observed range."""
+    """The largest observed logarithm, to which predictions are limited."""
     residuals: list[float]
-    """The leave-one-out residuals of the logarithms."""
 
     @classmethod
     def of(cls, features: list[list[float]], values: list[float]) -> Self:

@@ -1,8 +1,8 @@
 """Plans the start order of waiting trials. Several orders are simulated with several sampled runtimes, and the best
 order on average is chosen.
 
-The best order for the most likely runtimes may be bad for runtimes that are nearly as likely. Therefore each order is
-evaluated with all samples of the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
+Each order is evaluated with all samples of the `RuntimeModel`, because the best order for the most likely runtimes may
+be bad for other likely runtimes. The plan is repeated whenever a trial starts or ends.
 """
 
 import heapq
@@ -15,7 +15,7 @@ WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 start early because it needs much free memory, and a long trial so that it does not end last.
 """
 MAX_SIMULATIONS = 16 * 32 * 32
-"""The maximum of samples × trials². This limit corresponds to about 10 ms of simulation."""
+"""The maximum of samples × trials², which corresponds to about 10 ms of simulation."""
 MAX_PLANNED = 128
 """The maximum number of waiting trials whose order is planned. Further trials start afterwards, in the order of their
 numbers.
@@ -32,7 +32,6 @@ class Demand:
 @dataclass(frozen=True, slots=True)
 class Allocation:
     sizes: Sequence[tuple[int, int]]
-    """The GPU index and the bytes of each rank."""
     runtimes: Sequence[float]
 
 
@@ -105,7 +104,6 @@ def makespan(
 
 
 def _tightest(demand: Demand, free: Sequence[int], ranks: int) -> list[tuple[int, int]]:
-    """Return the GPUs on which the trial leaves the least memory free, with the bytes that it uses there."""
     options = []
     for index, size in enumerate(demand.sizes):
         if size is not None and size <= free[index]:
@@ -116,7 +114,6 @@ def _tightest(demand: Demand, free: Sequence[int], ranks: int) -> list[tuple[int
 
 
 def _orders(waiting: Mapping[int, Demand], min_sizes: Mapping[int, int]) -> list[list[int]]:
-    """Return candidate orders: by size, by runtime, by weighted sums of both, and by their product."""
     largest = max(min_sizes.values()) or 1
     runtimes = {number: statistics.fmean(demand.runtimes) for number, demand in waiting.items()}
     longest = max(runtimes.values())

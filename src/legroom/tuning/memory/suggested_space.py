@@ -19,7 +19,6 @@ from legroom.tuning.space.space import Config, Space, read_space
 from legroom.tuning.trial.function import TrainFunction
 
 MAX_TRACES = 32
-"""The maximum number of traces. Options beyond this number are not tried."""
 
 
 def suggested_space(function: TrainFunction, gpus: Sequence[TrialGpu]) -> Space:

@@ -18,7 +18,6 @@ from legroom.tuning.trial.function import TrainFunction
 OUTPUT = "output.txt"
 """The file for the output of the tracing process. If the process dies, the last line of this file is reported."""
 SUGGESTED = "suggested:"
-"""The prefix of replies that contain a suggested parameter."""
 TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
 """The maximum number of seconds for an urgent trace, and for a trace in the background. After a timeout, the trial runs
 without an estimate.
@@ -34,7 +33,6 @@ class TraceResult:
     fits: tuple[bool, ...]
     """Whether the memory requests, plus a margin for uncertain allocations, fit on each GPU."""
     batch_size: int | None
-    """The size of the largest batch that the function passed to a Guard."""
     min_micro_batch: int
     """The smallest micro-batch, in samples, that the function accepts."""
     can_split: bool
@@ -65,9 +63,7 @@ class TraceRequest:
     config: Config
     micro_batch: int | None
     checkpoint: str | None
-    """The checkpoint that the function loads, if the trial is resumed."""
     urgent: bool
-    """True if the trace has priority over running trials."""
 
     @property
     def timeout(self) -> float:
@@ -91,7 +87,6 @@ class Tracer:
         self._server = fork_server(function)  # the server starts importing now
         self._process: StudyProcess | None = None
         self._is_ready = False
-        """True if the process waits for a request."""
         self._is_killed = False
 
     def trace(
@@ -108,7 +103,6 @@ class Tracer:
         return TraceResult(**reply)
 
     def suggestions(self, config: Config) -> dict[str, AnyDomain]:
-        """Return the parameters that the function suggests with this configuration, as in `trial.suggest_float`."""
         reply = self._traced(TraceRequest(config, None, None, True))
         found = {name: value for name, value in reply.items() if name.startswith(SUGGESTED)}
         if not found and "error" in reply:
@@ -140,7 +134,7 @@ class Tracer:
             self._start_process()
 
     def kill(self) -> None:
-        """Kill the process and its children. A running trace then fails."""
+        """Kill the process and its children. If a trace is running, the trace fails."""
         self._is_killed = True
         if self._process is not None:
             self._process.exit_code(kill=True)

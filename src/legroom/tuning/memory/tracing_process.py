@@ -3,7 +3,7 @@ steps.
 
 The process enters an unbounded virtual GPU and imports the function once. Each request contains a configuration and a
 micro-batch size and is traced in a fork. The fork runs the function, replays its memory requests with the capacity of
-every GPU, and sends the result. It exits at the second step, so later code does not run. Changes to files go to a
+every GPU, and sends the result. The fork exits at the second step, so later code does not run. Changes to files go to a
 sandbox, which is discarded. On systems that cannot fork, the process itself traces a single request, and the study
 starts a new process for the next request.
 """
@@ -140,7 +140,6 @@ class _TracingServer:
         finish(self._trace, device)
 
     def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
-        """`folder` is the folder of the trial."""
         no_model_saved()
         if can_fork():
             self._sandbox.continue_in_fork()
@@ -256,8 +255,8 @@ class _TracedTrial(Trial):
 
 
 class _TracedGuard(Guard):
-    """A Guard that runs only the first micro-batches. It does not check whether samples depend on each other, because
-    the check needs data.
+    """A Guard that runs only the first micro-batches. A `_TracedGuard` does not check whether samples depend on each
+    other, because the check needs data.
     """
 
     trial: _TracedTrial
@@ -284,8 +283,8 @@ class _AlwaysContinue:
 
 @contextlib.contextmanager
 def _group(ranks: int) -> Iterator[None]:
-    """Create a process group with only this process, for a function with several ranks. Sharded tensors are then
-    counted as unsharded, which is an upper bound.
+    """Create a process group with only this process, for a function with several ranks. Sharded tensors are counted as
+    unsharded, which is an upper bound.
     """
     if ranks == 1:
         yield

@@ -31,17 +31,12 @@ class TrialFigures:
     outcome: Outcome
     state: str
     reason: str = ""
-    """The reason why the trial ended, or "" if it finished."""
     value: float | None = None
-    """The best value of the metric, or None if the trial reported no value."""
     curve: Sequence[tuple[int, float]] = ()
-    """The reported steps with their finite metric values, in order."""
     predicted: int | None = None
-    """The predicted upper bound in bytes."""
     peak: int | None = None
     batch: int | None = None
     micro_batch: int | None = None
-    """The number of samples per micro-batch, if the batch was split."""
     device: str = ""
     seconds: float | None = None
 
@@ -73,7 +68,6 @@ class StudyFigures:
     """The distinct sizes of the GPUs, in bytes."""
     importance: Mapping[str, float] = field(default_factory=dict)
     metrics: Sequence[str] = ()
-    """All metrics, if the study has several."""
     front: Mapping[int, Sequence[float]] = field(default_factory=dict)
     """The values of all metrics for each trial on the Pareto front, by trial number."""
 
@@ -110,15 +104,12 @@ def figures_of(study: "Study") -> StudyFigures:
 
 
 def pareto_front(study: "Study") -> dict[int, tuple[float, ...]]:
-    """Return the values of each trial on the Pareto front, or {} if the study has only one metric."""
     if not study.more_objectives:
         return {}
     return {trial.number: trial.objective_values(study.objectives) or () for trial in study.best_trials}
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration as plain data. An object of the user's classes becomes the name of its class."""
-
     def name_of(value: Any) -> str:
         return str(getattr(value, "__name__", type(value).__name__))
 

@@ -6,9 +6,9 @@ between the groups is divided by the total variation, which gives the correlatio
 diverged trial would otherwise outweigh all other trials. The epsilon-squared correction removes the differences that
 chance alone causes between small groups. Interactions between parameters are not included.
 
-`optuna.importance` is not used. For 400 trials of pure noise, its fANOVA takes 10 s and attributes 80% of the variation
-to one parameter. A single diverged trial changes the order of the parameters. In addition, it omits conditional
-parameters.
+`optuna.importance` is not used. For 400 trials of pure noise, Optuna's fANOVA takes 10 s and attributes 80% of the
+variation to one parameter. In addition, a single diverged trial changes Optuna's order of the parameters, and
+conditional parameters are omitted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,9 @@ MIN_TRIALS = 6
 def importance(
     configs: Sequence[Mapping[str, Any]], values: Sequence[float], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the importance (0 to 1) of each parameter that has at least two values, largest first. The result is empty
-    if there are too few trials."""
+    """Return the importance (0 to 1) of each parameter that has at least two values, largest first. If there are too
+    few trials, the result is empty.
+    """
     if len(values) < MIN_TRIALS:
         return {}
     ranks = _ranks(values)

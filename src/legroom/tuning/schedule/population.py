@@ -21,7 +21,6 @@ QUANTILE = 0.25
 RESAMPLE_PROBABILITY = 0.25
 """The probability that a parameter is sampled again instead of perturbed."""
 PERTURBATION = 0.1
-"""The size of a perturbation, as a fraction of the range."""
 
 
 class PopulationBasedTraining:

@@ -1,5 +1,3 @@
-"""The protocol of a scheduler, and its decisions."""
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -25,7 +23,6 @@ class Decision:
     parent: int | None = None
     config: Config | None = None
     is_done: bool = False
-    """True if the trial is complete, False if it was stopped early."""
 
 
 CONTINUE = Decision()
@@ -39,8 +36,6 @@ class Scheduler(Protocol):
     """
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
-        """Handle the report of trial `number` and return the decision. `value` is the metric as the trial reported it.
-        It is not negated for `mode="max"`.
-        """
+        """`value` is the metric as the trial reported it, not negated for `mode="max"`."""
 
     def ended(self, number: int) -> None: ...

@@ -1,8 +1,8 @@
 """Schedulers that stop poor trials early: successive halving (ASHA) and median stopping.
 
 Optuna's pruners and Ray's schedulers have the same rules, but depend on their own trial objects and storage. The
-schedulers in this module are pure functions of the reports. Therefore every engine can use them, and a resumed study
-can replay the reports.
+schedulers in this module are pure functions of the reports, so every engine can use them, and a resumed study can
+replay the reports.
 """
 
 import math
@@ -57,10 +57,9 @@ class Asha:
         return Decision(Action.STOP, f"ASHA at step {rung}: rank {rank} of {len(others)}; {which}")
 
     def ended(self, number: int) -> None:
-        """Keep the scores of the trial, because later trials are compared with them."""
+        """Keep the scores of the trial for the comparison with later trials."""
 
     def _rung_at(self, step: int) -> int | None:
-        """Return the highest decision step that is not above `step`."""
         rung, found = float(self.grace_period), None
         while round(rung) <= step:
             found = round(rung)
@@ -96,7 +95,7 @@ class MedianStopping:
         )
 
     def ended(self, number: int) -> None:
-        """Keep the values of the trial, because later trials are compared with them."""
+        """Keep the values of the trial for the comparison with later trials."""
 
 
 SCHEDULERS = ("asha", "median", "pbt")
@@ -108,7 +107,6 @@ class SchedulerOptions:
     reduction_factor: float = 2
     max_steps: int | None = None
     interval: int = 1
-    """The number of steps between decisions in population-based training."""
 
 
 def make_scheduler(

@@ -9,10 +9,9 @@ interval from 0 to 1. (Ray treats logarithmic ranges as linear and rejects integ
 to have an average result, because their configurations would otherwise be proposed again.
 
 Unlike Ray's searcher, this searcher continues if one of its ten random trials fails, and learns from configurations
-that can never fit. After the random points, it proposes the point with the best score among the points that probably
-fit (see `expected_improvement`). The random points are the same as Ray's, but start in a different order: unsplit
-trials before split trials, and small trials before large trials, because they finish first. Once a few results are
-known, the most promising point starts first.
+that can never fit. After the random points, the searcher proposes the point with the best score among the points that
+probably fit (see `expected_improvement`). The random points are the same as Ray's, but unsplit and small trials start
+first, because they finish first. Once a few results are known, the most promising point starts first.
 """
 
 import statistics
@@ -31,13 +30,13 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
-"""The number of random points before the model is used, and the acquisition function. Both are as in Ray Tune."""
+"""The number of random points before the model is used, and the acquisition function, as in Ray Tune."""
 
 MIN_RESULTS = 4
 """The minimum number of results on which a proposal is based."""
 GLOBAL_CANDIDATES, LOCAL_CANDIDATES, BEST_TRIALS = 2000, 300, 3
-"""The numbers of candidates from the whole space and around each of the best trials, and the number of these best
-trials.
+"""The number of candidates from the whole space, the number of candidates near each of the best trials, and the number
+of best trials.
 """
 LOCAL_SPREAD = 0.1
 """The standard deviation of the candidates around a trial, as a fraction of the range."""
@@ -59,12 +58,10 @@ class BayesSearcher:
         self._ranges = _ranges(space)
         self._bounds = {name: _bounds(domain) for name, domain in self._ranges.items()}
         self._first = BayesianOptimization(f=None, pbounds=self._bounds, random_state=seed, verbose=0)
-        """An optimizer without results, which proposes random points."""
         self._seed, self._rng = seed, numpy.random.RandomState(seed)
         self._proposed = 0
         self._results: list[tuple[Point, Result]] = []
         self._running: dict[int, Point] = {}
-        """The points that were proposed and whose trials have not ended."""
 
     def propose(self, number: int) -> Config | None:
         self._proposed += 1

@@ -5,14 +5,14 @@ point fits (1) or not (-1). The score is the expected improvement on the best lo
 fits, divided by a power of the predicted runtime. Therefore fast configurations are preferred, but slow configurations
 with a high expected improvement are still tried.
 
-Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. Therefore a diverged
-trial marks a region to avoid without hiding the differences between good trials. Every dimension has its own length
-scale, because the loss often depends on only one of many parameters. A few results do not determine the length scales,
-so the prediction averages over many sampled length scales, weighted by their likelihood. Running trials are assumed to
-end with their predicted loss, so that no configuration is proposed twice.
+Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. A diverged trial
+therefore marks a region to avoid, without hiding the differences between good trials. Every dimension has its own
+length scale, because the loss often depends on only one of many parameters. A few results do not determine the length
+scales, so the prediction averages over many sampled length scales, weighted by their likelihood. Running trials are
+assumed to end with their predicted loss, so that no configuration is proposed twice.
 
-The Gaussian processes of scikit-learn and BoTorch are not used. They fit a single set of length scales, which overfits
-if only four results are known. BoTorch is also a large dependency.
+The Gaussian processes of scikit-learn and BoTorch are not used, because they fit a single set of length scales, which
+overfits if only four results are known. BoTorch is also a large dependency.
 """
 
 import math
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 Points = NDArray[numpy.float64]
-"""A matrix with one row per point."""
 Numbers = NDArray[numpy.float64]
 
 NEAR, FAR = 0.1, 10.0
@@ -32,20 +31,20 @@ NEAR, FAR = 0.1, 10.0
 NEAR have little effect, and differences above FAR have no effect.
 """
 DRAWN, KEPT = 96, 16
-"""The number of length scales that are sampled, and the number of the most likely ones that are used."""
+"""The number of sampled length scales, and the number of the most likely samples that are used."""
 LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
 """The prior of the length scales: the median as a fraction of a range, and the standard deviation of the logarithm."""
 MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
-"""The range of the noise variance of transformed losses. It is not zero, because two runs of the same configuration do
-not end with exactly the same loss.
+"""The range of the noise variance of transformed losses. The noise variance is not zero, because two runs of the same
+configuration do not end with exactly the same loss.
 """
 FIT_LENGTH, FIT_NOISE = 0.7, 0.05
 """The length scale and noise of the model that predicts whether a point fits. The noise allows the model to represent a
 sharp boundary.
 """
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
-"""A probability of fitting below MIN_PROBABILITY is multiplied by UNLIKELY_FACTOR, because the expected improvement of
-such points is overestimated.
+"""If the probability that a point fits is below MIN_PROBABILITY, the probability is multiplied by UNLIKELY_FACTOR. The
+expected improvement of points that probably do not fit is overestimated.
 """
 RUNTIME_EXPONENT = 0.5
 MIN_TRIALS, RIDGE = 4, 0.1
@@ -57,9 +56,7 @@ class Observations:
     ran: Points
     losses: Sequence[float]
     seconds: Sequence[float]
-    """The runtime of each completed trial."""
     too_large: Points
-    """The points that can never fit."""
 
 
 def score(
@@ -125,8 +122,8 @@ def _seconds(candidates: Points, observed: Observations) -> Numbers:
 
 
 class _GaussianProcesses:
-    """Gaussian processes with a Matérn 5/2 kernel, one per sample of the length scales. The sample is the first axis of
-    each array.
+    """Gaussian processes with a Matérn 5/2 kernel, one per sample of the length scales. The first axis of each array is
+    the sample.
     """
 
     def __init__(self, points: Points, values: Numbers, length_scales: Numbers, noises: Numbers) -> None:
@@ -172,7 +169,6 @@ class _GaussianProcesses:
         return mean
 
     def improvement(self, points: Points, best: float) -> Numbers:
-        """Return the expected improvement on the best value, for minimization."""
         mean, deviation = self.predict(points)
         better = (best - mean) / deviation
         density = numpy.exp(-(better**2) / 2) / math.sqrt(2 * math.pi)

@@ -21,8 +21,8 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, GAMMA = 20, 0.25
-"""The number of random trials before the model is used, and the fraction of trials that are treated as good. Both are
-as in Ray Tune.
+"""The number of random trials before the model is used, and the fraction of trials that are treated as good, as in Ray
+Tune.
 """
 
 
@@ -118,7 +118,9 @@ def _sampled(domain: AnyDomain, value: Any) -> Any:
 
 
 def _has_multiples(domain: FloatRange) -> bool:
-    """Return True if all values of the range are multiples of `step`. HyperOpt supports only these stepped ranges."""
+    """Return True if all values of the range are multiples of `step`. HyperOpt supports a range with steps only in this
+    case.
+    """
     return domain.step is not None and math.isclose(
         domain.low / domain.step, round(domain.low / domain.step), abs_tol=1e-9
     )

@@ -1,8 +1,8 @@
 """A searcher with Optuna's tree-structured Parzen estimator, used as in Ray Tune's `OptunaSearch`. The same seed gives
 the same proposals. The user can pass another Optuna sampler.
 
-A configuration that can never fit is reported to Optuna as a violated constraint. Therefore it ranks below all
-completed trials, and larger configurations rank lower.
+A configuration that can never fit is reported to Optuna as a violated constraint. The configuration therefore ranks
+below all completed trials, and larger configurations rank lower.
 """
 
 from collections.abc import Sequence
@@ -131,5 +131,4 @@ def _suggested(trial: optuna.Trial, name: str, domain: AnyDomain) -> Any:
 
 
 def _internal_value(domain: AnyDomain, value: Any) -> Any:
-    """Return the value that Optuna's sampler uses, which is the exponent for a power of two."""
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

@@ -10,19 +10,17 @@ from legroom.tuning.space.space import Config
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a trial for the searcher. It has a value or a `shortage`, or neither if the trial failed."""
+    """The result of a trial for the searcher. A result has a value or a `shortage`, or neither if the trial failed."""
 
     value: float | None = None
     """The metric as reported, regardless of `mode`."""
     shortage: float | None = None
     """For a configuration that can never fit, the missing memory as a fraction of the memory of the largest GPU."""
     is_partial: bool = False
-    """True if the scheduler stopped the trial early."""
     step: int = 0
     best: float | None = None
     """The best reported value, by which trials are ranked."""
     values: tuple[float, ...] = ()
-    """The values of all metrics in a study with several metrics."""
     seconds: float | None = None
     """The runtime in seconds, if the trial was started only once."""
 
@@ -36,8 +34,8 @@ class Searcher(Protocol):
     """
 
     startup_trials: int | None
-    """The number of first proposals that do not depend on results, or None if no proposal does. These proposals can be
-    requested before any trial has ended.
+    """The number of first proposals that do not depend on results, or None if proposals never depend on results. These
+    first proposals can be requested before any trial has ended.
     """
 
     def propose(self, number: int) -> Config | None:
@@ -48,8 +46,8 @@ class Searcher(Protocol):
 
 @runtime_checkable
 class OrderingSearcher(Protocol):
-    """A searcher that also chooses the start order of waiting trials. All of its random proposals are requested at
-    once.
+    """A searcher that also chooses the start order of waiting trials. All random proposals of the searcher are
+    requested at once.
     """
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int]: ...

@@ -34,7 +34,7 @@ class RandomSearcher:
         return dict(self._drawn[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
-        """Do nothing, because proposals do not depend on results."""
+        pass  # proposals do not depend on results
 
 
 class GridSearcher:
@@ -55,7 +55,7 @@ class GridSearcher:
         return dict(self._configs[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
-        """Do nothing, because proposals do not depend on results."""
+        pass  # proposals do not depend on results
 
 
 SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
@@ -64,9 +64,6 @@ SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
 def make_searcher(
     search: str, space: Space, mode: Mode, seed: int, more_modes: Sequence[Mode] = (), sampler: Any = None
 ) -> Searcher:
-    """Create a searcher by name. `sampler` is an Optuna sampler, for the search `optuna`. Raises `UsageError` if the
-    searcher does not support the space.
-    """
     check_search(search, space)
     if search == "random":
         return RandomSearcher(space, seed)

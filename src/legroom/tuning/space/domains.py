@@ -137,8 +137,6 @@ class PowerRange:
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """One of several values, without an order."""
-
     options: tuple[Any, ...]
 
     is_range = False
@@ -158,8 +156,8 @@ class Sampled:
     """Values that a function returns, as in Ray Tune's `sample_from`. Only random search supports these functions."""
 
     function: Callable[..., Any] | None = field(default=None, compare=False)
-    """A function that returns a value, or None if the study was loaded from disk. The function may take the values of
-    the preceding parameters as its argument.
+    """A function that returns a value, or None in a study that was loaded from disk. The function may take the values
+    of the preceding parameters as its argument.
     """
 
     is_range = False

@@ -18,13 +18,11 @@ def is_ray_space(written: Any) -> bool:
 
 
 def is_grid(written: Mapping[str, Any]) -> bool:
-    """Return True if every parameter that varies is a `grid_search`."""
     varying = [value for value in written.values() if _varies(value)]
     return bool(varying) and all(_grid(value) is not None for value in varying)
 
 
 def space_of(written: Mapping[str, Any]) -> Space:
-    """Convert a Ray space. Raises `UsageError` with an alternative if a parameter cannot be converted."""
     if any(_grid(value) is not None for value in written.values()) and not is_grid(written):
         raise UsageError(
             "The space mixes grid_search with ranges. Use grid_search for all parameters, or replace tune.grid_search with tune.choice."

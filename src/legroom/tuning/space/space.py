@@ -34,8 +34,8 @@ class Parameter:
     name: str
     domain: AnyDomain
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The condition for the parameter: lists of values by the names of other parameters. The parameter is active only
-    if each of them has a value in its list.
+    """For each other parameter in the condition, the values with which this parameter is active. All conditions must
+    hold.
     """
 
     def is_active_in(self, config: Mapping[str, Any]) -> bool:
@@ -85,7 +85,7 @@ class Space:
                     )
 
     def with_constants(self, values: Mapping[str, Any]) -> Config:
-        """Return a full configuration from parameter values. Inactive parameters are omitted."""
+        """Inactive parameters are omitted from the configuration."""
         config = dict(self.constants)
         for parameter in self.parameters:
             if parameter.is_active_in(config) and parameter.name in values:

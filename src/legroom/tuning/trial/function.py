@@ -30,8 +30,8 @@ class CannotLoad(LegroomError):  # noqa: N818
 
 
 class SearchReached(BaseException):
-    """Raised when the import of a training file reaches its call to `legroom.tune`. It is derived from BaseException,
-    so that `except Exception` in the file does not catch it.
+    """Raised when the import of a training file reaches its call to `legroom.tune`. `SearchReached` is derived from
+    BaseException, so that `except Exception` in the file does not catch it.
     """
 
 
@@ -50,7 +50,6 @@ class TrainFunction:
     module: str = ""
     """The module, if the function is part of a package. A function outside a package is imported from its file."""
     pickled: str = ""
-    """The pickled function, if it cannot be imported by name."""
 
     @classmethod
     def of(cls, function: Any, *, by_value: bool = False) -> "TrainFunction":

@@ -1,8 +1,8 @@
-"""The process of one trial. It limits its GPU memory, runs the training function, and reports the result.
+"""The process of one trial. The process limits its GPU memory, runs the training function, and reports the result.
 
 Every trial has its own process, so the memory of a trial is always freed. The limit is set with
-`set_per_process_memory_fraction`. If the estimate of a trial was too low, the trial cannot use the memory of other
-trials on the same GPU.
+`set_per_process_memory_fraction`. A trial whose estimate was too low can therefore not use the memory of other trials
+on the same GPU.
 """
 
 import contextlib
@@ -51,7 +51,6 @@ class TrialTask:
     function: TrainFunction
     folder: str
     gpu: TrialGpu | None = None
-    """The GPU of the trial, or None for the CPU."""
     cap: int | None = None
     """The number of bytes that PyTorch may reserve on the GPU."""
     micro_batch: int | None = None
@@ -75,7 +74,6 @@ class TrialExit:
     actual_bytes: int | None = None
     ooms: int = 0
     is_disk_full: bool = False
-    """True if a checkpoint could not be written."""
     affects_all_trials: bool = False
     """True if the function cannot be loaded, so that all other trials would fail too."""
     failed_at: float = 0.0
@@ -135,7 +133,7 @@ def run_trial_process(task: TrialTask, pipe: Connection) -> None:
 def _exit_when_closed(pipe: Connection) -> None:
     """Exit when the other end of the pipe is closed, because a trial without an engine must not keep its GPU.
 
-    Windows has no `poll`. There, the process exits when its parent process has exited (see `legroom.processes`).
+    Windows has no `poll`, so a process on Windows exits when its parent process has exited (see `legroom.processes`).
     """
     if not hasattr(select, "poll"):
         return
@@ -194,7 +192,6 @@ def _cap(torch: Any, cap: int | None, memory: int) -> None:
 
 
 def file_rendezvous(file: Path) -> str:
-    """Return the `init_method` of a rendezvous in a file. On Windows, a slash comes before the drive."""
     return f"file:///{file.as_posix().removeprefix('/')}"
 
 
@@ -253,7 +250,7 @@ def _failure(error: BaseException) -> TrialExit:
 
 
 def _one_line(error: BaseException) -> str:
-    """Format an error in one line. For Legroom's own errors, the class is omitted."""
+    """For Legroom's own errors, the name of the class is omitted."""
     if isinstance(error, LegroomError):
         return str(error)
     shown = next(part for part in traceback.format_exception_only(error) if not part.startswith(" "))

@@ -15,12 +15,11 @@ from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
 GRACE = 1.0
-"""The number of seconds to wait for the other ranks after a rank fails. Another rank may have raised the original
-error.
+"""The number of seconds to wait for the other ranks after a rank fails, because another rank may have raised the
+original error.
 """
 
 Answers = dict[int, Action]
-"""The action of each rank after its report."""
 
 
 @dataclass(slots=True)
@@ -28,9 +27,7 @@ class RankGroup:
     ranks: int
     ends: dict[int, TrialExit] = field(default_factory=dict)
     _decided: dict[int, Action] = field(default_factory=dict)
-    """The action of all ranks after each step."""
     _waiting: dict[int, list[int]] = field(default_factory=dict)
-    """The ranks that wait for the decision about each step."""
     _deadline: float | None = None
 
     def reported(
@@ -62,8 +59,8 @@ class RankGroup:
 
     @property
     def is_over(self) -> bool:
-        """True if all ranks have ended or one rank has failed. After a failure, the other ranks would wait for the
-        failed rank forever.
+        """True if all ranks have ended or one rank has failed. After a failure, the other ranks would wait forever for
+        the failed rank.
         """
         return len(self.ends) == self.ranks or (
             self._deadline is not None and time.monotonic() >= self._deadline

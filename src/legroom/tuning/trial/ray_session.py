@@ -60,11 +60,11 @@ def report_of_session() -> Callable[[dict[str, Any]], None]:
 
 class _Session:
     """Replaces the attributes of Ray's session that a training function uses. All other attributes come from the
-    original session. On a cluster, Ray Tune uses them in another thread of the worker.
+    original session, because Ray Tune uses them in another thread of the worker on a cluster.
     """
 
     world_rank = None
-    """Must be None. Ray uses the rank to distinguish a Ray Tune trial from a Ray Train worker."""
+    """The rank must be None, because Ray uses the rank to distinguish a Ray Tune trial from a Ray Train worker."""
 
     def __init__(self, trial: "Trial", original: Any = None) -> None:
         self._trial, self._original = trial, original
@@ -73,10 +73,8 @@ class _Session:
         self.experiment_name = trial.folder.parent.parent.name
         self.trial_resources = None
         self._saved: str | None = None
-        """The folder of `checkpoint_dir`, until the next report."""
 
     def report(self, metrics: Mapping[str, Any] | None = None, checkpoint: Any = None, **named: Any) -> None:
-        """Report all metrics that are numbers. Ray also accepts values that are not numbers."""
         numbers = {}
         for name, value in {**(metrics or {}), **named}.items():
             with contextlib.suppress(TypeError, ValueError):
@@ -90,7 +88,9 @@ class _Session:
 
     @contextlib.contextmanager
     def checkpoint_dir(self, step: int | None = None) -> Iterator[str]:
-        """Yield a folder, as in early versions of Ray. Its files become the checkpoint of the next report."""
+        """Yield a folder, as in early versions of Ray. The files in this folder become the checkpoint of the next
+        report.
+        """
         folder = tempfile.mkdtemp(prefix="legroom-")
         yield folder
         self._saved = folder

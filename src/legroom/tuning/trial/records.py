@@ -24,14 +24,13 @@ Objectives = tuple[tuple[str, Mode], ...]
 
 class TrialState(StrEnum):
     WAITING = "waiting"
-    """The trial was proposed. It waits for its memory estimate or for free memory."""
+    """The trial was proposed, and waits for its memory estimate or for free memory."""
     RUNNING = "running"
     PAUSED = "paused"
     FINISHED = "finished"
-    """The function returned."""
     STOPPED = "stopped"
-    """The trial was stopped by the scheduler, by the time budget, or because the metric was NaN. Its reports still
-    count as results.
+    """The trial was stopped by the scheduler, by the time budget, or because the metric was NaN. The reports of a
+    stopped trial still count as results.
     """
     FAILED = "failed"
     """The function raised an exception, or its process died."""
@@ -42,7 +41,7 @@ class TrialState(StrEnum):
 
     @property
     def has_failed(self) -> bool:
-        """True if the trial raised an exception, died or ran out of memory. These trials are never the best trial."""
+        """True if the trial raised an exception, died or ran out of memory. A failed trial is never the best trial."""
         return self in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 
     @property
@@ -57,7 +56,6 @@ class Report:
     step: int
     metrics: dict[str, float]
     seconds: float = 0.0
-    """The time in seconds since the start of the study."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,6 @@ class TrialMemory:
     safe: int | None = None
     """The upper bound, which is reserved for the trial."""
     actual: int | None = None
-    """The measured peak."""
     batch_size: int | None = None
     micro_batch: int | None = None
     """The number of samples per micro-batch, or None if the batch was not split."""
@@ -77,7 +74,7 @@ class TrialMemory:
     shortage: float = 0.0
     """For a trial that never fits, the missing memory as a fraction of the memory of the largest GPU."""
     used_by_others: int = 0
-    """The bytes that other programs use, if these programs are the reason why the batch is split. Otherwise 0."""
+    """The bytes that other programs use if these programs are the reason why the batch is split, otherwise 0."""
 
     @property
     def bound(self) -> int | None:
@@ -123,7 +120,6 @@ class TrialRecord:
         return choose(self._told(metric), key=lambda report: report.metrics[metric], default=None)
 
     def last_report(self, metric: str) -> Report | None:
-        """Return the latest report with a finite value of the metric."""
         return next(reversed(self._told(metric)), None)
 
     def objective_values(self, objectives: Objectives) -> tuple[float, ...] | None:
@@ -153,4 +149,3 @@ class TrialOutcome:
     state: TrialState
     reason: str = ""
     affects_all_trials: bool = False
-    """True if all other trials would fail in the same way."""

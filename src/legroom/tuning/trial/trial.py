@@ -53,8 +53,8 @@ class DiskFull(LegroomError):  # noqa: N818
 
 
 class StopTrial(BaseException):
-    """Raised to end the trial. It is derived from BaseException, so that `except Exception` in the function does not
-    catch it.
+    """Raised to end the trial. `StopTrial` is derived from BaseException, so that `except Exception` in the function
+    does not catch it.
     """
 
 
@@ -63,9 +63,7 @@ class ReportMessage:
     step: int
     metrics: dict[str, float]
     checkpoint: str | None = None
-    """The path of the checkpoint in the trial's folder."""
     actual_bytes: int | None = None
-    """The peak memory that PyTorch reserved in this process."""
     ooms: int = 0
     micro_batch: int | None = None
 
@@ -89,8 +87,8 @@ class Trial:
     """The number of processes in this trial. If a trial has several processes, their process group is already
     initialized."""
     checkpoint: str | None = None
-    """The checkpoint from which the trial continues, or None for a new trial. It is a path that was passed to `report`,
-    or a file that `report` wrote.
+    """The checkpoint from which the trial continues, or None for a new trial. The checkpoint is a path that was passed
+    to `report`, or a file that `report` wrote.
     """
     step: int = 0
     """The number of reports so far. After an interruption, only the reports up to the last checkpoint count."""
@@ -255,7 +253,6 @@ def remove(path: Path) -> None:
 
 
 def reserved_peak() -> int | None:
-    """Return the peak of the memory that PyTorch reserved on the GPU in this process, or None if no GPU was used."""
     cuda = _cuda_in_use()
     return None if cuda is None else int(cuda.max_memory_reserved())
 

@@ -17,7 +17,6 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 240, 70, 24
 
 
 def page(difference: Difference, runs: tuple[RunReport, RunReport], *, names: tuple[str, str]) -> str:
-    """`names` are the paths of the captures."""
     before, after = (clean(PurePath(name).name) for name in names)
     return fill_template(
         __package__,

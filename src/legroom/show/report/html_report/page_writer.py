@@ -30,7 +30,7 @@ _PHASES = tuple(Phase)
 
 
 def page(figures: RunFigures, *, with_source: bool = True) -> str:
-    """Return the HTML of the page. Without `with_source`, the page contains no lines of the user's code."""
+    """Without `with_source`, the page contains no lines of the user's code."""
     report = figures.report
     sources = report.sources if with_source else {}
     snapshot = report.oom.snapshot if report.oom and report.failed_with_oom else report.peak

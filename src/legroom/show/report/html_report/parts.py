@@ -1,4 +1,4 @@
-"""The sentences and tables of the page. All text from a capture is escaped."""
+"""The texts and tables of the report page. All text from a capture is escaped."""
 
 from collections.abc import Iterable
 from html import escape
@@ -49,7 +49,6 @@ def notes(report: RunReport) -> str:
 
 
 def first_fix(report: RunReport) -> str:
-    """Return the first suggested change, with a link to the section that explains it."""
     if report.oom and report.oom.advice and report.failed_with_oom:
         first = report.oom.advice[0]
         code, fix, section = first.code, first.fix, "findings"
@@ -264,7 +263,6 @@ def _optional_code(code: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return a sentence as HTML, with `words in backticks` as code."""
     pieces = _text(text).split("`")
     if len(pieces) % 2 == 0:  # an unpaired backtick
         return _text(text)

@@ -86,9 +86,6 @@ def _trial(trial: TrialFigures) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can represent. An object of a user's class is shown by the name of its class,
-    because its `repr` can be long.
-    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The sentences and tables of the page."""
+"""The texts and tables of the study page."""
 
 import re
 from html import escape
@@ -176,7 +176,6 @@ def trials_table(study: StudyFigures) -> str:
 
 
 def figure(value: Any) -> str:
-    """Format a value: floats with four digits, objects of the user's classes by the name of their class."""
     if value is None:
         return "–"
     if isinstance(value, float):

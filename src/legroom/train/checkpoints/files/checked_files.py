@@ -30,7 +30,6 @@ class Checksum:
 
     size: int
     head: int
-    """The number of bytes before the first block."""
     sums: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -75,7 +74,6 @@ def read_file(path: Path, expected: Checksum) -> memoryview:
 
 
 def checksum_of(path: Path) -> Checksum:
-    """Return the checksum of a file that other code wrote, and flush the file to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

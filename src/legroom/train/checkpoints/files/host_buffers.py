@@ -47,7 +47,6 @@ class HostBuffers:
         return views
 
     def release(self) -> None:
-        """Free the buffers, unless they are page-locked and will be reused."""
         if not all(buffer.is_pinned() for buffer in self._buffers):
             self._buffers = []
 

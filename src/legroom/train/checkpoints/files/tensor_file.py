@@ -29,7 +29,6 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def can_hold(tensor: torch.Tensor) -> bool:
-    """Return True if the format supports the tensor, which must be dense and have a standard dtype."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and (
         tensor.layout is torch.strided and tensor.dtype in _NAMES and not tensor.is_meta
     )
@@ -41,7 +40,6 @@ class TensorFile:
     tensors: list[torch.Tensor]
     size: int
     buffers: HostBuffers | None = None
-    """Host memory with copies of the tensors, or None if the tensors were not copied."""
 
     def copy(self, buffers: HostBuffers) -> None:
         buffers.copy_from(self.tensors)

@@ -26,8 +26,6 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UnfinishedFolder:
-    """A folder that stays hidden until `finish(name)` renames it."""
-
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
         self._parent = parent
@@ -35,7 +33,7 @@ class UnfinishedFolder:
         self._lock: int | None = _lock(self.path)
 
     def finish(self, name: str) -> Path:
-        """Rename the folder, and return its new path. The contents of the folder must have been written by `write_file`."""
+        """The contents of the folder must have been written by `write_file`, which flushes them to disk."""
         sync_folder(self.path)
         final = self._parent / name
         os.rename(self.path, final)
@@ -61,9 +59,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove hidden folders left by killed processes. A folder that a running process fills is locked and is not
-    removed.
-    """
+    """Remove hidden folders left by killed processes."""
     for path in parent.glob(f"{_HIDDEN}*"):
         with contextlib.suppress(OSError):
             lock = _lock(path)

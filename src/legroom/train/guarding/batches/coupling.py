@@ -1,10 +1,10 @@
-"""Detects whether samples of a batch depend on each other. A split would then change the gradients, so the user gets a
+"""Detects whether samples of a batch depend on each other, so that a split changes the gradients. The user then gets a
 warning.
 
-There are two cases. First, batch normalization in training mode normalizes each sample with the statistics of its
-batch. Second, a loss may compare samples (in-batch negatives), or its reduction may be neither a mean nor a sum. Guard
-tests the loss once, at the first split, with two samples and without gradients. If the loss of both samples is neither
-the mean nor the sum of their individual losses, the samples depend on each other.
+Batch normalization in training mode normalizes each sample with the statistics of its batch. A loss may also compare
+samples (in-batch negatives), or its reduction may be neither a mean nor a sum. Guard tests the loss once, at the first
+split, with two samples and without gradients. If the loss of both samples is neither the mean nor the sum of their
+individual losses, the samples depend on each other.
 """
 
 import contextlib
@@ -34,11 +34,10 @@ class ReductionProbe:
 
     reduction: Reduction | None
     losses: tuple[float, float, float] | None = None
-    """The three losses of the test: for both samples together, for the first sample, and for the second sample."""
+    """The losses of both samples together, of the first sample, and of the second sample."""
 
 
 def batch_norm_layers(model: nn.Module) -> list[str]:
-    """Return the names of the layers that normalize with the statistics of the current batch."""
     return [
         name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.training
     ]

@@ -35,7 +35,7 @@ class BatchArguments:
         self.batch_size = lengths[0] if lengths else _batch_size(values, self.batch_dim)
 
     def slice(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments for samples `start` to `stop`. The tensors are views, so nothing is copied."""
+        """Return the arguments for samples `start` to `stop`. The tensors are views and are not copied."""
         if start == 0 and stop == self.batch_size:
             return self.arguments, self.named
         sliced = {
@@ -166,7 +166,7 @@ def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -
 
 
 def result_to_device(value: Any, device: torch.device) -> Any:
-    """Return a result of a model with its tensors on `device`. The result may be any object with tensors as attributes."""
+    """Return a result of a model with its tensors on `device`. The result may be an object with tensors as attributes."""
     if isinstance(value, torch.Tensor | type) or _is_container(value) or not hasattr(value, "__dict__"):
         return to_device(value, device)
     moved = copy.copy(value)

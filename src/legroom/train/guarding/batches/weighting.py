@@ -2,8 +2,8 @@
 up to those of the whole batch.
 
 For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For a
-mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. The weight is then the
-count of the micro-batch divided by the count of the batch.
+mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. In this case, the weight
+is the count of the micro-batch divided by the count of the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,5 +59,4 @@ def count_weight(weight: Weight, batch: BatchArguments, start: int, stop: int) -
 
 
 def spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the start and stop positions of consecutive micro-batches of `sizes` samples."""
     return list(pairwise(accumulate(sizes, initial=0)))

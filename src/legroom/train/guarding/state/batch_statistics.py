@@ -28,8 +28,8 @@ class _Sums:
 
 @contextlib.contextmanager
 def whole_batch_statistics(model: nn.Module) -> Iterator[None]:
-    """At the end of the block, update the running statistics of batch normalization for the whole batch. The
-    micro-batches of one batch run inside the block.
+    """At the end of the block, update the running statistics of batch normalization for the whole batch. Run the
+    micro-batches of one batch inside the block.
     """
     layers = [
         module

@@ -8,7 +8,7 @@
     transaction.rollback_to_savepoint()   # or: restores the state at the last savepoint, with the gradients so far
 
 The state consists of the random generators, the buffers and the gradients. Gradients from earlier passes are set aside,
-because a failed pass would otherwise add to them in place. Setting them aside needs no copy.
+because a failed pass would otherwise add to them in place.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 
 class Transaction:
-    """One instance is used for the whole run, so that the memory of its copies is reused."""
-
     def __init__(
         self, model: nn.Module, parameters: Callable[[], Iterable[nn.Parameter]], device: torch.device
     ) -> None:
@@ -85,8 +83,8 @@ class Transaction:
     # --- between micro-batches
 
     def savepoint(self) -> None:
-        """Save the state after the finished micro-batches, so that a failure in the next micro-batch does not discard
-        them.
+        """Save the state after the finished micro-batches. A failure in the next micro-batch then does not discard the
+        finished ones.
         """
         self._random_at_savepoint = RandomState(self._device, with_numpy=False)
         retry_after_release(self._buffers_at_savepoint.save)
@@ -95,8 +93,8 @@ class Transaction:
     def can_rollback_to_savepoint(self) -> bool:
         """Return True if there is a savepoint that can be restored.
 
-        The gradients must not have changed since the savepoint. To save time, only some of them are checked. NumPy's
-        generator must not have changed either, because savepoints do not include it.
+        The gradients must not have changed since the savepoint. To save time, only some of the gradients are checked.
+        NumPy's generator must not have changed either, because savepoints do not include it.
         """
         assert self._random is not None
         return (
@@ -115,7 +113,6 @@ class Transaction:
     # --- gradients from earlier passes
 
     def offload_earlier_gradients(self) -> bool:
-        """Move earlier gradients to host memory. Return False if no gradient was on the device."""
         on_device = any(gradient.device.type != "cpu" for _, gradient in self._earlier)
         if not on_device or self._device.type == "cpu":
             return False
@@ -161,7 +158,7 @@ class _BufferCopies:
         self._copies.save([tensor for _, _, tensor in self._saved if tensor is not None])
 
     def restore(self) -> None:
-        """Restore the buffers. This also removes buffers that were added or replaced since the copy."""
+        """Restore the buffers, and remove buffers that were added since the copy."""
         for buffers in self._modules:
             buffers.clear()
         for buffers, name, tensor in self._saved:

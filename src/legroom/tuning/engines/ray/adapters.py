@@ -35,12 +35,11 @@ class SharedState:
     dispatcher: TrialDispatcher
     runner: StudyRunner
     server: str | None = None
-    """The socket path of the fork server, or None if trials run inside Ray's workers."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """Maps Ray's trial IDs to the trial numbers of the study."""
+    """The trial number of each Ray trial ID."""
     error: LegroomError | None = None
-    """The error that ends the study. It is stored, because Ray would wrap a raised error in its own error with a
-    traceback.
+    """The error that ends the study. The error is stored instead of raised, because Ray would wrap a raised error in
+    its own error with a traceback.
     """
 
     @contextlib.contextmanager
@@ -60,8 +59,6 @@ class DispatchSearcher(Searcher):
         self._shared = shared
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the tasks that run the next trial. Return None if no trial fits now, or `FINISHED` if no further trial
-        will start."""
         dispatcher, runner = self._shared.dispatcher, self._shared.runner
         with self._shared.record_error():
             tasks = dispatcher.next_tasks()

@@ -15,8 +15,8 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output prints tables even at verbose=0
 }
 _PRELOADED = {"RAY_preload_python_modules": "ray.tune,legroom.tuning.engines.ray.trial"}
-"""Modules that workers import while the first estimate runs. Ray versions without this setting import them with the
-first trial.
+"""Modules that workers import while the first estimate runs. Ray versions without this setting import the modules with
+the first trial.
 """
 _HELP = ray_cluster.RayHelp(
     address="address=",
@@ -47,7 +47,7 @@ def _no_messages() -> Iterator[None]:
     """Suppress Ray's message about a dead worker, which would corrupt the live table. The study reports the dead worker
     itself.
 
-    This replaces a private Ray function. If Ray lacks this function, its message is printed.
+    The implementation replaces a private Ray function. If Ray lacks this function, Ray's message is printed.
     """
     from ray._private import worker
 

@@ -117,7 +117,6 @@ def _missing(error: ImportError) -> MissingExtra:
 
 
 def _can_fork(job: TuneJob) -> bool:
-    """Return True if trials run in processes from the fork server, which requires trials with a single rank."""
     return can_fork() and job.ranks == 1
 
 

@@ -16,7 +16,6 @@ from legroom.tuning.memory.admission import TrialGpu, real_gpus
 from legroom.tuning.trial.process import TrialTask
 
 MIN_CPUS = 0.001
-"""The number of CPUs that a trial requests if the dispatcher places it."""
 
 Resources = Callable[[dict[str, Any]], Any]
 

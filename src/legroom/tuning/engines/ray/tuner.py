@@ -74,7 +74,6 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 
 def search_arguments(given: Any, written: Any) -> dict[str, Any]:
-    """Return the arguments of `legroom.tune` that correspond to a Ray search algorithm."""
     while type(given).__name__ in _WRAPPERS:
         given = given.searcher
     if given is None or type(given).__name__ == "BasicVariantGenerator":

@@ -1,7 +1,7 @@
 """Describes why a Ray worker died, as far as Ray reports the reason.
 
-Ray reports the exit code of a worker that calls `sys.exit`. It reports neither the exit code of `os._exit` nor a
-signal.
+Ray reports the exit code of a worker that calls `sys.exit`. For `os._exit` and signals, Ray reports neither the exit
+code nor the signal.
 """
 
 import re
@@ -10,7 +10,6 @@ _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 def exit_reason(error: str, process: str = "The process") -> str:
-    """Convert Ray's error message to a sentence without a full stop."""
     code = _EXIT_CODE.search(error)
     if code is not None:
         return f"{process} exited without a result (exit code {code[1]})"

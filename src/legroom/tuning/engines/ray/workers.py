@@ -1,6 +1,6 @@
 """Reuses Ray's workers for trials that run in forked processes.
 
-This saves one to two seconds of CPU time per worker. This module uses Ray internals.
+Reuse saves one to two seconds of CPU time per worker. The implementation uses Ray internals.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ def keep_idle(controller: Any, trial: Trial, count: int) -> None:
 
 @contextlib.contextmanager
 def reused() -> Iterator[None]:
-    """Make trials use idle workers, including workers that Ray starts in advance."""
     with _plain_environment(), _without_groups():
         yield
 
