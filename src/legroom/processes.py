@@ -5,8 +5,8 @@ fork. On macOS, a fork of a process that has used system libraries can crash. On
 `LEGROOM_FORK=off`, each helper is a new Python process that imports its modules again. Every module checks `can_fork`
 before it forks.
 
-`SpawnedProcess` connects to the new process through a socket on this machine. It uses no inherited descriptors and no
-signals, because these work differently on different systems.
+`SpawnedProcess` connects to the new process through a socket on this machine. `SpawnedProcess` uses no inherited
+descriptors and no signals, because these work differently on different systems.
 """
 
 import contextlib

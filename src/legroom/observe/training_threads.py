@@ -1,9 +1,9 @@
 """Tracks the threads that train in this process, and runs scans only while no other thread trains.
 
-A backward pass runs without the GIL. It replaces `.grad`, frees saved tensors and releases graph nodes. If another
-thread reads these objects at the same time, the process can crash. Therefore a thread registers before its first
-backward pass or optimizer step, and registration waits for a running scan. While two registered threads are alive, no
-scan starts.
+A backward pass runs without the GIL. The pass replaces `.grad`, frees saved tensors and releases graph nodes. If
+another thread reads these objects at the same time, the process can crash. Therefore a thread registers before its
+first backward pass or optimizer step, and registration waits for a running scan. While two registered threads are
+alive, no scan starts.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 _registered: list[weakref.ref[threading.Thread]] = []
 inference_threads: set[int] = set()
-"""The identifiers of the threads that run a model with gradients disabled. Such a model does not modify the autograd
-graph, so another thread may scan objects at the same time.
+"""The identifiers of the threads that run a model with gradients disabled. A model without gradients does not modify
+the autograd graph, so another thread may scan objects at the same time.
 """
 _scan_lock = threading.RLock()
 """The lock that a thread holds during a scan. The lock is reentrant because a user's callback for a leak may train."""
@@ -75,8 +75,8 @@ def other_threads_train() -> bool:
 
 @contextlib.contextmanager
 def exclusive_scan() -> Iterator[bool]:
-    """Yield whether this thread may scan all objects of the process. It may not while another thread trains, runs a
-    model with gradients enabled, or scans.
+    """Yield whether this thread may scan all objects of the process. The value is False while another thread trains,
+    runs a model with gradients enabled, or scans.
     """
     if not _scan_lock.acquire(blocking=False):
         yield False

@@ -19,7 +19,7 @@ FitVerdict = Literal["fits", "uncertain", "does-not-fit"]
 MARGIN = 0.04
 """The fraction of the peak that the safe bound adds, because the run may use kernels that were never measured. If
 library versions differ from the measured versions, the fraction is larger. Of 180 measured convolutional networks, 2
-exceeded this bound. With half this fraction, 5 networks would have exceeded it.
+exceeded this bound. With half this fraction, 5 networks would have exceeded the bound.
 """
 
 MIN_MARGIN = 4 * MiB
@@ -34,7 +34,7 @@ def replay(
     """Replay a trace on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
     allocated.
 
-    If `capacity` is None, return the likely peaks. They are slightly too high if it is uncertain which kernels run.
+    If `capacity` is None, return the likely peaks, which are slightly too high if it is uncertain which kernels run.
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)

@@ -23,8 +23,8 @@ TOLERANCE = 0.001
 """The search ends when the remaining range is below this fraction of the result."""
 
 LIKELY_MARGIN = 0.01
-"""A size that exceeds the linear prediction by this fraction is tried next, because it probably does not fit. It is
-then an upper bound.
+"""To find an upper bound, the search tries a size that exceeds the linear prediction by this fraction, because this
+size probably does not fit.
 """
 MAX_FACTOR = 64
 """The next size is at most this many times the largest size that fits."""

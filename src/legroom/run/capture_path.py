@@ -15,7 +15,9 @@ from legroom.memory.events import Event
 from legroom.units import MiB
 
 MAX_BYTES = 8 * MiB
-"""The maximum size of a capture. It holds about two million events, which `legroom report` reads in a few seconds."""
+"""The maximum size of a capture in bytes. A capture of this size contains about two million events, which `legroom
+report` reads in a few seconds.
+"""
 MAX_NUMBER = 100_000
 
 

@@ -1,5 +1,5 @@
-"""The program that each rank of `legroom launch` runs. It runs the script like `python` and writes the outcome to a
-file for the launcher.
+"""The program that each rank of `legroom launch` runs. The program runs the script like `python` and writes the outcome
+to a file for the launcher.
 
 With a real or virtual GPU, the memory of the rank is recorded to a separate capture. On the CPU, nothing is recorded,
 because recording every tensor is slow. The rank prints no report, because the launcher reports for all ranks.

@@ -138,7 +138,7 @@ class Recording:
         self._children: ChildCaptures | None = None
         self._outcome: Outcome | None = None
         self._oom_report: RunReport | None = None
-        """The report of an out-of-memory error that was printed. It does not include later events."""
+        """The report of an out-of-memory error that was printed, without the events after the error."""
         self._closed = False
         self._started = time.perf_counter()
         self._recording = ExitStack()
@@ -386,7 +386,7 @@ class Recording:
         listener.on_end(outcome, self._session.fullest())
 
     def _report(self, outcome: Outcome) -> RunReport:
-        """Return the report of the run so far. It is built from the events in memory, so the capture is not read."""
+        """Return the report of the run so far, built from the events in memory without reading the capture."""
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()

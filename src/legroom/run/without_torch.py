@@ -1,8 +1,8 @@
 """Runs a script whose source does not contain the word `torch`. The recording starts when torch is imported, for
 example through another module.
 
-Importing torch takes seconds and uses hundreds of megabytes, so Legroom does not import it for a script that does not
-use it.
+Importing torch takes seconds and uses hundreds of megabytes, so Legroom does not import torch for a script that does
+not use it.
 """
 
 import os

@@ -10,7 +10,7 @@ from legroom.scale.prediction.strategy_memory import StrategyPrediction
 from legroom.units import format_size
 
 MAX_COLUMNS = 76
-"""The maximum line length. It is below 80 columns, because a launcher adds the rank to each line."""
+"""The maximum line length, which is below 80 columns because a launcher adds the rank to each line."""
 COSTS = {
     "ddp": "it sends gradients once per step",
     "fsdp": "it gathers weights twice and sends gradients once per step",

@@ -132,8 +132,8 @@ class Builder:
     # --- choice of the strategy
 
     def _applicable(self, strategy: str) -> str:
-        """Return the given strategy, or `single` if there is only one device, so that a script for several devices also
-        runs on one.
+        """Return the given strategy. With only one device, return `single`, so that a script for several devices also
+        runs on one device.
         """
         launched, size = self.devices.world.launched, self.devices.world.size
         device_count = len(self.devices.devices)

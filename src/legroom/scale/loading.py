@@ -98,8 +98,8 @@ class DistributedLoader:
         self._epoch, self._batches = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, the seed, and the number of global batches that were used in this epoch. They are the same
-        on every rank.
+        """Return the epoch, the seed, and the number of global batches that were used in this epoch. The values are the
+        same on every rank.
         """
         return {"epoch": self._epoch, "batches": self._batches, "seed": self._seed}
 

@@ -12,7 +12,7 @@ Optimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | Non
 
 
 def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Return the optimizer. `optimizer` may be a function that creates it. The optimizer must contain this model's
+    """Return the optimizer, or the result of `optimizer` if it is a function. The optimizer must contain this model's
     parameters.
     """
     if optimizer is None:

@@ -99,7 +99,7 @@ class _FileCalls:
         self.methods: list[tuple[str, bool, str]] = []
         """For each method, the name of its class, whether the class has base classes, and the name of the method."""
         self.plain_functions: set[str] = set()
-        """Functions at module level. Code that is not loaded, such as a test, may call them."""
+        """Functions at module level, which code that is not loaded, such as a test, may call."""
         self.containers: set[tuple[bool, str]] = set()
         """The attributes (True, name) and variables (False, name) to which the file assigns a container."""
         self._called_nodes: set[int] = set()

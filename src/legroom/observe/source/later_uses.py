@@ -8,8 +8,8 @@ from legroom.observe.source.files import FUNCTIONS, LOOPS, tree_of
 
 
 def is_used_later(frame: Frame, name: str) -> bool:
-    """Return whether a variable is still needed. It is needed if the running statement of `frame` reads it, or if later
-    code reads it before assigning another value.
+    """Return whether a variable is still needed: the running statement of `frame` reads the variable, or later code
+    reads it before assigning another value.
 
     Only the order of the lines is considered, not the conditions under which they run. In a loop, the next iteration is
     considered as well. Attributes are always treated as needed. If the source code cannot be read, no variable is

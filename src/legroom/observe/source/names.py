@@ -51,7 +51,7 @@ class SourceName:
 
     def is_truncated(self, value: ast.expr) -> bool:
         """Return whether the new value of the name has a limited size. The size is limited if the new value is a slice
-        of the old value. It is also limited if only the largest or most recent items are kept.
+        of the old value. The size is also limited if only the largest or most recent items are kept.
         """
         if isinstance(value, ast.Subscript) and _slices_other_dimension(value):
             return False

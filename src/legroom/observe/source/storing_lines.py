@@ -40,14 +40,14 @@ class NameUsage(NamedTuple):
     resets: bool
     """Whether an empty value is assigned repeatedly, for example once per epoch."""
     checks_membership: bool
-    """Whether code checks that the object contains a key. Such an object is a cache."""
+    """Whether code checks that the object contains a key, as code that uses a cache does."""
     looks_up: bool = False
     """Whether code calls `get` while other code adds items. The `get` method of a queue removes the item that it
     returns.
     """
     drains: bool = False
-    """Whether items are removed only one by one and the length is not checked. Such a container still grows if more
-    items are added than removed.
+    """Whether items are removed only one by one and the length is not checked. The container still grows if more items
+    are added than removed.
     """
     may_reset: bool = False
     """Whether an empty value is assigned in a function that is not a constructor."""
@@ -72,8 +72,8 @@ class NameUsage(NamedTuple):
         """Return the statements that most likely stored the tensors. Several statements are returned only if they are
         equally likely.
 
-        The most likely statements add items instead of replacing them, and store tensors instead of numbers. They use
-        one of `keys`, and they are in a loop or a function.
+        The most likely statements add items instead of replacing them, and store tensors instead of numbers. The most
+        likely statements also use one of `keys`, and are in a loop or a function.
         """
 
         def rank(each: StoringStatement) -> tuple[bool, ...]:

@@ -40,7 +40,7 @@ def is_self(node: ast.AST) -> bool:
 
 def is_selective(test: ast.expr, item: ast.expr) -> bool:
     """Return whether a filter eventually drops every item, as in `age < 10`, `step - started <= 10` and `not
-    item.done()`. A filter such as `item is not None` does not.
+    item.done()`. The result is False for `item is not None`.
     """
     names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
     return any(

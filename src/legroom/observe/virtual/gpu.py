@@ -183,8 +183,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Deactivate this virtual GPU inside the `with` block, so that another one can be active. The tensors of this
-        virtual GPU keep their memory on it. Inside the block, they are ordinary CPU tensors.
+        """Deactivate this virtual GPU inside the `with` block, so that another one can be active. Inside the block, the
+        tensors of this virtual GPU are ordinary CPU tensors, but their memory stays allocated on the virtual GPU.
         """
         if self.recorder.allocations.followers:
             raise UsageError(
@@ -356,7 +356,7 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
 
 
 class _EnterWhenUnpickled:
-    """An object that enters virtual GPUs when it is unpickled. They stay active until the process exits."""
+    """An object that activates virtual GPUs when it is unpickled. The virtual GPUs stay active until the process exits."""
 
     def __init__(self, gpus: Sequence[GpuSpec]) -> None:
         self._gpus = gpus

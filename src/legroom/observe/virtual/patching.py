@@ -103,8 +103,8 @@ def _frames_to_user() -> int:
 
 
 def _while_active(value: Callable[..., Any], original: Callable[..., Any], is_active: list[bool]) -> Any:
-    """Return a function that calls `value` while the replacement is active, and `original` afterwards. It has the name
-    and docstring of `original`.
+    """Return a function with the name and docstring of `original`. The function calls `value` while the replacement is
+    active, and `original` afterwards.
     """
 
     @functools.wraps(original)

@@ -474,8 +474,8 @@ _SPARSE = (
 
 
 class _Move(torch.autograd.Function):
-    """Copies a tensor to another device in the forward pass, and copies the gradient back. Both tensors are CPU
-    tensors, so torch itself would not copy the gradient.
+    """Copies a tensor to another device in the forward pass, and copies the gradient back. The tensors on both virtual
+    devices are CPU tensors, so torch itself would not copy the gradient.
     """
 
     @staticmethod
@@ -518,8 +518,8 @@ def cuda_default_device() -> Iterator[None]:
 
 @functools.cache
 def _without_results() -> list[Any]:
-    """Return functions that are called often and never create a tensor, so they need no `CallContext`. They read a
-    property of a tensor or change the grad mode.
+    """Return functions that are called often and need no `CallContext`, because they never create a tensor. These
+    functions read a property of a tensor or change the grad mode.
     """
     getters = [each.__get__ for each in vars(torch._C.TensorBase).values() if isgetsetdescriptor(each)]
     return [*getters, *filter(None, [getattr(torch._C, "_set_grad_enabled", None)])]

@@ -1,9 +1,9 @@
 """Traces one rank alone, in a process group that has the full world size but no other ranks.
 
-The memory of a rank depends on the world size, which determines the rank's shards, samples and pipeline stage. It
-rarely depends on the data that the rank receives, so an estimate needs no other ranks. PyTorch's fake process group
-completes every collective immediately and moves no data. However, a rank may need an object that another rank creates
-and broadcasts, such as a plan or a path.
+The memory of a rank depends on the world size, which determines the rank's shards, samples and pipeline stage. The
+memory rarely depends on the data that the rank receives, so an estimate needs no other ranks. PyTorch's fake process
+group completes every collective immediately and moves no data. However, a rank may need an object that another rank
+creates and broadcasts, such as a plan or a path.
 
 The sending rank stores this object in a folder, and the ranks that are traced later read it there. The environment
 variable LEGROOM_SINGLE_RANK contains the path of the folder. The fake process group is one of torch's testing tools. If

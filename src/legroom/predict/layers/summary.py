@@ -44,8 +44,8 @@ class LayerRow:
     has_children: bool
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
-    """The number of parameters, including those of child layers. The number is 0 if an earlier call of the same layer
-    already counted them.
+    """The number of parameters, including those of child layers, or 0 if an earlier call of the same layer was already
+    counted.
     """
     own_parameters: int = 0
     """The number of parameters, excluding those of child layers that have their own rows."""
@@ -185,8 +185,8 @@ class _Entry:
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Return whether the call has its own row in the summary. Layers always have one. Operations have one if they
-        save a tensor or change the shape.
+        """Return whether the call has its own row in the summary. Layers always have a row. Operations have a row if
+        they save a tensor or change the shape.
         """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
 

@@ -1,7 +1,7 @@
 """Implements `torch.save` and `torch.load` for a traced script in the sandbox.
 
 A trace has no data, so a saved file contains descriptions of the tensors instead of their values. The script can load
-these files again. Each of them contains a token of this run, and only files with this token are unpickled.
+these files again. The files contain a token of this run, and only files with this token are unpickled.
 """
 
 import contextlib

@@ -343,7 +343,7 @@ class Overlay:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a path is a directory and not a link to one."""
+    """Return whether a path is a directory, and not a link to a directory."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 

@@ -124,11 +124,11 @@ class TracingProcess:
         self._is_own_failure = True
         """True if an error is certainly an error of the script itself (see `own_failures`)."""
         self._imports = contextlib.ExitStack()
-        """Contexts that are active during imports. They are closed at the first batch, because few imports happen after
-        it.
+        """Contexts that are active during imports. The contexts are closed at the first batch, because few imports
+        happen later.
         """
         self._options = contextlib.ExitStack()
-        """The options of a fork. They are never reverted, because the fork exits with the options applied."""
+        """The options of a fork. The options are never reverted, because the fork exits with the options applied."""
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork does not inherit threads
@@ -475,8 +475,8 @@ class TracingProcess:
         return used
 
     def _end_validation(self, outcome: str, error: str) -> None:
-        """End the traced validation. Its events stay in the trace if it allocated device memory. An error in the
-        validation does not affect the estimate for training.
+        """End the traced validation. If the validation allocated device memory, its events stay in the trace. An error
+        in the validation does not affect the estimate for training.
         """
         start = self._validation_starts
         if any(type(event) is Alloc for event in self.trace.events[start:]):

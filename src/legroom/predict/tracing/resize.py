@@ -19,8 +19,8 @@ def batch_size_of(batch: Any) -> int | None:
 
 
 def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
-    """Return the shapes of the tensors without the batch dimension. They differ between batches if each batch is padded
-    to its longest sample.
+    """Return the shapes of the tensors without the batch dimension. The shapes differ between batches if each batch is
+    padded to its longest sample.
     """
     return tuple(tensor.shape[1:] for tensor in tensors_in((batch,)))
 

@@ -40,7 +40,7 @@ class OutOfTime(CannotTrace):
 
 
 class TracedScript:
-    """A script that has run up to its first batch. It can be traced several times from there, even in parallel."""
+    """A script that has run up to its first batch, and can be traced several times from there, even in parallel."""
 
     def __init__(
         self,

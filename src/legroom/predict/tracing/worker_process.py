@@ -1,9 +1,9 @@
 """Starts the processes that trace scripts, and exchanges messages with them.
 
 A trace patches torch and cannot undo everything that a script does, so each trace runs in a separate process. This
-process prints to a file. Its output does not mix with Legroom's output, and can be shown if the process fails. Where
-processes can fork, workers are forks (see `workers.forked`). On other systems, each worker is a new process (see
-`workers.spawned`).
+process prints to a file. The output of the process does not mix with Legroom's output, and can be shown if the process
+fails. Where processes can fork, workers are forks (see `workers.forked`). On other systems, each worker is a new
+process (see `workers.spawned`).
 """
 
 import atexit

@@ -93,8 +93,8 @@ class GraphNode:
     with_gradients: bool
     begin: int
     end: int
-    """`begin` is the first graph position of the call, and `end` is the position after it. A layer or an operation has
-    exactly one position. A module that calls other modules covers the positions of all these calls.
+    """`begin` is the first graph position of the call, and `end` is the position after its last one. A layer or an
+    operation has exactly one position. A module that calls other modules covers the positions of all these calls.
     """
     children: list["GraphNode"] = field(default_factory=list)
     modified_slots: list[int] = field(default_factory=list)

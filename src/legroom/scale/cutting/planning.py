@@ -91,8 +91,8 @@ def _on_all_ranks(function: Callable[[], T]) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class ModelCut:
-    """The boundaries at which a model is split into stages. They apply to every forward graph of the model, for any
-    batch size, in training and in evaluation.
+    """The boundaries at which a model is split into stages. The boundaries apply to every forward graph of the model,
+    for any batch size, in training and in evaluation.
     """
 
     boundaries: tuple[int, ...]

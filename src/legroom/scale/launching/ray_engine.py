@@ -100,7 +100,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Return whether ranks use the cluster's GPUs. Ranks on virtual GPUs do not."""
+    """Return whether ranks use the cluster's GPUs. Ranks on virtual GPUs do not use them."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

@@ -223,8 +223,8 @@ class PipelinedModel(nn.Module):
 
 
 class _Captured(BaseException):
-    """Raised to end the user's function after the arguments are captured. It is derived from BaseException, so `except
-    Exception` in the function does not catch it.
+    """Raised to end the user's function after the arguments are captured. The base class is BaseException, so that
+    `except Exception` in the function does not catch this exception.
     """
 
     def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Implements strategy `fsdp` with FSDP2. Each rank has a shard of weights, gradients and optimizer state, and gathers
 the weights of a module while the module runs.
 
-The modules that are gathered separately are selected by size. They are small compared to the shards, but large enough
-for efficient communication. Smaller modules are gathered with their parent module.
+The modules that are gathered separately are selected by size. These modules are small compared to the shards, but large
+enough for efficient communication. Smaller modules are gathered with their parent module.
 """
 
 from collections import Counter
@@ -102,7 +102,7 @@ def wrapping(model: nn.Module) -> Wrapping:
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters that two modules share. They are gathered with the whole model."""
+    """Return the ids of the parameters that two modules share. Shared parameters are gathered with the whole model."""
     seen: set[int] = set()
     shared: set[int] = set()
     for module in model.modules():

@@ -50,8 +50,9 @@ class SplitModel(nn.Module):
 
 
 class _RunOnLaterDevice(TorchFunctionMode):
-    """Runs an operation on a single device if its tensors are on several devices. The operation runs on the device of
-    its parameter, if it has one. Otherwise, it runs on the device that comes last in the model.
+    """Runs an operation on a single device if its tensors are on several devices. If one of the tensors is a parameter,
+    the operation runs on the device of the parameter. Otherwise, the operation runs on the device that comes last in
+    the model.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:

@@ -60,5 +60,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace control characters. A capture may be untrusted, and a terminal would execute them."""
+    """Replace control characters, because a capture may be untrusted and a terminal would execute its control
+    characters.
+    """
     return printable(text)

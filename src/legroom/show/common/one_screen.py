@@ -64,7 +64,9 @@ def _crop(lines: list[list[Segment]], limit: int, options: ConsoleOptions) -> li
 
 
 class Commands:
-    """Commands, each with an optional comment. A comment that does not fit on the line of its command is above it."""
+    """Commands, each with an optional comment. A comment that does not fit on the line of its command is printed above
+    the command.
+    """
 
     def __init__(self, commands: Sequence[tuple[str, str]]) -> None:
         self._commands = commands

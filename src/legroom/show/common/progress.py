@@ -1,4 +1,4 @@
-"""A progress line on a terminal. It is removed at the end, and is not shown in a pipe."""
+"""A progress line, which is shown only on a terminal and is removed at the end."""
 
 import contextlib
 from collections.abc import Callable, Iterator

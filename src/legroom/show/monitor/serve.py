@@ -41,8 +41,8 @@ _HEADERS = {
 
 
 class Readings:
-    """The state of the machine, which all browsers share. It is read when a browser requests it, at most once per
-    `interval`.
+    """The state of the machine, which all browsers share. The state is read when a browser requests it, at most once
+    per `interval`.
     """
 
     def __init__(self, sampler: Sampler, interval: float) -> None:

@@ -89,7 +89,7 @@ class _Setting:
 
 
 class _Ranges(threading.local):
-    """Replaces NVTX. It only counts how deeply the program has nested its NVTX ranges."""
+    """Replaces NVTX, and only counts how deeply the program has nested its NVTX ranges."""
 
     depth = 0
     handles = 0

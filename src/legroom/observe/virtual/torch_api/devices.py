@@ -1,8 +1,8 @@
 """The number, the properties and the selection of virtual devices, in `torch.cuda` and `torch.accelerator`.
 
-PyTorch's own Python functions are not replaced. They check their arguments, raise their own errors, and then call a C
-function such as `torch._C._cuda_getDevice`. This module replaces the C functions, or adds them on a CPU build.
-Therefore functions that a script imported earlier (`from torch.cuda import is_available`) also work.
+PyTorch's own Python functions are not replaced. The Python functions check their arguments, raise their own errors, and
+then call a C function such as `torch._C._cuda_getDevice`. This module replaces the C functions, or adds them on a CPU
+build. Therefore functions that a script imported earlier (`from torch.cuda import is_available`) also work.
 
 Memory, compute capability, multiprocessors and shared memory come from the `GpuSpec` of the device. The cache size, the
 clock rates and similar values affect no result, so they are always the values of an A100.

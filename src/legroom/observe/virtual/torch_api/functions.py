@@ -1,6 +1,6 @@
 """Replaces torch functions and modules outside `torch.cuda` that would not recognize the program's CUDA tensors.
 
-Each of these functions reads the real device of a tensor, often in C++ code where no mode applies. The real device of a
+The original functions read the real device of a tensor, often in C++ code where no mode applies. The real device of a
 tensor on a virtual GPU is the CPU. The replacements treat tensors on a virtual GPU as CUDA tensors, but compute on the
 CPU.
 """

@@ -3,7 +3,7 @@
 PyTorch selects a kernel by the real device of the tensors. For tensors on a virtual GPU, the real device is the CPU.
 Therefore this module registers one function for the CPU, which calls the program's kernel for CUDA or for the CPU,
 depending on the virtual device. A CUDA kernel written in Triton or C++ raises its own error, because it cannot run on
-the CPU. Kernels are user code. They run with the virtual GPU's modes, so their tensors are on virtual devices, and
+the CPU. Kernels are user code. Kernels run with the virtual GPU's modes, so their tensors are on virtual devices, and
 their memory is counted.
 
 An operator that was defined before the virtual GPU became active is supported only if it is a `custom_op`.

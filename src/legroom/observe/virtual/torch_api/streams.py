@@ -248,7 +248,7 @@ class Stream(GenericStream):
 
 
 class ExternalStream(Stream):
-    """A stream that another library created. A virtual GPU cannot use it."""
+    """A stream that another library created, which a virtual GPU cannot use."""
 
     original: Any = torch.cuda.ExternalStream
 

@@ -67,7 +67,7 @@ class ForkedWorkers:
         )
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "ForkedWorker":
-        """Start a worker. It has the environment variables of this process, updated with `environment`."""
+        """Start a worker with the environment variables of this process, updated with `environment`."""
         folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
         output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
         ours, theirs = Pipe()

@@ -1,5 +1,5 @@
-"""The server process of `forked`. It imports torch once, with the garbage collector paused, and forks a worker for each
-request.
+"""The server process of `forked`, which imports torch once, with the garbage collector paused, and forks a worker for
+each request.
 
 Each request is one byte, sent together with four file descriptors: the pipe, the standard input, the output and the
 current folder of the worker. The server replies with the process id of the worker. When the worker exits, the server

@@ -40,7 +40,7 @@ class SpawnedWorkers:
         return self._owner == os.getpid() and self.settings == startup_settings()
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "RepeatedScript":
-        """Start a worker. It has the environment variables of this process, updated with `environment`."""
+        """Start a worker with the environment variables of this process, updated with `environment`."""
         return RepeatedScript(
             self, {**job, "environment": {**os.environ, **(environment or {})}, "cwd": os.getcwd()}
         )

@@ -51,7 +51,9 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 class ProcessGroupNCCL:
-    """Replaces `torch.distributed.ProcessGroupNCCL` in torch builds without NCCL. Its options have no effect."""
+    """Replaces `torch.distributed.ProcessGroupNCCL` in torch builds without NCCL. The options of this class have no
+    effect.
+    """
 
     class Options:
         def __init__(self, *_arguments: Any, **options: Any) -> None:
