@@ -106,7 +106,6 @@ class SpawnedProcess:
         return self._process.poll() is None
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the process to exit, and return its exit code, or None after `timeout` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -53,7 +53,6 @@ class DeviceInfo:
 class Status:
     step: int
     seconds_per_step: float
-    """The duration of the last step in seconds, or 0 before the first step ends."""
     device: int
     allocated: int
     reserved: int
@@ -221,8 +220,6 @@ class Session:
         return list(self._leak_detector.leaks.values())
 
     def fullest(self) -> Status:
-        """Return the status of the device with the highest peak relative to its capacity."""
-
         def peak(device: DeviceInfo) -> tuple[float, int]:
             stats = self._producer.memory_stats(device.index)
             return stats.peak_reserved / max(device.capacity, 1), stats.peak_allocated
@@ -323,8 +320,6 @@ class _VirtualProducer(_DispatchProducer):
 
 
 class _HostProducer(_DispatchProducer):
-    """Records a run in host memory. All storages are recorded, and the size of the memory is not limited."""
-
     def __init__(
         self, sink: Sink, on_step: Callable[[], None] | None, *, with_existing: bool = False
     ) -> None:

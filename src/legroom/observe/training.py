@@ -31,7 +31,6 @@ class _OptimizerState(threading.local):
 
 
 MAX_MODELS = 1000
-"""The maximum number of models whose input shapes are recorded."""
 
 
 class TrainingClock:
@@ -59,10 +58,8 @@ class TrainingClock:
         typical, because it allocates the optimizer state.
         """
         self.batch_size: int | None = None
-        """The batch size of the loader that returned the last batch, or None if the program has no loader."""
         self.samples: int | None = None
         self.is_training: bool | None = None
-        """Whether the model that was called last is in training mode, or None before the first call."""
         self.input_shapes: tuple[torch.Size, torch.Size] | None = None
         """The shapes of the first tensor argument in the first and the last call of the model that was called last."""
         self._first_shapes: dict[int, torch.Size] = {}
@@ -81,7 +78,6 @@ class TrainingClock:
         self._original_next: Callable[[Any], Any] | None = None
 
     def attach(self, *, batches_only: bool = False) -> None:
-        """Install the hooks. With `batches_only`, optimizer steps are not counted."""
         self._step_started = time.perf_counter()
         if not batches_only:
             self._handles = [

@@ -83,7 +83,7 @@ class _Aligned:
 
     requests: list[tuple[MemoryRequest, int]]
     counterparts: dict[int, int]
-    """The id of the matching allocation in the small trace, for each allocation id in the large trace."""
+    """The id of the matching allocation in the small trace, for each allocation in the large trace."""
 
 
 def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:

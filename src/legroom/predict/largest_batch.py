@@ -33,7 +33,6 @@ MAX_FACTOR = 64
 @dataclass(slots=True)
 class BatchSearch:
     tried: dict[int, bool] = field(default_factory=dict)
-    """Whether each batch size that was tried fits."""
     traces: dict[int, Trace] = field(default_factory=dict)
     is_complete: bool = True
     """False if the deadline stopped the search, so larger sizes may also fit."""
@@ -156,7 +155,6 @@ class _Searcher:
         return low
 
     def middle(self) -> float:
-        """Return the next size to try if there is no prediction."""
         if self.high <= MAX_BATCH:
             return (self.low + self.high) / 2
         # Slightly more than the likely result, which is a bound if it does not fit.
@@ -178,7 +176,6 @@ class _Searcher:
         )
 
     def _bytes_per_sample(self) -> float:
-        """Return by how many bytes the peak grows per sample, over all traced sizes."""
         small, large = min(self._peaks), max(self._peaks)
         return (self._peaks[large].allocated - self._peaks[small].allocated) / max(1, large - small)
 
@@ -190,7 +187,6 @@ class _Searcher:
         return max(1, int(large + (self._capacity - self._peaks[large].allocated) / slope))
 
     def _extrapolation(self) -> Callable[[int], Trace] | None:
-        """Return a function that extrapolates from the two traced sizes that are nearest to the remaining range."""
         middle = (self.low + min(self.high, MAX_BATCH)) / 2
         nearest = sorted(self.search.traces, key=lambda size: abs(size - middle))[:2]
         if len(nearest) < 2:

@@ -38,7 +38,7 @@ class ReplayPeaks:
     allocated: int
     reserved: int
     failed_at: int | None
-    """The index of the required request that failed, or None if all required requests succeeded."""
+    """The index of the required request that failed, or None."""
 
 
 def replay_requests(

@@ -153,10 +153,7 @@ def _place(error: str) -> str:
 
 
 class _Waiting:
-    """Reports each wait, every few seconds as progress and a few times as a message."""
-
     MESSAGES = (30.0, 120.0, 240.0)
-    """The waiting times in seconds after which a message is shown."""
 
     def __init__(self, show_progress: ShowProgress, on_long_wait: ShowProgress) -> None:
         self._show_progress, self._on_long_wait = show_progress, on_long_wait
@@ -225,8 +222,6 @@ class _ScriptJob:
         ahead: dict[int, PendingTrace],
         environment: Mapping[str, str],
     ) -> ScriptEstimate:
-        """Search for the largest batch size and the options that save memory. The traces for both run in parallel."""
-
         deadline = time.monotonic() + SEARCH_SECONDS
 
         def start_with(options: Sequence[MemoryOption]) -> Callable[[], Trace]:

@@ -13,9 +13,7 @@ from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 
 MAX_CHECKED = 5
-"""The maximum number of candidates that are tried, most likely first."""
 CHECK_SECONDS = 30.0
-"""The maximum time in seconds for the check of one candidate."""
 
 
 @dataclass(slots=True)
@@ -26,7 +24,6 @@ class SettingCheck:
     gpu: GpuSpec
     steps: int
     traced: TracedScript
-    """The tracing process of the script with its current batch size."""
     environment: Mapping[str, str]
     deadline: float
     _running: WorkerProcess | None = None

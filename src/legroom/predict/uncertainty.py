@@ -27,12 +27,10 @@ SUBSETS = (2, 1)
 largest alternatives.
 """
 ADDRESS_ORDERS = 2
-"""The number of replays with different segment addresses."""
 RANDOM_DRAWS = 6
-"""The number of replays with random alternatives."""
 MIN_CASES, MAX_REQUESTS = 8, 500_000
-"""The minimum number of combinations of alternatives that are tried, and the total number of requests up to which
-further combinations are tried.
+"""`MIN_CASES` is the minimum number of combinations of alternatives that are tried. More combinations are tried until
+the replays contain `MAX_REQUESTS` requests in total.
 """
 
 
@@ -51,8 +49,8 @@ class UncertainTrace(Protocol):
 
 
 def likely_peaks(trace: UncertainTrace, settings: AllocatorSettings | None = None) -> ReplayPeaks:
-    """Return the peaks of a trace on an unlimited device. The peaks are those with the recorded sizes or with the most
-    likely alternatives, whichever are higher.
+    """Return the peaks of a trace on an unlimited device. The trace is replayed with the recorded sizes and with the
+    most likely alternatives, and the higher peaks are returned.
     """
     peaks = replay_requests(trace.requests(), settings=settings)
     if trace.alternatives:
@@ -72,7 +70,6 @@ def uncertain_bytes(trace: UncertainTrace, settings: AllocatorSettings | None = 
 
 
 def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | None = None) -> bool:
-    """Return whether a trace fits `capacity` bytes in every replay."""
     return all(
         replay_requests(requests, capacity, settings=settings, segment_address=segment_address).failed_at
         is None
@@ -117,7 +114,6 @@ def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callabl
 
 
 def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Yield combinations of alternative sizes, as dicts that map request ids to sizes."""
     if not trace.alternatives:
         return
     yield _of_rank(trace, 0)
@@ -128,7 +124,7 @@ def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
 
 
 def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
-    """Return the `rank`-th alternative of every uncertain size, or its last alternative if it has fewer."""
+    """Return the `rank`-th alternative of every uncertain size. A size with fewer alternatives uses its last one."""
     return {number: others[min(rank, len(others) - 1)] for number, others in trace.alternatives.items()}
 
 

@@ -42,7 +42,6 @@ class OpenCapture:
     name: str | None
     """The path relative to the current directory, or None if no capture is written."""
     warning: str = ""
-    """The reason why no capture is written, or ""."""
 
     def discard(self) -> None:
         self.writer.close()

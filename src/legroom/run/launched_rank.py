@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script that `arguments` specifies, with the settings from the environment. Return the script's exit code."""
     exit_with_parent()
     settings = RankSettings.from_environment()
     is_module = arguments[0] == "-m"

@@ -57,7 +57,6 @@ class MemoryLog(FailSafeLog):
 
     subject = "The script"
     sentence: str
-    """The location of the log, which the first message of the run shows."""
 
     def __init__(self, several_gpus: bool) -> None:
         """With `several_gpus`, the name of each value contains the index of the GPU."""
@@ -85,9 +84,6 @@ class MemoryLog(FailSafeLog):
             self._try(partial(self.write_step, self._pending.popleft()))
 
     def close(self, report: RunReport | None, capture: Path | None) -> None:
-        """Write the remaining steps, attach the report, and close the log. `capture` is the path of the finished
-        capture.
-        """
         with self._lock:
             self._write_pending()
             if report is not None:

@@ -144,8 +144,6 @@ def _stop_arguments(stop: Any, converted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RayTrial:
-    """A trial with the attributes of Ray's `Trial` and `Result`."""
-
     def __init__(self, record: TrialRecord, folder: Path) -> None:
         last = record.reports[-1] if record.reports else None
         self.config = record.config
@@ -175,8 +173,6 @@ def _checkpoint(record: TrialRecord) -> Any:
 
 
 class RayResults:
-    """A study with the methods of Ray's `ExperimentAnalysis` and `ResultGrid`."""
-
     def __init__(self, study: Study) -> None:
         self.study = study
 

@@ -79,7 +79,6 @@ class OutcomeListener(Protocol):
     """Receives the outcome of a run instead of the terminal. The launcher uses a listener to report for all ranks."""
 
     header: Mapping[str, object]
-    """Values that are added to the header of the capture."""
 
     def on_exception(self, text: str, traceback: str) -> None:
         """Called when an exception leaves the script, before the exception is printed."""
@@ -127,7 +126,6 @@ class Recording:
         self._session: Session | None = None
         self._capture: OpenCapture | None = None
         self._writer: CaptureWriter | NoWriter | None = None
-        """The writer of the capture, or None before the run and in a forked child."""
         self._run: dict[str, Any] = {}
         self._ledger = Ledger(keep_events=KEPT_EVENTS)
         self._events = EventBuffer(self._record)
@@ -301,7 +299,6 @@ class Recording:
         return text, traceback
 
     def _print_oom_report(self, text: str, traceback: str) -> None:
-        """Print the report of an out-of-memory error, above its traceback."""
         if self._as_json:
             return
         report = self._report(Outcome(1, ExitReason.RAISED, text, traceback))

@@ -27,16 +27,13 @@ class StrategyChoice:
     strategy: str
     reason: str
     predictions: tuple[StrategyPrediction, ...] = ()
-    """The predictions of all strategies, cheapest first."""
     note: str = ""
     plan: PipelinePlan | None = None
-    """The stages of the model, if the strategy is a pipeline."""
     peaks: tuple[int, ...] = ()
     """The predicted peak of each GPU in bytes, if memory determined how samples or layers were distributed."""
 
     @property
     def message(self) -> str:
-        """The message that explains the choice, or "" if the user selected the strategy."""
         paragraphs = [
             textwrap.fill(text, MAX_COLUMNS, break_on_hyphens=False)
             for text in (self.reason, self.note)

@@ -78,7 +78,6 @@ def build(
     devices: RankDevices,
     options: ParallelOptions,
 ) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
-    """Return the engine, the selected strategy with its reason, and the object that scales the losses."""
     return Builder(model, optimizer, devices, options).build(strategy)
 
 

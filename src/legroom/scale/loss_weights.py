@@ -37,7 +37,6 @@ class LossWeighting:
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:
-        """Return the total weight of the samples in the arguments."""
         batch = BatchArguments(arguments, named)
         if not self._is_counted:
             return 0.0

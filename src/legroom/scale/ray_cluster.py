@@ -29,9 +29,7 @@ class RayHelp:
     address: str
     """The prefix of an address, for example `address=`."""
     no_cluster: str
-    """Additional advice if no cluster is found."""
     no_ray: str
-    """An alternative without Ray."""
 
 
 @contextlib.contextmanager

@@ -43,7 +43,6 @@ class RankDevices:
     world: World
     device: torch.device
     devices: tuple[torch.device, ...]
-    """All devices that this process can use."""
 
 
 def read_world(environ: Mapping[str, str]) -> World:

@@ -56,7 +56,6 @@ def batch_size_rank(name: str) -> int | None:
 @dataclass(frozen=True, slots=True)
 class BatchArgument:
     position: int
-    """The index of the argument that contains the value."""
     name: str
     value: int
     separator: str
@@ -77,7 +76,6 @@ class BatchArgument:
         return replace(self, value=size)
 
     def replace_in(self, arguments: Sequence[str]) -> list[str]:
-        """Return a copy of `arguments` that contains the value of this argument."""
         changed = list(arguments)
         changed[self.position] = str(self.value) if self.separator == " " else self.text
         return changed

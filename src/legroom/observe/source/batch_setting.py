@@ -12,14 +12,12 @@ from legroom.observe.script import Script
 from legroom.observe.source.cells import cell_name
 
 SIZE = "\0"
-"""Marks the position of the batch size in the strings of a `BatchSetting`."""
+"""The position of the batch size in the strings of a `BatchSetting`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSetting:
-    """A setting that may determine the batch size of a script. In its strings, `SIZE` marks the position of the batch
-    size.
-    """
+    """A setting that may determine the batch size of a script."""
 
     name: str
     value: int
@@ -45,7 +43,6 @@ class BatchSetting:
         return replace(script, arguments=tuple(each.replace(SIZE, str(size)) for each in self.arguments))
 
     def start_options(self, size: int) -> dict[str, Any]:
-        """Return the keyword arguments with which `start_tracing` runs the script with this batch size."""
         return {
             "environment": {self.variable: str(size)} if self.variable else {},
             "edits": {self.file: self.content.replace(SIZE, str(size))} if self.file else {},

@@ -23,10 +23,7 @@ _METHODS_OF_CONTAINERS = {name for kind in (list, dict, set, deque) for name in 
 
 
 class Calls(NamedTuple):
-    """The functions that a program calls or passes as arguments, by name."""
-
     called: frozenset[str]
-    """Functions whose names are used in code that runs."""
     repeated: frozenset[str]
     """Functions whose names are used in a loop, or in a function that is itself called repeatedly."""
     passed: frozenset[str]
@@ -51,7 +48,6 @@ def calls_in(files: tuple[str, ...]) -> Calls:
     in_loops: dict[str, set[str]] = {}
     passed: set[str] = set()
     externally: set[str] = set()
-    """Functions that a library or Python calls."""
     plain: set[str] = set()
     for file, each in zip(files, found, strict=True):
         for function, name, is_passed, in_loop, container in each.mentions:
@@ -103,7 +99,6 @@ class _FileCalls:
         self.containers: set[tuple[bool, str]] = set()
         """The attributes (True, name) and variables (False, name) to which the file assigns a container."""
         self._called_nodes: set[int] = set()
-        """The `id`s of the syntax nodes that contain the name of a called function."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign | ast.AnnAssign) and _is_container(node.value):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -17,7 +17,6 @@ _NAMED = r"cell \[\d+\]|notebook cell"
 _NUMBERED = r"<ipython-input-(\d+)-"
 _CELL_FILE = r"/(?:ipykernel_\d+/[^/]+|ipython-input-[^/]+)\.py$"
 UNKNOWN = "notebook cell"
-"""The name of a cell whose number is unknown."""
 
 
 _SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")

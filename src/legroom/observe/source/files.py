@@ -31,7 +31,7 @@ def parse(file: str) -> ast.Module | None:
 
 
 def contains(file: str, name: str) -> bool:
-    """Return whether a name occurs in the text of a file. This check is much faster than parsing the file."""
+    # This check is much faster than parsing the file.
     return name.encode() in _source(file)
 
 
@@ -101,7 +101,6 @@ def function_at(file: str, line: int) -> str:
 
 
 def find_function_at(tree: ast.Module, line: int) -> ast.AST:
-    """Return the innermost function that contains a line, or the module outside any function."""
     functions = [
         node
         for node in ast.walk(tree)
@@ -160,7 +159,6 @@ def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
 
 
 def calls_in_loop(name: str, files: Iterable[str]) -> bool:
-    """Return whether a loop in one of these files calls a function such as `gc.collect`."""
     for file in files:
         tree = tree_of(file) if contains(file, name.rpartition(".")[2]) else None
         for node in ast.walk(tree) if tree is not None else ():

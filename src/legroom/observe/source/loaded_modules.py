@@ -15,7 +15,6 @@ def user_modules() -> list[tuple[str, ModuleType]]:
 
 
 def module_namespaces() -> dict[int, str]:
-    """Map the `id` of each module's dictionary to the module's name."""
     return dict(_namespaces(*_state()))
 
 

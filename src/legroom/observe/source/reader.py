@@ -40,7 +40,6 @@ _REMOVING_METHODS = frozenset({
 _CONTAINER_FUNCTIONS = {
     "heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right",
 }  # fmt: skip
-"""Standard library functions that modify their first argument."""
 _CLEARING_METHODS = frozenset({"clear", "popleft"})
 """Methods that free memory when they are called on an item of the container. `pop` is not included, because it may
 remove only a part of the item.
@@ -96,9 +95,7 @@ class NameReader:
         """The number of enclosing conditions that are true only in the first iteration."""
         self._tested: ast.If | ast.While | None = None
         self._is_irrelevant = False
-        """Whether the comparison that is being read is in an `assert` or a conditional expression."""
         self._exits: list[tuple[str, int]] = []
-        """The function and line of each check of the length that ends an iteration or a call early."""
 
     def read(self, scope: ast.AST) -> None:
         self._function = getattr(scope, "name", "") if isinstance(scope, FUNCTIONS) else ""
@@ -406,7 +403,6 @@ class NameReader:
         ]
 
     def _is_start(self, test: ast.expr) -> bool:
-        """Return whether the condition is `step == 0`, where `step` is the variable of the outermost loop."""
         if not (
             isinstance(test, ast.Compare)
             and isinstance(test.ops[0], ast.Eq)
@@ -470,7 +466,9 @@ class NameReader:
         )
 
     def _with_key(self, item: ast.expr | None) -> Occurrence:
-        """Return an `Occurrence` with the key of the item, because the use does not affect items with other keys."""
+        """Return an `Occurrence` with the key of the item. The key is needed because the use does not affect items with
+        other keys.
+        """
         key = index_of(item) if item is not None else None
         parameters = (
             {each.arg for each in (*self._scope.args.posonlyargs, *self._scope.args.args)}

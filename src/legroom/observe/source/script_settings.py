@@ -26,7 +26,7 @@ from legroom.observe.source.user_files import is_user_file
 
 MAX_CONFIG_BYTES = 200_000
 MAX_DEPTH, MAX_ITEMS = 3, 300
-"""Configuration objects are searched up to this depth, and up to this number of entries per object."""
+"""The maximum depth, and the maximum number of entries per object, to which configuration objects are searched."""
 UNNAMED_RANK = 4
 """The rank of arguments whose name does not suggest a batch size, but whose value equals the current batch size."""
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".py")
@@ -47,7 +47,6 @@ class ScriptSettings:
         self._parses = 0
 
     def follow(self) -> None:
-        """Start to record the options that the script parses and the files that it opens."""
         self._follow_argparse()
         sys.addaudithook(self._on_event)
 
@@ -225,8 +224,6 @@ class ScriptSettings:
 
 
 class _Option:
-    """An option or a positional argument that the script declares, with its integer value."""
-
     def __init__(
         self,
         names: tuple[str, ...],

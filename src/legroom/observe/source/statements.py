@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 
 class StoringStatement(NamedTuple):
-    """A statement that stores a value in a variable or attribute."""
-
     file: str
     line: int
     function: str
@@ -44,12 +42,9 @@ class StoringStatement(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """A use of the name, with the function that contains it."""
-
     function: str
     in_loop: bool
     removes_one: bool = False
-    """Whether the use removes a single item, as `pop` does."""
     keys: tuple[str, ...] = ()
     """The literal keys of the item that is used, as in `cache["val"].clear()`."""
     key_parameter: str = ""
@@ -57,15 +52,13 @@ class Occurrence(NamedTuple):
 
 
 class PassedArgument(NamedTuple):
-    """A call that passes the named object to a function."""
-
     function: str
     argument: int | str
     occurrence: Occurrence
 
 
 class LengthCheck(NamedTuple):
-    """A check of the named object's length, with the functions that are called depending on the result."""
+    """A check of the length. The functions are those that the program calls depending on the result."""
 
     functions: frozenset[str]
     occurrence: Occurrence

@@ -36,7 +36,6 @@ class NameUsage(NamedTuple):
     limited: bool
     """Whether code limits the length, or whether a function that adds items also removes items."""
     emptied: bool
-    """Whether code removes items."""
     resets: bool
     """Whether an empty value is assigned repeatedly, for example once per epoch."""
     checks_membership: bool
@@ -189,7 +188,6 @@ def class_limits_itself(file: str, class_name: str) -> bool:
 
 
 def usage_at_line(file: str, line: int) -> NameUsage:
-    """Return the uses of the container in which the code on this line stores items."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if getattr(node, "lineno", 0) != line:
@@ -338,7 +336,6 @@ class _ArgumentUse(NamedTuple):
 
 
 def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
-    """Return how the called function uses the argument, or None if the function is not the user's."""
     for file in (each for each in files if contains(each, f"def {passed.function}")):
         function = functions_in(file).get(passed.function)
         if function is None:
@@ -372,7 +369,9 @@ def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[st
 
 
 def _literal_arguments(function: str, parameter: str, files: Iterable[str]) -> set[str] | None:
-    """Return the strings that calls of a function pass for a parameter, or None if a call passes anything else."""
+    """Return the strings that the calls of a function pass for a parameter, or None if one of the calls passes anything
+    else.
+    """
     found: set[str] = set()
     for file in (each for each in files if contains(each, f"def {function}")):
         definition = functions_in(file).get(function)

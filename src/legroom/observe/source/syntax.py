@@ -171,8 +171,8 @@ def _is_remainder(value: ast.expr) -> bool:
 
 
 def is_consumed(part: ast.Subscript, scope: ast.AST) -> bool:
-    """Return whether the sliced variable itself is shortened, as in `pool = pool[8:]`. In this case, the slices
-    eventually become empty.
+    """Return whether the sliced variable itself is shortened, as in `pool = pool[8:]`, so that the slices eventually
+    become empty.
     """
     if not isinstance(part.value, ast.Name) or not is_sliced(part):
         return False

@@ -17,7 +17,6 @@ kinds: dict[str, int] = {}
 
 
 def kind_of(file: str) -> int:
-    """Return whether a file belongs to the user, to a third-party library, or to torch, Python or Legroom."""
     kind = kinds.get(file)
     if kind is None:
         kind = kinds[file] = _kind_of(file)

@@ -145,9 +145,6 @@ class VirtualGPU:
         return self
 
     def _activate(self, entering: contextlib.ExitStack, *, again: bool = False) -> None:
-        """Replace torch's functions and start recording. With `again`, continue the recording that `suspended`
-        interrupted.
-        """
         if VirtualGPU._active is not None:
             raise UsageError(
                 "A virtual GPU is already active. Exit its `with` block first, or end it with `legroom.use(None)`. "
@@ -324,7 +321,7 @@ class VirtualGPU:
 
 
 class _Selected(threading.local):
-    """The selected device. As in CUDA, each thread selects its own device."""
+    # As in CUDA, each thread selects its own device.
 
     index = 0
 
@@ -373,5 +370,4 @@ def enter_in_spawned_process(*gpus: GpuSpec) -> None:
 
 
 def enter_inherited() -> None:
-    """Activate the virtual GPUs of the parent process in this process (see `processes`)."""
     enter_in_spawned_process(*inherited_gpus())

@@ -22,7 +22,6 @@ class VirtualDevice:
 
     @property
     def name(self) -> str:
-        """The result of `torch.cuda.get_device_name()`."""
         card = "" if self.spec.is_size else f" ({self.spec.name.upper()})"
         return f"Legroom virtual GPU {self.index}{card}"
 
@@ -47,8 +46,7 @@ class VirtualHost(Protocol):
     @current.setter
     def current(self, index: int) -> None: ...
 
-    def device_of(self, value: torch.Tensor | torch.UntypedStorage) -> int | None:
-        """Return the device of a tensor or storage, or None for host memory."""
+    def device_of(self, value: torch.Tensor | torch.UntypedStorage) -> int | None: ...
 
     def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
         """Record a storage that was allocated on the CPU as memory of a device. This method may raise

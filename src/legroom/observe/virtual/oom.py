@@ -115,7 +115,6 @@ class Faults:
 
     @property
     def happened(self) -> bool:
-        """True if the first injected failure has occurred."""
         return self._count >= self._first
 
     def disarm(self) -> None:

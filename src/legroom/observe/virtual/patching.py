@@ -23,11 +23,9 @@ _ABSENT = object()
 
 class Replacement(NamedTuple):
     owner: Any
-    """A module or a class."""
     name: str
     value: Any
     add: bool = False
-    """Whether to set the attribute even if the owner does not have it."""
 
 
 def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[Replacement]:
@@ -78,8 +76,6 @@ def optional_module(name: str) -> Any:
 
 
 def answer(value: Any = None) -> Callable[..., Any]:
-    """Return a function that accepts any arguments and returns `value`."""
-
     def answered(*_arguments: Any, **_options: Any) -> Any:
         return value
 

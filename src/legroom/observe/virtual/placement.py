@@ -36,8 +36,6 @@ Tensor = torch.Tensor
 
 
 class PlacementMode(TorchFunctionMode):
-    """The function mode of one thread."""
-
     def __init__(self, host: VirtualHost, recorder: Recorder) -> None:
         super().__init__()
         self._host = host
@@ -161,7 +159,7 @@ class PlacementMode(TorchFunctionMode):
         return self._run(torch._VF._pack_padded_sequence, (data, lengths, *args), kwargs)
 
     def _pad(self, *args: Any, **kwargs: Any) -> Any:
-        """Unpack sequences. As in PyTorch, the returned lengths are on the host."""
+        # As in PyTorch, the returned lengths are on the host.
         padded, lengths = self._run(torch._VF._pad_packed_sequence, args, kwargs)
         return padded, self._cpu(lengths) if self.recorder.fake_tensors is None else lengths
 
@@ -530,7 +528,6 @@ def _constructors() -> Any:
 
 
 def is_placement_active() -> bool:
-    """Return whether a `PlacementMode` handles this thread's next torch call."""
     stack = getattr(overrides, "_get_current_function_mode_stack", None)
     return stack is not None and any(isinstance(mode, PlacementMode) for mode in stack())
 

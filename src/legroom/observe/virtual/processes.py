@@ -24,7 +24,6 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import optional_module
 
 VARIABLE = "LEGROOM_VIRTUAL_GPUS"
-"""The environment variable that passes virtual GPUs to other Python programs, as JSON."""
 _FOLDER = str(Path(__file__).with_name("inherited"))
 _host: VirtualHost | None = None
 

@@ -154,12 +154,10 @@ class _BroadcastFiles:
 
 
 def _gather_own_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Act as if every rank had contributed the object of this rank."""
     object_list[:] = [obj] * len(object_list)
 
 
-def _no_function() -> None:
-    """Replaces a torch function that this build of torch lacks."""
+def _no_function() -> None: ...
 
 
 def _fake_store() -> Any:

@@ -26,17 +26,13 @@ class LayerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeMismatch:
-    """The layer or operation that failed, and a code change that fixes the error."""
-
     layer: str
     """The path of the layer, for example `classifier.0`, or "" for the model itself."""
     kind: str
     """The class of the layer or the name of the operation, for example `Linear` or `cat`."""
     got: str
     expects: str
-    """The expected input, or "" if unknown."""
     edit: str
-    """The suggested edit, or "" if there is none."""
     error: str
     file: str = ""
     line: int | None = None

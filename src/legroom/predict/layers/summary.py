@@ -39,7 +39,6 @@ class LayerRow:
     kind: str
     """The class of the layer or the name of the operation, for example `Linear` or `relu`."""
     depth: int
-    """The nesting depth, which is 0 for the model itself."""
     is_operation: bool
     has_children: bool
     outputs: tuple[Shape, ...] = ()
@@ -53,7 +52,6 @@ class LayerRow:
     saved: int = 0
     """The number of output bytes that autograd saves for the backward pass, including the outputs of child layers."""
     share: float = 0.0
-    """`saved` divided by the peak of a training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +174,7 @@ class _Entry:
     is_operation: bool
     has_children: bool
     begin: int
-    """The position of the first event of the call."""
     end: int = -1
-    """The position after the last event of the call, or -1 while the call runs."""
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
     own_parameters: int = 0

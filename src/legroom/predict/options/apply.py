@@ -33,8 +33,6 @@ def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_n
 
 
 class _Undo(contextlib.ExitStack):
-    """Reverts an option when it is closed. `no_effect` is the function to call if the option has no effect."""
-
     no_effect: Callable[[], NoReturn]
 
 
@@ -141,8 +139,8 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _eight_bit_optimizer(undo: _Undo) -> None:
-    """Replace the step of every optimizer by one with two state tensors of one byte per parameter, like 8-bit Adam, and
-    no temporary tensors.
+    """Replace the step of every optimizer. Like 8-bit Adam, the new step has two state tensors with one byte per
+    parameter and no temporary tensors.
     """
 
     def step(optimizer: Any, closure: Any = None) -> None:

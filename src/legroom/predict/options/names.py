@@ -6,8 +6,6 @@ from enum import StrEnum
 
 
 class MemoryOption(StrEnum):
-    """The changes that save memory, cheapest first."""
-
     FUSED = "fused optimizer"
     FOR_LOOP = "for-loop optimizer"
     AUTOCAST = "bf16 autocast"

@@ -21,9 +21,7 @@ class PlannedOption:
     saves: int
     verdict: FitVerdict
     cost: str
-    """The cost: time, precision, or a dependency."""
     how: str
-    """The change to the user's code or command."""
 
     @property
     def fits(self) -> bool:
@@ -62,13 +60,11 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
         "the optimizer",
     ),
 }
-"""The cost of each option, and the change that applies it."""
 MIN_SAVING = 0.01
 """The fraction of the peak that an option must save to be listed."""
 
 
 def start_plan(current: Estimate, start: StartTrace) -> list[tuple[MemoryOption, Callable[[], Trace]]]:
-    """Start a trace for each option that may save memory. `finish_plan` waits for these traces."""
     if not current.trace.trains:
         return []
     return [

@@ -28,8 +28,6 @@ class RefusedChange(LegroomError, PermissionError):  # noqa: N818
 
 
 def refuse_changes(overlay: Overlay) -> None:
-    """Raise `RefusedChange` for the rest of the process if code tries to change a file outside the scratch folder."""
-
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             changed = arguments[:1] if arguments[2] & WRITING else ()

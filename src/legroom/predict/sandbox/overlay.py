@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
-"""Folders that contain none of the user's files, but devices, shared memory and files of the kernel."""
+"""Folders that contain devices, shared memory and files of the kernel instead of the user's files."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -31,22 +31,19 @@ _MAX_LINKS = 40
 
 
 class Overlay:
-    """The two layers, and the paths in the lower layer that the script deleted or moved."""
-
     def __init__(self, upper: Path, *, scratch: Path) -> None:
         self.upper = os.path.realpath(upper)
         self._scratch = os.path.realpath(scratch)
         os.makedirs(self.upper, exist_ok=True)
         self._deleted: set[str] = set()
         self._moved: dict[str, str] = {}
-        """The path in the lower layer that has the content of a renamed file, by its new path."""
+        """The path in the lower layer from which each renamed file was moved, by its new path."""
         self._threads = threading.local()
         self._directory: str | None = None
         """The current directory if it exists only in the upper layer, otherwise None."""
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
-        """Inside the `with` block, the calls of this thread are not redirected."""
         self._threads.depth = getattr(self._threads, "depth", 0) + 1
         try:
             yield
@@ -133,9 +130,7 @@ class Overlay:
         return current
 
     def _link(self, path: str, may_be_upper: bool) -> tuple[str | None, bool]:
-        """Return the target of a link, or None if the path is not a link. The second item is True if the path is in the
-        upper layer.
-        """
+        """Return the target of a link (or None if the path is not a link), and whether the path is in the upper layer."""
         if may_be_upper:
             try:
                 return os.readlink(self._physical(path)), True
@@ -186,7 +181,6 @@ class Overlay:
         return list(found)
 
     def is_changed(self, path: str) -> bool:
-        """Return whether a directory differs from the lower layer because entries were written, moved or deleted."""
         return self.find(path) != path or any(
             os.path.dirname(each) == path for each in (*self._deleted, *self._moved)
         )
@@ -286,7 +280,6 @@ class Overlay:
         self._deleted.update(target + path[len(source) :] for path in gone)
 
     def copy(self, source: str, destination: str) -> None:
-        """Copy a file, a link or a directory, as the script sees it, to a location outside both layers."""
         found = self.location(source)
         if is_folder(found):
             os.mkdir(destination)
@@ -362,7 +355,6 @@ def without_prefix(path: str) -> str:
 
 
 def _split(path: str, folder: str) -> tuple[str, list[str]]:
-    """Return the folder in which a path starts, and the components of the path in reverse order."""
     drive, rest = os.path.splitdrive(path)
     return (drive + os.sep if os.path.isabs(path) else folder), rest.split(os.sep)[::-1]
 

@@ -45,8 +45,6 @@ class RefusedProgram(LegroomError, PermissionError):  # noqa: N818
 
 
 def refuse_programs() -> None:
-    """Raise `RefusedProgram` for the rest of the process if the script starts a program that could change files."""
-
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.system":
             command = os.fsdecode(arguments[0])

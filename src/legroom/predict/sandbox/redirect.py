@@ -22,7 +22,6 @@ from legroom.predict.sandbox.overlay import WRITING, Overlay, is_folder
 
 
 def redirect_files(overlay: Overlay) -> None:
-    """Redirect Python's file functions for the rest of this process and in its forks."""
     before = dict(vars(os))
     _redirect_os(overlay)
     _redirect_directories(overlay)
@@ -110,7 +109,6 @@ def _redirect_os(overlay: Overlay) -> None:
     redirect("open", open_descriptor)
 
     def redirect_pair(name: str, how: Callable[[str, str], None]) -> None:
-        """Replace an `os` function whose arguments are a source and a target."""
         function = getattr(os, name)
 
         @functools.wraps(function)

@@ -16,12 +16,10 @@ from legroom.predict.sandbox.programs import refuse_programs
 from legroom.predict.sandbox.redirect import redirect_files
 
 _TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1"}
-"""Environment variables that stop experiment trackers from reporting the traced run."""
+"""Environment variables that prevent experiment trackers from reporting the traced run."""
 
 
 class Sandbox:
-    """Redirects writes by this process, and by all processes that it starts, to `folder`."""
-
     def __init__(self, folder: Path, own: Path | None = None) -> None:
         """Redirect writes for the rest of the process. `own` is a subfolder of `folder` that this process shares with
         its parent process. By default, a new subfolder is created, because several processes of the same estimate use

@@ -3,7 +3,6 @@
 from types import TracebackType
 
 _ALWAYS = (SyntaxError, ImportError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""Errors that do not depend on the values of tensors."""
 
 
 def fails_without_legroom(error: BaseException | None, *, device_used: bool) -> bool:

@@ -44,10 +44,8 @@ def gc_paused_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
 
 
 MANY_OBJECTS = 10_000
-"""The minimum number of new objects for which freezing is worthwhile."""
 
 
 def instances_of(kind: type) -> Iterator[Any]:
-    """Return all instances of a class that the collector tracks, frozen or not."""
     gc.unfreeze()
     return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))

@@ -109,7 +109,6 @@ class TracingProcess:
         self._loader: Any = None
         self._batches = 0
         self._sample_shapes: tuple[torch.Size, ...] | None = None
-        """The shapes of the loader's last batch."""
         self._evaluation_ends: float | None = None
         """The time at which an evaluation before the training is stopped (see `_training_follows`)."""
         self._resize_to: int | None = None
@@ -117,7 +116,6 @@ class TracingProcess:
         """The number of recorded events at the end of the training steps, if the trace continues with the validation."""
         self._validation_batches = 0
         self._max_first_step: float = min(MAX_FIRST_STEP, job["seconds"] or MAX_FIRST_STEP)
-        """The maximum time in seconds for a fork, even if it has not completed a step."""
         self._time_limit = TimeLimit()
         self._started = 0.0
         self._first_batch = 0
@@ -594,11 +592,10 @@ def _line(error: BaseException, found: Frame) -> int:
 
 
 _NO_DATA = "Cannot access data pointer"
-"""A part of torch's error message for a kernel of an extension or of Triton that receives a tensor without data."""
+"""A part of torch's error message if a kernel of an extension or of Triton receives a tensor without data."""
 
 
-def _no_loader() -> None:
-    """Replaces the weak reference to the loader for an iterator that no loader created."""
+def _no_loader() -> None: ...
 
 
 def _parameters(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:

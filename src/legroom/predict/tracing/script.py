@@ -36,7 +36,7 @@ class CannotTrace(LegroomError):  # noqa: N818
 
 
 class OutOfTime(CannotTrace):
-    """Raised if a trace took too long."""
+    pass
 
 
 class TracedScript:
@@ -63,7 +63,6 @@ class TracedScript:
         reply = self._reply(waits_for="reach its first batch")
         self._ended = reply if reply["event"] == "ended" else None
         self.settings: list[BatchSetting] = reply.get("settings", [])
-        """The candidates for the batch size setting, most likely first."""
         self.shapes: list[tuple[int, ...]] = reply.get("shapes", [])
         """The shapes of the arguments of the first model call, if the script has no DataLoader."""
         self.batch_size: int | None = reply.get("batch_size")
@@ -160,7 +159,6 @@ class TracedScript:
     def _reply(
         self, timeout: float | None = None, number: int = 0, waits_for: str = "finish its steps"
     ) -> dict[str, Any]:
-        """Wait for a message. `number` identifies the trace for which the caller waits."""
         timeout = self._timeout if timeout is None else max(0.0, timeout)
         started = time.monotonic()
         line = ""
@@ -190,7 +188,6 @@ class TracedScript:
         )
 
     def _failure(self, result: dict[str, Any]) -> CannotTrace:
-        """Return the error for a missing trace. The message contains the progress of the script and a remedy."""
         error, needs_data = str(result["error"]), result["outcome"] == "needs data"
         memory = (
             f"The script needed {format_size(result['reserved'] + self._gpu.context)} up to that point."

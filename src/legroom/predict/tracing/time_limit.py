@@ -13,8 +13,6 @@ from typing import Any
 
 
 class TimeLimit:
-    """A time limit for this process. A new limit replaces the previous one."""
-
     def __init__(self) -> None:
         self._limits = 0
         """The number of limits that were set so far. A thread that waits for an earlier limit exits if this number has

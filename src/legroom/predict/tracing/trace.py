@@ -26,7 +26,6 @@ Mode = Literal["fake", "cpu"]
 MAX_CUBLASLT_WORKSPACE = 4 * MiB
 """The maximum size of a cuBLASLt workspace. Larger workspaces that are never freed are attributed to cuBLAS."""
 NOT_TRACED = "The script starts processes"
-"""The prefix of the note about processes that are not traced."""
 REPEATED_STEPS = 2
 
 
@@ -41,17 +40,16 @@ class Trace:
     events: list[Event] = field(default_factory=list)
     steps: int = 0
     trains: bool = False
-    """True if the trace contains a backward pass or an optimizer step."""
     batch_size: int | None = None
     uncertain_bytes: int = 0
     """The number of bytes by which the reserved memory may exceed the prediction (see `uncertainty`)."""
     alternatives: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Other possible sizes of each workspace of uncertain size, by id. The most likely size comes first."""
     optional: set[int] = field(default_factory=set)
-    """The ids of workspaces without which the program continues if they cannot be allocated."""
-    values_substituted: int = 0
-    """The number of values that the program read from tensors without data. It received a placeholder for each of them.
+    """The ids of optional workspaces. If an optional workspace cannot be allocated, the program continues without it.
     """
+    values_substituted: int = 0
+    """The number of placeholders that the program received when it read values of tensors without data."""
     differing_versions: dict[str, str] = field(default_factory=dict)
     """The installed version of each library whose version differs from the measured version."""
     notes: list[str] = field(default_factory=list)
@@ -65,7 +63,6 @@ class Trace:
     is_finished: bool = False
     """Whether the script ended during the trace. If so, the trace includes all events after the last step."""
     is_partial: bool = False
-    """Whether the trace was stopped before a training step was complete."""
 
     @property
     def lacks_second_step(self) -> bool:

@@ -40,8 +40,7 @@ class WorkerProcess(Protocol):
     def output(self) -> str: ...
 
     @property
-    def last_line(self) -> str:
-        """The last line that the process printed, or ""."""
+    def last_line(self) -> str: ...
 
     @property
     def exit_code(self) -> int:
@@ -80,7 +79,7 @@ def start_tracing(
 
 
 _workers: dict[bool, ForkedWorkers | SpawnedWorkers] = {}
-"""The workers of this process: forks under the key True, new processes under the key False."""
+"""The workers of this process. The key is True for forks and False for new processes."""
 _workers_lock = threading.Lock()
 
 

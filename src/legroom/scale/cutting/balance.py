@@ -16,8 +16,8 @@ from legroom.scale.cutting.forward_graph import CannotSplitModel
 from legroom.scale.cutting.stages import GraphPartitioner
 
 MAX_CUT_POSITIONS = 160
-"""The maximum number of positions in the graph that are considered for a split. If the graph has more, those at which
-the fewest bytes must be sent are considered.
+"""The maximum number of graph positions that are considered for a split. If the graph has more positions, those at
+which the fewest bytes must be sent are considered.
 """
 EVEN_RATIO = 1.05
 """If the largest stage is at most this many times as large as the smallest stage, no further split is tried."""
@@ -53,7 +53,6 @@ class MicroBatchFlow:
 class BalancedCut:
     boundaries: tuple[int, ...]
     peaks: tuple[int, ...]
-    """The predicted peak of each stage in bytes."""
 
     @property
     def spread(self) -> float:
@@ -107,8 +106,8 @@ def balance_stages(
 
 
 def cut_positions(partitioner: GraphPartitioner) -> list[int]:
-    """Return the positions at which the graph can be split. Of many positions, only those at which the fewest bytes
-    must be sent are returned.
+    """Return the positions at which the graph can be split. If there are more than `MAX_CUT_POSITIONS`, only those at
+    which the fewest bytes must be sent are returned.
     """
     positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
     if len(positions) > MAX_CUT_POSITIONS:
@@ -191,7 +190,6 @@ def _most_even(
 def _minimize(
     costs: dict[tuple[int, int, int], int], ends: Sequence[int], stages: int, penalty: Callable[[int], float]
 ) -> tuple[int, ...]:
-    """Return the stage boundaries for which the sum of all penalties is smallest."""
     reached: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}  # smallest sum up to each boundary
     for stage in range(stages):
         extended: dict[int, tuple[float, tuple[int, ...]]] = {}

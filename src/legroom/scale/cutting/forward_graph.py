@@ -50,8 +50,6 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A reference to a parameter, a buffer or another tensor of the model."""
-
     name: str
 
 
@@ -126,8 +124,8 @@ class ForwardGraph:
         return self.root.end
 
     def nodes(self, begin: int, end: int) -> list[GraphNode]:
-        """Return the nodes between two positions. A module that is only partly between them is replaced by its
-        children.
+        """Return the nodes between two positions. If only a part of a module is between them, its children are returned
+        instead.
         """
         found: list[GraphNode] = []
 

@@ -96,10 +96,8 @@ class ModelCut:
     """
 
     boundaries: tuple[int, ...]
-    """The boundaries of the stages in the recorded graph, including 0 and the length of the graph."""
     signature: tuple[str, ...]
     is_layer: tuple[bool, ...]
-    """Whether each position in the recorded graph is a layer and not another operation."""
 
     @property
     def stages(self) -> int:

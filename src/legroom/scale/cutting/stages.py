@@ -38,7 +38,6 @@ class StageProgram:
     sends: tuple[int, ...]
     """The slots sent to the next stage. The last stage sends the slots of the model's output."""
     inputs: tuple[int, ...]
-    """The indices of the model's inputs that the stage reads."""
 
     def tensors(self, model: nn.Module) -> set[str]:
         modules = {node.call for node in self.nodes if isinstance(node.call, str)}

@@ -95,8 +95,6 @@ def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
 
 
 class _AttemptRecorder(LogsSpecs):
-    """Chooses the output files of each rank, and records the result of each attempt."""
-
     def __init__(
         self, folder: LaunchFolder, on_start: OnStart, on_end: OnEnd, *, reserves_port: bool = False
     ) -> None:
@@ -191,8 +189,6 @@ def reserved_port() -> socket.socket:
 
 
 class _Agent(LocalElasticAgent):
-    """torchrun's agent with a callback at the end of an attempt."""
-
     def __init__(self, spec: WorkerSpec, recorder: _AttemptRecorder) -> None:
         super().__init__(spec, recorder)
         self._shutdown_timeout = GRACE_SECONDS

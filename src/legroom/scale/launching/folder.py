@@ -42,7 +42,6 @@ class LaunchFolder:
         )
 
     def discard(self) -> None:
-        """Remove the folder if it is empty because no rank was started."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -85,10 +84,8 @@ class RankExit:
     ended: str
     """An `ExitReason` of `legroom.memory.annotations`."""
     error: str = ""
-    """The uncaught exception, in one line."""
     traceback: str = ""
     log_size: int | None = None
-    """The size of the error log before the traceback was written to it."""
     seconds: float = 0.0
     steps: int = 0
     device: int | None = None

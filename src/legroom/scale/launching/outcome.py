@@ -128,7 +128,6 @@ class LaunchAttempt:
 
     @property
     def followers(self) -> tuple[RankResult, ...]:
-        """The failed ranks, except the rank that caused the failure."""
         cause = self.cause
         return tuple(rank for rank in self.ranks if rank.failed and rank is not cause)
 

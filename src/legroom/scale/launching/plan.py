@@ -18,14 +18,11 @@ IN_ONE_PROCESS = ("dp", "split")
 """Strategies that use several GPUs in one process. The launch has one rank, regardless of the number of GPUs."""
 DEFAULT_PORT = 29400
 STRATEGY_VARIABLE = "LEGROOM_STRATEGY"
-"""The environment variable that `legroom.parallel` reads."""
 LaunchEngineName = Literal["torchrun", "ray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """The validated settings of a launch on one node."""
-
     script: Script
     nproc: int
     gpus: tuple[GpuSpec, ...] = ()
@@ -38,13 +35,10 @@ class LaunchPlan:
     rendezvous: str | None = None
     """The address (`host:port`) at which the nodes connect. If None, the launch uses only this machine and a free port."""
     wait: float = 600
-    """The time in seconds that nodes wait for each other."""
     strategy: str | None = None
     max_restarts: int = 0
     threads: int = 1
-    """The value of `OMP_NUM_THREADS` for each rank."""
     watch: bool = True
-    """Whether ranks on real GPUs record their memory."""
     engine: LaunchEngineName = "torchrun"
 
     @property
@@ -70,7 +64,6 @@ class LaunchPlan:
 
     @property
     def torchrun(self) -> str:
-        """The equivalent torchrun command, as one shell line."""
         settings = {"LEGROOM": _names(self.gpus), **self.settings} if self.gpus else self.settings
         # OMP_NUM_THREADS=1 is torchrun's own default.
         variables = {

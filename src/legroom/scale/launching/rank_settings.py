@@ -28,7 +28,6 @@ class RankSettings:
     """The virtual GPUs. The tuple is empty if real GPUs are used."""
     watch: bool
     options: tuple[str, ...]
-    """The options of `legroom launch`, which a report repeats in the command that it suggests."""
 
     @classmethod
     def from_environment(cls) -> "RankSettings":
@@ -49,7 +48,6 @@ def rank() -> int:
 
 
 def environment(plan: LaunchPlan, folder: LaunchFolder) -> Mapping[str, str]:
-    """Return the environment variables of a rank, in addition to the variables of the rendezvous."""
     settings = RankSettings(
         folder=str(folder.path.absolute()),
         gpus=plan.gpus,

@@ -23,8 +23,6 @@ class _Messages:
 
 
 class Mailbox:
-    """An actor to which workers write messages, and from which the launcher reads them."""
-
     def __init__(self) -> None:
         self._messages = _Messages()
 
@@ -44,8 +42,6 @@ class Mailbox:
 
 
 class MailboxReader:
-    """Writes the messages to the folder of the launch, and records the attempts."""
-
     def __init__(
         self, ray: Any, mailbox: Any, world_size: int, folder: LaunchFolder, on_start: OnStart, on_end: OnEnd
     ) -> None:

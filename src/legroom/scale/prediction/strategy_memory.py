@@ -24,7 +24,6 @@ from legroom.scale.strategies.sharded import wrapping
 from legroom.train.guarding.batches.splitting import BatchArguments
 
 SAFE_FRACTION = 0.97
-"""The fraction of a GPU's memory that a strategy may use."""
 COORDINATOR_ITERATIONS = 4
 
 
@@ -32,7 +31,6 @@ COORDINATOR_ITERATIONS = 4
 class StrategyPrediction:
     strategy: str
     peak: int
-    """The peak in bytes, or 0 if there is no prediction."""
     capacity: int
     reason: str = ""
     """The reason why there is no prediction, or ""."""

@@ -17,8 +17,6 @@ from legroom.train.guarding.scaling import Scaling
 
 
 class StrategyEngine(Protocol):
-    """A wrapped model on its devices, with its optimizer."""
-
     name: str
     model: nn.Module
     """The model to call in loss functions."""

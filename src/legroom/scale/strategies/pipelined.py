@@ -214,7 +214,6 @@ class PipelinedModel(nn.Module):
     def call_with_output(
         self, output: Any, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Call `function` with a model that returns `output`, and return the result."""
         self._output = [output]
         try:
             return function(*arguments, **named)
@@ -232,8 +231,6 @@ class _Captured(BaseException):
 
 
 class _Schedule:
-    """A schedule for micro-batches of one shape."""
-
     def __init__(
         self,
         model: PipelinedModel,
@@ -307,8 +304,6 @@ class _Schedule:
 
 
 class _Stage(nn.Module):
-    """The module that `torch.distributed.pipelining` calls for every micro-batch."""
-
     def __init__(self, schedule: _Schedule) -> None:
         super().__init__()
         self._schedule = [schedule]

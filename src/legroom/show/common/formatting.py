@@ -15,7 +15,6 @@ _PHASES = {
 
 
 def format_phase(phase: str) -> str:
-    """Format a phase, for example `in the forward pass`."""
     return _PHASES[Phase(phase)] if phase in set(Phase) else phase
 
 

@@ -26,7 +26,6 @@ def section(title: str, remark: str = "") -> Iterator[RenderableType]:
 
 
 def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[RenderableType]:
-    """Yield the lines that allocated the most live memory, each with its source code."""
     if not holdings:
         return
     yield from section("Memory by line")
@@ -54,8 +53,8 @@ def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[Rendera
 def largest_lines(
     holdings: Sequence[Holding], sources: Sources, number: int = 3, *, words: Words = str
 ) -> Table:
-    """Return a table of the lines that allocated the most live memory. A row includes the source code if it is wide
-    enough. `words` translates the categories.
+    """Return a table of the lines that allocated the most live memory. If a row is wide enough, it includes the source
+    code. `words` translates the categories.
     """
     shown = holdings[:number]
     table = Table.grid(padding=(0, 1))

@@ -36,7 +36,6 @@ def render_details(result: ScriptEstimate) -> RenderableType:
 
 
 def render_short_verdict(estimate: Estimate) -> RenderableType:
-    """Render the result of the first trace on half a screen."""
     sizes = ((6, "\n"), (5, "\n"), (5, ""), (4, ""), (3, ""))
     versions = (Group(*_short_verdict_parts(estimate, rows, gap)) for rows, gap in sizes)
     return FirstThatFits(versions, VERDICT_LINES)
@@ -121,7 +120,6 @@ def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
 
 
 def snapshot_of(estimate: Estimate) -> MemorySnapshot | None:
-    """Return the memory of the GPU at the peak, or None if no memory is used."""
     return snapshot_at_peak(
         Ledger(estimate.trace.events),
         0,

@@ -23,9 +23,7 @@ from legroom.show.report.short_report import ShortFooter, ShortReport
 from legroom.units import format_size
 
 MAX_RANKS = 16
-"""The maximum number of ranks in a table."""
 MAX_RANKS_ON_SCREEN = 8
-"""The maximum number of ranks in a table without `--verbose`."""
 
 
 def render_launch_start(plan: LaunchPlan, folder: LaunchFolder | None) -> RenderableType:
@@ -293,7 +291,6 @@ def _format_ranks(ranks: Sequence[int]) -> str:
 
 
 def _join(items: Sequence[str]) -> str:
-    """Join strings, for example to `0, 1 and 3`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 

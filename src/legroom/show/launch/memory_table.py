@@ -13,7 +13,6 @@ from legroom.show.estimate.estimate import STYLES
 from legroom.units import format_size
 
 MAX_RANKS = 8
-"""The maximum number of ranks in the table without `--verbose`."""
 _VERDICTS = {"fits": "fits", "uncertain": "may not fit", "does-not-fit": "does not fit"}
 
 
@@ -72,7 +71,6 @@ def _table(predictions: Sequence[RankPrediction]) -> Table:
 
 
 def _reasons(predictions: Sequence[RankPrediction]) -> dict[str, list[int]]:
-    """Return the ranks without a prediction, grouped by the reason."""
     reasons: dict[str, list[int]] = {}
     for prediction in predictions:
         if prediction.estimate is None:

@@ -12,8 +12,6 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class History:
-    """The latest percentages of each bar."""
-
     def __init__(self) -> None:
         self._values: dict[str, deque[float | None]] = {}
 

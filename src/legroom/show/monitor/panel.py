@@ -14,7 +14,6 @@ from legroom.show.monitor.tables import script_text
 from legroom.units import GiB, MiB, format_size
 
 TWO_BARS_FROM = 64
-"""The minimum number of columns at which two bars share one line."""
 FULL_BAR, EMPTY_BAR = "█", "░"
 WARNING, CRITICAL = 75.0, 90.0
 """The percentages at which a memory bar turns yellow and red."""
@@ -22,8 +21,6 @@ WARNING, CRITICAL = 75.0, 90.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A labelled percentage."""
-
     label: str
     key: str
     percent: float | None

@@ -51,7 +51,6 @@ class RowTable(DataTable[Text]):
             self.is_reversed = False
 
     def show(self, rows: list[tuple[str, Any]], snapshot: Snapshot, width: int) -> None:
-        """Show the rows in the current order. `rows` contains pairs of a key and a row."""
         self._set_columns(width)
         keys = {id(row): key for key, row in rows}
         ordered = sort_rows([row for _, row in rows], self.sort_column, reverse=self.is_reversed)

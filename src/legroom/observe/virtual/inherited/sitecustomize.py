@@ -27,7 +27,7 @@ def _enter_after_torch() -> None:
 
 
 def _import_next() -> None:
-    """Import the `sitecustomize` module that this module hides, if there is one."""
+    """Import the `sitecustomize` module of the program, which this module hides."""
     folder = os.path.dirname(os.path.abspath(__file__))
     path = list(sys.path)
     sys.path[:] = [entry for entry in path if os.path.abspath(entry) != folder]

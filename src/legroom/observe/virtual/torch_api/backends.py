@@ -76,8 +76,6 @@ def _profiler_on_cpu() -> Iterable[Replacement]:
 
 
 class _Setting:
-    """A setting that torch would store in C++, stored in Python instead."""
-
     def __init__(self, value: Any) -> None:
         self._value = value
 

@@ -23,7 +23,6 @@ from legroom.observe.virtual.patching import Replacement, answer, optional_modul
 from legroom.units import MiB
 
 CUDA_VERSION = "12.8"
-"""The value of `torch.version.cuda` on a CPU build of torch."""
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
@@ -205,10 +204,6 @@ class _DeviceFunctions:
         }
 
     def idle(self, value: int) -> Any:
-        """Return a function that reports the sensor value of an idle device. The function raises an error if the device
-        does not exist.
-        """
-
         def read(device: Any = None) -> int:
             index_of(self._host, device)
             return value
@@ -271,8 +266,6 @@ class DeviceProperties:
 
 
 class CudaError(enum.IntEnum):
-    """The values of `cudaError` that can occur on a virtual GPU."""
-
     success = 0
 
 

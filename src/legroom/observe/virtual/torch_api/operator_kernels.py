@@ -114,8 +114,6 @@ key set.
 
 
 class _Kernels:
-    """The kernels of one operator, and the function that selects a kernel."""
-
     def __init__(self, name: str, host: VirtualHost, library: Any) -> None:
         self.name = name
         self.host = host
@@ -196,7 +194,6 @@ def _is_alive(library: Any) -> bool:
 
 
 def _has_kernel(name: str) -> bool:
-    """Return whether the operator already has a kernel for the CPU, like torch's own operators."""
     has = getattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
     try:
         return bool(has is not None and has(name, "CPU"))

@@ -36,8 +36,6 @@ def generators(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
 
 
 class _OnDevice(torch.Generator):
-    """A CPU generator whose `device` is a virtual device."""
-
     _index: int = 0
 
     @property

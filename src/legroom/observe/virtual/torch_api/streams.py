@@ -146,8 +146,6 @@ class _ReplacementMeta(type):
 
 
 class GenericStream(metaclass=_ReplacementMeta):
-    """Replaces `torch.Stream` on a virtual GPU."""
-
     original: Any = torch.Stream
 
     def __init__(
@@ -224,8 +222,6 @@ class GenericStream(metaclass=_ReplacementMeta):
 
 
 class Stream(GenericStream):
-    """Replaces `torch.cuda.Stream` on a virtual GPU."""
-
     original: Any = torch.cuda.Stream
 
     @property
@@ -257,7 +253,7 @@ class ExternalStream(Stream):
 
 
 class GenericEvent(metaclass=_ReplacementMeta):
-    """Replaces `torch.Event` on a virtual GPU. An event stores the time of the host's clock at which it was recorded."""
+    """An event stores the time of the host's clock at which it was recorded."""
 
     original: Any = torch.Event
 
@@ -290,7 +286,6 @@ class GenericEvent(metaclass=_ReplacementMeta):
     def synchronize(self) -> None: ...
 
     def elapsed_time(self, end_event: "GenericEvent") -> float:
-        """Return the milliseconds of the host's clock between the recordings of the two events."""
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded is None or end_event._recorded is None:
@@ -309,8 +304,6 @@ class GenericEvent(metaclass=_ReplacementMeta):
 
 
 class Event(GenericEvent):
-    """Replaces `torch.cuda.Event` on a virtual GPU."""
-
     original: Any = torch.cuda.Event
 
     def __init__(
@@ -355,8 +348,6 @@ def _external_stream(*_arguments: Any, **_options: Any) -> NoReturn:
 
 
 def _creating(replacement: type) -> Any:
-    """Return a `__new__` method that creates an object of a different class."""
-
     def make(_cls: type, *arguments: Any, **options: Any) -> Any:
         return replacement(*arguments, **options)
 

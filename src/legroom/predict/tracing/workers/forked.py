@@ -55,7 +55,6 @@ class ForkedWorkers:
         self._requests = 0
         self._received = b""
         self._started: list[int] = []
-        """The process ids of the workers, in the order of the requests."""
         self._exited: dict[int, int] = {}
 
     def is_usable(self) -> bool:
@@ -121,7 +120,6 @@ class ForkedWorkers:
         self._output.close()
 
     def _read(self, wait: bool) -> bool:
-        """Read the server's messages. Return False if no messages are available."""
         try:
             received = self._ours.recv(4096, 0 if wait else socket.MSG_DONTWAIT)
         except OSError:

@@ -21,7 +21,6 @@ from legroom.processes import exit_with_parent
 
 
 def serve(requests: socket.socket, function: str) -> None:
-    """Fork a worker for each request, until the caller closes its end of the socket."""
     module, name = function.split(":")
     with gc_paused_during_imports(lambda: True):
         call = getattr(importlib.import_module(module), name)

@@ -104,7 +104,6 @@ class RepeatedScript:
         self._first = self._start()
         self._running = [self._first]
         self._is_ready = False
-        """Whether the first process waits for a request at its first batch."""
         self._shown = self._first
         self._requests: list[dict[str, Any]] = []
         self._replies: deque[dict[str, Any]] = deque()
@@ -171,7 +170,6 @@ class RepeatedScript:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Start as many of the waiting traces as the limit on running processes allows."""
         self._requests.sort(key=lambda request: not request["urgent"])
         if self._requests and self._is_ready:
             self._is_ready = False

@@ -35,8 +35,6 @@ def replacements() -> Iterable[Replacement]:
 
 
 class _SynchronousThread:
-    """A thread whose `start()` runs the target in the calling thread."""
-
     def __init__(self, target: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> None:
         self._target, self._arguments, self._options = target, args, kwargs or {}
 

@@ -54,9 +54,7 @@ def _tracker() -> Iterable[Replacement]:
     takes_type = "device_type" in inspect.signature(base.__init__).parameters  # torch 2.6
 
     def init(self: Any, *_arguments: Any, **_options: Any) -> None:
-        """Initialize the tracker without comparing the state of the generator with the state on rank 0, as torch's own
-        tracker would.
-        """
+        # PyTorch's own tracker would also compare the state of the generator with the state on rank 0.
         base.__init__(self, "cuda" if takes_type else torch.device("cuda", torch.cuda.current_device()))
 
     yield from table(tracker, {"__init__": init, "_distribute_region": _distribute_region})
@@ -90,7 +88,6 @@ def _distribute_region(tracker: Any, spec: Any, generator: Any = None) -> Iterat
 
 
 def _shard(spec: Any) -> tuple[int, int]:
-    """Return the index of this rank's shard and the number of shards."""
     index, shards = 0, 1
     coordinate = spec.mesh.get_coordinate()
     for dimension, placement in enumerate(spec.placements):

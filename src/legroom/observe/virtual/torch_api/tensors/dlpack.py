@@ -16,7 +16,6 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 CPU, CUDA = 1, 2
-"""The values of `DLDeviceType` in the DLPack standard."""
 _DEVICE_OFFSETS = {b"dltensor": 8, b"dltensor_versioned": 40}
 """Maps the name of a capsule to the byte offset of its `device` field."""
 

@@ -68,7 +68,6 @@ _active: _Pinned | None = None
 
 
 def _type_name(tensor: torch.Tensor) -> str:
-    """Return the type of a tensor on a device as torch names it, for example `torch.cuda.FloatTensor`."""
     names = {
         torch.float16: "Half",
         torch.bfloat16: "BFloat16",
