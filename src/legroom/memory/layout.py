@@ -16,8 +16,6 @@ from legroom.memory.events import Alloc, Event, Free, SegmentChange
 
 @dataclass(frozen=True, slots=True)
 class LaidOutBlock:
-    """A block of a segment. If the block is free, `alloc` is None."""
-
     size: int
     alloc: Alloc | None
 

@@ -87,7 +87,6 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """The time of the last event, in seconds since the start of the run."""
         with self._up_to_date():
             return self._time
 
@@ -302,7 +301,6 @@ class Ledger:
             self._count(self._live[id], self._live[id].block_bytes)
 
     def _settle(self) -> None:
-        """Count the storages that the ended step allocated and that are still alive."""
         for alloc in self._fresh.values():
             self._count(alloc, alloc.block_bytes)
         self._fresh.clear()

@@ -34,7 +34,6 @@ class Holding:
     bytes: int
     category: Category
     module: str
-    """The module with most of the bytes, or ""."""
     count: int
 
 
@@ -42,10 +41,9 @@ class Holding:
 class State:
     device: int
     index: int
-    """The number of the event before this point, or -1 before the first event."""
+    """See `Moment.index`."""
     time: float
     live: list[Alloc]
-    """The live storages in the order of allocation, with their final categories."""
     reserved: int
 
     @cached_property

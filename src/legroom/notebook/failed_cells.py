@@ -57,7 +57,6 @@ class FailedCells:
         shell.showtraceback((kind, error, _without_legroom(trace)), tb_offset=tb_offset)
 
     def cell_ended(self, result: Any) -> None:
-        """Release the tensors of a cell that failed with an out-of-memory error."""
         was_shown, self.was_shown = self.was_shown, False
         error = getattr(result, "error_in_exec", None)
         if error is None or not is_oom(error):
@@ -168,7 +167,6 @@ def _location(holder: Holder) -> str:
 
 
 def _variable(holder: Holder) -> str:
-    """Return the name of the notebook variable that retains memory, or "" if another object retains it."""
     name = holder.path.partition(" ")[0].partition(".")[0].partition("[")[0]
     is_global = holder.frame is None or holder.frame.function.startswith("<")
     return name if name.isidentifier() and is_global and name in _user_names() else ""

@@ -20,7 +20,6 @@ class DeviceStatus:
     kind: str
     """`cuda`, `virtual`, or `host` if the run has no GPU."""
     uuid: str = ""
-    """The UUID of a real GPU, or "" if unknown."""
     capacity: int
     allocated: int
     reserved: int
@@ -30,8 +29,6 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of one process in a run."""
-
     pid: int
     verb: str
     """`run`, `launch`, or `watch` for a loop over `legroom.watch`."""
@@ -46,7 +43,6 @@ class RunStatus:
     """The number of completed steps, or None if steps are not counted."""
     total_steps: int | None = None
     seconds_per_step: float | None = None
-    """The duration of the last step in seconds, or None before the first step ends."""
     trend: int | None = None
     """The growth of allocated memory in bytes per step. The value is 0 if memory fluctuates, and None if the growth is
     not known yet.

@@ -20,7 +20,7 @@ from legroom.observe.children.status import PARENT, ChildStatus, rank_of_this_pr
 from legroom.units import MiB
 
 VARIABLE = "LEGROOM_CHILD_CAPTURES"
-"""The environment variable with the path of the folder for the captures."""
+"""This environment variable contains the path of the folder for captures."""
 MAX_BYTES = 8 * MiB
 
 

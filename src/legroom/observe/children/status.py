@@ -38,7 +38,6 @@ class ChildStatus:
         self._next_update = 0.0
 
     def add(self, event: Event) -> None:
-        """Publish the state at the end of a step, at most once per `INTERVAL`."""
         if isinstance(event, Step):
             self._steps[event.device] = event
             if time.monotonic() >= self._next_update:

@@ -54,7 +54,7 @@ class AddressOwners:
             self.transient.append(_owned_addresses(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the gradients. All gradients exist before an optimizer step."""
+        # All gradients exist before an optimizer step.
         known = self._optimizers.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = self._optimizers[id(optimizer)] = _Optimizer(optimizer)
@@ -80,9 +80,7 @@ class AddressOwners:
         self.transient.append(OwnedAddresses(tick, Category.GRADIENT, addresses, known.details))
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the optimizer state. The state is allocated in the first step, or in the second step if the first was
-        skipped.
-        """
+        # The state is allocated in the first step, or in the second step if the first was skipped.
         known = self._optimizers.get(id(optimizer))
         if known is not None and known.steps < 2:
             known.steps += 1

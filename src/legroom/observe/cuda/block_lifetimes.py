@@ -121,7 +121,7 @@ class LibraryWorkspaces:
         return self._found.setdefault(_side(block), block.id) == block.id
 
     def release(self, block: BlockLifetime) -> None:
-        """Record that the block was freed. A workspace is never freed, so the block is not a workspace."""
+        # A workspace is never freed.
         if self._found.get(_side(block)) == block.id:
             del self._found[_side(block)]
 
@@ -243,7 +243,5 @@ def _set_location(block: BlockLifetime, place: CodeLocation | None) -> None:
 
 
 def phase_of(activity: str, graph_open: bool) -> Phase:
-    """Return the phase of an activity. The loss computation between the forward and the backward pass counts as part of
-    the forward pass.
-    """
+    """The loss computation between the forward and the backward pass counts as part of the forward pass."""
     return Phase.FORWARD if activity == OTHER and graph_open else PHASES[activity]

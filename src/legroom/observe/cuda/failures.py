@@ -128,7 +128,6 @@ def _script_frame() -> FrameType | None:
 
 
 def _innermost_frame() -> FrameType | None:
-    """Return the innermost Python frame outside Legroom. This frame made the failed call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in (__file__, torch_api.__file__):
         frame = frame.f_back

@@ -126,11 +126,9 @@ class CudaHistory:
         self._progress = (0, 0.0)
         self._allocated_after_step = 0
         self._in_gap = False
-        """True if steps were sent to the sink without their entries."""
         self._is_ready = False
         self._is_recording = False
         self._is_off = False
-        """True if recording has ended because it finished or failed, or because this is a forked child."""
 
     # --- the Producer protocol
 
@@ -345,7 +343,6 @@ class CudaHistory:
         return list(self._rings)
 
     def _emit_lost_steps(self) -> None:
-        """Send the `Step` events of steps whose history entries were overwritten."""
         while self._pending:
             entries, pending = self._pending[0]
             device = getattr(pending.event, "device", 0)
@@ -463,7 +460,7 @@ class CudaHistory:
 
 
 class _Ring:
-    """Tracks how old the entries of the highest peak are in the ring of a device."""
+    """Tracks the age of the highest peak's entries in the ring buffer of a device."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -475,7 +472,6 @@ class _Ring:
         """The number of entries before the step with the highest peak. The value is None after this peak was read."""
 
     def update(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
-        """Record the peaks of a step, or of an interval without steps, that just ended."""
         if peak_allocated > self.peak_allocated or peak_reserved > self.peak_reserved:
             self.peak_allocated = max(peak_allocated, self.peak_allocated)
             self.peak_reserved = max(peak_reserved, self.peak_reserved)

@@ -56,8 +56,6 @@ TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
 
 
 class AllocationFailure(NamedTuple):
-    """A failed allocation that became an error, with the memory use at that time."""
-
     device: int
     wanted: int
     """The number of bytes that PyTorch requested from the device. PyTorch requests whole segments, which may be larger
@@ -71,13 +69,11 @@ class AllocationFailure(NamedTuple):
     cached: int
     fragmented: int
     module: str
-    """The module of the failed backward operation, if it is known from the graph."""
     in_backward: bool
     op: str
     """The running autograd node or the called function, or "" if neither is known."""
     message: str = ""
     survey: HolderSurvey | None = None
-    """The variables that retained memory, or None if the search did not run."""
     other_processes: str = ""
 
 
@@ -142,8 +138,6 @@ class DeviceHistory:
 
 
 class _Reading:
-    """Converts the entries from one reading of a device's history to events."""
-
     def __init__(
         self,
         history: DeviceHistory,

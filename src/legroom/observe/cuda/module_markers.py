@@ -24,7 +24,7 @@ OnRoot = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str, str], None]
 
 
 class ModuleMarkers:
-    """Marks the path of the innermost running module. Modules inside compiled code are not marked."""
+    """Modules inside compiled code are not marked."""
 
     def __init__(self, markers: Markers, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
         """`on_root` is called when a root module starts. `activity_outside()` returns the activity after the root

@@ -16,10 +16,7 @@ class UnsafePickle(Exception):  # noqa: N818
 
 
 def read_plain_pickle(data: bytes) -> Any:
-    """Return the content of a pickle of protocol 2 or later.
-
-    Raises UnsafePickle if the pickle contains other instructions, and ValueError if the data is not a complete pickle.
-    """
+    """Return the content of a pickle of protocol 2 or later."""
     try:
         return _run(data)
     except (LookupError, TypeError, ArithmeticError, RecursionError, MemoryError, struct.error):

@@ -239,7 +239,6 @@ class _Snapshot:
     def _failure(
         self, device: int, trace: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[str, Any]]
     ) -> AllocationFailure | None:
-        """Return the failure of the last allocation, or None if the last allocation succeeded."""
         last = next((entry for entry in reversed(trace) if entry["action"] in ("alloc", "oom")), None)
         if last is None or last["action"] != "oom":
             return None
@@ -268,7 +267,6 @@ class _Snapshot:
             return None
 
     def _script(self) -> str:
-        """Return the file of the outermost user frame in the first stack."""
         for frames in self._stacks.values():
             for frame in reversed(frames):
                 if is_user_file(frame["filename"]):
@@ -277,7 +275,7 @@ class _Snapshot:
 
 
 def _activity(entry: Mapping[str, Any]) -> Activity:
-    """Return the activity of an entry according to its stack. The autograd engine has no Python frames."""
+    # The autograd engine has no Python frames.
     frames = entry["frames"]
     if not frames:
         return BACKWARD
@@ -349,7 +347,6 @@ def _step_ends(annotations: list[Any]) -> Iterator[int]:
 
 
 def _python_frame(frame: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a Python frame, or None for a frame of C++ code."""
     file, name, line = frame.get("filename"), frame.get("name"), frame.get("line")
     if not (isinstance(file, str) and isinstance(name, str) and type(line) is int):
         raise _NotASnapshot("a frame has no file, line or name")

@@ -23,9 +23,7 @@ class Stack(NamedTuple):
     user's line called the operation directly, because the history does not contain operations.
     """
     from_engine: bool
-    """True if this stack belongs to a thread of the autograd engine."""
     in_backward: bool
-    """True if the stack contains a call that runs the backward pass."""
 
 
 NO_STACK = Stack(None, "", True, False)

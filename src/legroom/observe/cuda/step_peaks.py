@@ -61,7 +61,6 @@ class StepPeaks:
         return statistics
 
     def end_step(self, device: int) -> tuple[dict[str, Any], int, int]:
-        """Return the current statistics, and the highest allocated and reserved memory of the step that ends."""
         statistics = self._read(device)
         saved = self._saved.setdefault(device, {})
         for path, figures in _leaves(statistics):

@@ -40,7 +40,6 @@ class AllocatorStats(NamedTuple):
     inactive_split: int = 0
     """Free bytes in segments that also contain blocks in use."""
     entries: int = 0
-    """The number of history entries so far, including overwritten entries."""
 
 
 class CudaApi:
@@ -53,7 +52,6 @@ class CudaApi:
     # --- initialization
 
     def when_ready(self, callback: Callable[[], None]) -> None:
-        """Call `callback` now if CUDA is initialized, or else when the script initializes CUDA."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             callback()
             return

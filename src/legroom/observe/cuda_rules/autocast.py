@@ -49,7 +49,7 @@ NORMS = {
     "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
     "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
 }
-"""The overload with a `dtype` argument of each norm operation."""
+"""The overload of each norm operation that has a `dtype` argument."""
 REJECTED = frozenset({"binary_cross_entropy"})
 """Operations that raise an error under autocast on CUDA."""
 
@@ -65,7 +65,6 @@ def cuda_operations() -> set[str]:
 
 @contextlib.contextmanager
 def installed(overrides: Overrides) -> Iterator[None]:
-    """Apply CUDA's autocast lists to tensors on a virtual device."""
     casts = Casts(overrides.is_on_device)
     cpu_operations = _registered(_KEY)
     operations = cuda_operations()

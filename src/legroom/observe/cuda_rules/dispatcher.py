@@ -27,10 +27,7 @@ MAY_REPLACE = (
 
 
 class Overrides:
-    """Replaces kernels of aten operations until `close` is called."""
-
     def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
-        """`is_on_device(tensor)` returns whether a tensor is on a virtual device, not on the host."""
         self.is_on_device = is_on_device
         library: Any = torch.library.Library
         self._library = library("aten", "IMPL")

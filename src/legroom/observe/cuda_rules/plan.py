@@ -66,7 +66,6 @@ class MemoryPlan:
 
     steps: Sequence[MemoryStep] = ()
     notes: tuple[str, ...] = ()
-    """Remarks for the report of the estimate."""
 
 
 @dataclass(slots=True)
@@ -84,7 +83,6 @@ Rule = Callable[[OpCall], MemoryPlan | None]
 
 
 def scratch(*sizes: int) -> MemoryPlan | None:
-    """Return a plan that allocates the results, then scratch memory of these sizes."""
     steps = [ScratchAlloc(str(index), size) for index, size in enumerate(sizes) if size > 0]
     return MemoryPlan(steps) if steps else None
 

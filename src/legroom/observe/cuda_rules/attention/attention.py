@@ -29,9 +29,8 @@ aten = torch.ops.aten
 
 
 def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> None:
-    """Make `scaled_dot_product_attention` use the kernel that CUDA selects on `gpu`.
-
-    The rule follows `scaled_dot_product_attention` in ATen/native/transformers/attention.cpp.
+    """Make `scaled_dot_product_attention` use the kernel that CUDA selects on `gpu`, as in
+    ATen/native/transformers/attention.cpp.
     """
 
     def attend(
@@ -132,17 +131,16 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _cudnn_forward(call: OpCall) -> MemoryPlan:
-    """Plan cuDNN's attention. The seed and offset of dropout are allocated first, even without dropout. The log-sum-exp
-    is allocated only for the backward pass.
+    """The seed and offset of dropout are allocated first, even without dropout. The log-sum-exp is allocated only for
+    the backward pass.
     """
     sums = OutputAlloc(1) if call.arguments["compute_log_sumexp"] else OutputAlloc(1, 0)
     return MemoryPlan([OutputAlloc(2), OutputAlloc(3), OutputAlloc(0), sums, ScratchAlloc("workspace", 256)])
 
 
 def _cudnn_backward(call: OpCall) -> MemoryPlan:
-    """Plan the gradient of cuDNN's attention. The gradient of the queries is summed in float32, with one additional sum
-    per row. If several query heads share a key head, the gradients of the keys and values are first computed separately
-    for each query head.
+    """The gradient of the queries is summed in float32, with one additional sum per row. If several query heads share a
+    key head, the gradients of the keys and values are first computed separately for each query head.
     """
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
@@ -153,14 +151,13 @@ def _cudnn_backward(call: OpCall) -> MemoryPlan:
 
 
 def _efficient_forward(call: OpCall) -> MemoryPlan:
-    """Plan memory-efficient attention. The seed and offset of dropout are on the host."""
+    # The seed and offset of dropout are on the host.
     return MemoryPlan([OutputAlloc(0), OutputAlloc(1), OutputAlloc(2, 0), OutputAlloc(3, 0)])
 
 
 def _efficient_backward(call: OpCall) -> MemoryPlan:
-    """Plan the gradient of memory-efficient attention. The kernel computes partial gradients of the queries, one for
-    each block of rows. For float32, a product with the size of the result is allocated first, and each of its rows is
-    summed outside the kernel.
+    """The kernel computes partial gradients of the queries, one for each block of rows. For float32, a product with the
+    size of the result is allocated first, and each of its rows is summed outside the kernel.
     """
     gradient = call.arguments["grad_out_"]
     query, key = call.arguments["query"], call.arguments["key"]
@@ -189,9 +186,7 @@ def _efficient_backward(call: OpCall) -> MemoryPlan:
 
 
 def _flash_backward(call: OpCall) -> MemoryPlan:
-    """Plan the gradient of flash attention. The scratch memory is the same as for cuDNN, with rows and widths rounded
-    up to the blocks of the kernel.
-    """
+    """The scratch memory is the same as for cuDNN, with rows and widths rounded up to the blocks of the kernel."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     rows = -(-rows // 128) * 128

@@ -139,7 +139,7 @@ def _efficient(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> b
 
 
 def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
-    """Return the number of elements of which the head dimension must be a multiple."""
+    """Return the number of elements that must divide the head dimension."""
     half = dtype in (torch.float16, torch.bfloat16)
     if gpu.capability >= (8, 0):
         return 8 if half else 4

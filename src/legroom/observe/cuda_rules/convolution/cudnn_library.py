@@ -101,11 +101,10 @@ class Knob(IntEnum):
 
 
 class RejectedError(Exception):
-    """Raised if cuDNN rejects a call, with the reason."""
+    pass
 
 
 AttributeValue = tuple[AttributeType, Any]
-"""The type of an attribute, and its values as a C array."""
 
 
 def int_values(*values: int) -> AttributeValue:
@@ -197,7 +196,6 @@ class DescriptorSet:
 
 class SkippedKernel(NamedTuple):
     engine: int
-    """cuDNN's number for the kernel."""
     reason: str
 
 

@@ -41,7 +41,6 @@ TIMEOUT = 60
 several hundred MiB of libraries.
 """
 MAX_MESSAGE = 1 << 16
-"""The maximum size of one query or reply in bytes."""
 
 
 class Answer(NamedTuple):

@@ -60,7 +60,6 @@ HOPPER = (9, 0)
 class KernelChoice(NamedTuple):
     workspace: int
     engine: int
-    """cuDNN's number for a family of kernels."""
     rank: int
     """The position of the kernel in the heuristic's list. From `_ALL` on, the position is in the list of fallbacks."""
     knobs: dict[int, int]
@@ -264,14 +263,12 @@ _FIRST, _ALL = 4, 100
 
 
 def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:
-    """Return whether torch allows the kernel (`filterEngineConfigs` in Conv_v8.cpp)."""
     if _ROUNDS_INPUTS in notes or (query.deterministic and _NOT_DETERMINISTIC in notes):
         return False
     return not (query.layer.dtype == "float32_strict" and _TENSOR_CORE in notes)
 
 
 _TENSOR_CORE, _ROUNDS_INPUTS, _NOT_DETERMINISTIC = 0, 1, 4
-"""cuDNN's numbers for the numerical notes of an engine."""
 
 
 def _operation(descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation) -> int:

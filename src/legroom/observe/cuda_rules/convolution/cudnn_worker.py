@@ -16,7 +16,6 @@ from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn
 
 
 def main(paths: Sequence[str], descriptor: int) -> None:
-    """Answer queries on a socket until no connection to the socket remains."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script handles Ctrl-C
     serve(socket.socket(fileno=descriptor), lambda: load_library(paths))
 

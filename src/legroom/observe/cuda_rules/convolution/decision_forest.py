@@ -37,8 +37,6 @@ RATIOS = range(47, 51)
 
 
 class Vote(NamedTuple):
-    """A size, and the fraction of trees that voted for it."""
-
     size: int
     share: float
     formula: str
@@ -66,9 +64,7 @@ def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vot
 
 
 def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[float]:
-    """Return the features of an operation. A transposed convolution is treated as the gradient of an ordinary
-    convolution.
-    """
+    """A transposed convolution is treated as the gradient of an ordinary convolution."""
     layer = query.layer
     problem = kernel_problem(operation, layer, c, query.output_sizes)
     inner, outer, kernel = (_3d(sizes) for sizes in (problem.input_size, problem.output_size, problem.kernel))
@@ -93,7 +89,6 @@ def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list
 
 
 def _3d(sizes: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return the depth, height and width. Missing dimensions have size 1."""
     depth, height, width = (1,) * (3 - len(sizes)) + tuple(sizes)
     return depth, height, width
 
@@ -154,7 +149,6 @@ class ForestHeader(NamedTuple):
     formulas: list[str]
     trees: int
     feature_counts: list[int]
-    """The number of inner nodes that branch on each feature."""
 
     @property
     def nodes(self) -> int:
@@ -199,7 +193,7 @@ def _forests() -> dict[ConvOperation, _Forest]:
 
 
 def _read_bits(file: BytesIO, count: int) -> str:
-    """Read `count` bits and return them as characters. The file pads the last byte with zeros."""
+    """Read `count` bits as characters. The file pads the last byte with zeros."""
     data = file.read(-(-count // 8))
     return f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"[:count]
 

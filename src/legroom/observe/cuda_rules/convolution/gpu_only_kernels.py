@@ -75,7 +75,6 @@ class KernelProblem(NamedTuple):
     inputs: int
     outputs: int
     input_size: tuple[int, ...]
-    """The size of an image. The height is 1 for 1D convolutions."""
     output_size: tuple[int, ...]
     kernel: tuple[int, ...]
     padding: tuple[int, ...]
@@ -106,7 +105,6 @@ def kernel_problem(
 
 
 def first_gpu_only(problem: KernelProblem, skipped: list[SkippedKernel]) -> Algorithm | None:
-    """Return the algorithm of the first skipped kernel that a real GPU would run."""
     for kernel in skipped:
         algorithm = ALGORITHMS.get((problem.operation, kernel.engine))
         if algorithm is not None and _CAN_RUN[algorithm](problem, kernel):

@@ -35,7 +35,6 @@ def _values(channels: int, pixels: int, c: Convolution, rule: str) -> int:
 
 
 def _padded(channels: int, c: Convolution) -> int:
-    """Return the number of channels after padding to a multiple of 16 bytes or of the group width."""
     if c.groups == 1:
         return round_up(channels, 16 // c.element)
     return c.groups * group_width(c)

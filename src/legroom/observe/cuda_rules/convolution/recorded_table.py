@@ -49,8 +49,6 @@ class ConvLayer(NamedTuple):
 
 
 class ConvQuery(NamedTuple):
-    """A convolution, as torch passes it to cuDNN."""
-
     layer: ConvLayer
     batch: int
     output_sizes: tuple[int, ...]
@@ -62,7 +60,6 @@ class WorkspaceKind(NamedTuple):
     weight: bool
     output: bool
     padding: int
-    """The number of channels is padded to a multiple of this number."""
     copies: bool
     """True if the workspace contains a float32 copy of the weights for each image."""
 
@@ -176,8 +173,6 @@ BLOCK = 4096
 
 
 class _Table(NamedTuple):
-    """The recorded table, stored by columns as in the file."""
-
     families: dict[LayerFamily, tuple[slice, slice, slice]]
     """The slices of the layer columns, the dimension columns and the row columns that belong to each family."""
     batches: list[int]

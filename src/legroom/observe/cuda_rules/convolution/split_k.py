@@ -152,4 +152,4 @@ _SPLIT_COST_LATER = {
 }
 """The cost of a split after the first full wave, by dtype and tile."""
 _LAST_SPLIT_WAVE = {("float16", 1): 6, ("float16", 6): 6}
-"""A maximum number of full waves, by dtype and tile. If a convolution has more full waves, its sums are not split."""
+"""The maximum number of full waves, by dtype and tile. If a convolution has more full waves, its sums are not split."""

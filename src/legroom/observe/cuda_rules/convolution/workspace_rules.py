@@ -18,7 +18,7 @@ from typing import NamedTuple
 from legroom.gpus.catalog import GpuSpec
 
 TILE = 128
-"""The number of rows and columns of the tile that one block computes."""
+"""One block computes a tile with this many rows and columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,6 @@ class Convolution:
     argument."""
 
     element: int
-    """Bytes per element."""
     channels_last: bool
     batch: int
     inputs: int
@@ -53,7 +52,6 @@ class Convolution:
         return self.kernel_area == 1
 
     def padded_weights(self, to: int = 1) -> int:
-        """Return the number of weights, with channels padded to a multiple of `to`."""
         return round_up(self.inputs, to) * round_up(self.outputs, to) * self.kernel_area // self.groups
 
     def converted(self, *, input: bool = True, weight: bool = True, output: bool = True, to: int = 1) -> int:
@@ -69,8 +67,6 @@ class Convolution:
 
 
 class ConvWorkspaces(NamedTuple):
-    """Workspace sizes in bytes for the forward pass and the two gradients."""
-
     forward: int
     input_gradient: int
     weight_gradient: int

@@ -27,7 +27,6 @@ class WorkspaceGuess(NamedTuple):
     others: tuple[ConvWorkspaces, ...] = ()
     """Alternative sizes, most likely first. The tuple is empty if the sizes are certain."""
     crashed: bool = False
-    """Whether cuDNN crashed during the query for this convolution."""
 
 
 class _Sizes(NamedTuple):
@@ -132,7 +131,6 @@ OLDEST_CAPABILITY = (7, 5)
 
 
 def by_rules(c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:
-    """Return the workspaces according to rules that were fitted to a few thousand convolutions."""
     sizes = ConvWorkspaces(
         workspace_rules.forward(c), workspace_rules.input_gradient(c), workspace_rules.weight_gradient(c, gpu)
     )

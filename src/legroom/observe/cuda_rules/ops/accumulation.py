@@ -57,9 +57,7 @@ class Accumulation:
     def __init__(self) -> None:
         self._unshared = _counts_of_an_unshared_gradient()
         self._added_up = -1
-        """The sequence number of the last node in `_TWO_GRADIENTS` that added its two gradients."""
         self._begun = (-1, -1)
-        """The graph task and the sequence number of the last `_IN_PLACE_FORMULA` node that ran."""
 
     def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
         """Return the operation to run instead of `func`. The result is the in-place variant if the engine would add in
@@ -116,7 +114,6 @@ def _writes_into_zeros(func: Any, args: Any) -> bool:
 
 
 def _in_final_backward_pass() -> bool:
-    """Return whether this is a backward pass without `create_graph`."""
     return in_backward_pass() and not torch.is_grad_enabled()
 
 
@@ -167,8 +164,8 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 
 
 def _view(call: OpCall) -> MemoryPlan | None:
-    """Plan the gradient of a view. On CUDA, the gradient of a view that was changed in place is copied. In a trace, the
-    engine would compute it by replaying the view, without a copy.
+    """On CUDA, the gradient of a view that was changed in place is copied. In a trace, the engine would compute it by
+    replaying the view, without a copy.
 
     For example, an instance norm returns a view of the tensor that a batch norm computed. An in-place activation after
     the instance norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the

@@ -79,7 +79,6 @@ def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
 
 
 def _contiguous_gradients(call: OpCall) -> MemoryPlan | None:
-    """Plan a backward kernel that copies its gradient and its result if they are not contiguous."""
     tensors = (call.arguments["grad_output"], call.result)
     return scratch(*(size_of(one) for one in tensors if not one.is_contiguous()))
 
@@ -92,8 +91,8 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
-    """Plan `im2col`. The kernel copies the input, and copies an input that is not contiguous twice. If the patches do
-    not overlap, it makes one copy fewer.
+    """`im2col` copies the input, and copies an input that is not contiguous twice. If the patches do not overlap, it
+    makes one copy fewer.
     """
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
@@ -104,8 +103,8 @@ def _unfold(call: OpCall) -> MemoryPlan | None:
 
 
 def _fold(call: OpCall) -> MemoryPlan:
-    """Plan `col2im`. The columns are summed into the storage of the result. This storage is therefore at least as large
-    as the columns, even if the result itself is smaller.
+    """The columns of `col2im` are summed into the storage of the result. This storage is therefore at least as large as
+    the columns, even if the result itself is smaller.
     """
     columns = call.arguments["self"]
     steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]

@@ -78,5 +78,5 @@ class _Losses(torch.autograd.Function):
 
 
 def _lengths_on_device(log_probs: Tensor) -> list[Tensor]:
-    """Return the lengths of targets and inputs, and the offset of each target."""
+    # The lengths of targets and inputs, and the offset of each target.
     return [log_probs.new_empty(log_probs.shape[1], dtype=torch.int64) for _ in range(3)]

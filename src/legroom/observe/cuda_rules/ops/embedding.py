@@ -56,17 +56,13 @@ def _bag_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _coalesce(call: OpCall) -> MemoryPlan:
-    """Plan the coalescing of a sparse gradient. The indices are sorted, and rows with the same index are summed
-    (`_coalesce_sparse_cuda`).
-    """
+    # The indices are sorted, and rows with the same index are summed (`_coalesce_sparse_cuda`).
     indices = call.arguments["self"]._nnz() * 8
     return MemoryPlan([ScratchAlloc("linear", indices), ScratchAlloc("positions", indices), ScratchAlloc("range", indices), ScratchAlloc("sort", 2 * indices), ScratchFree("sort"), OutputAlloc(0)])  # fmt: skip
 
 
 def _sparse_mask(call: OpCall) -> MemoryPlan:
-    """Plan `sparse_mask`. Rows of the dense matrix are gathered at the indices of the sparse matrix, then copied into
-    the result.
-    """
+    # Rows of the dense matrix are gathered at the indices of the sparse matrix, then copied into the result.
     mask = call.arguments["mask"]
     return MemoryPlan(
         [

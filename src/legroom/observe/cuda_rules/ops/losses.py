@@ -25,8 +25,8 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def _loss_and_result(call: OpCall) -> MemoryPlan | None:
-    """Plan a loss that first allocates its result with the size of the inputs. When the result is resized to a scalar,
-    this memory is not freed. The losses are stored in a second tensor.
+    """The loss first allocates its result with the size of the inputs. When the result is resized to a scalar, this
+    memory is not freed. The losses are stored in a second tensor.
     """
     if not _reduces(call):
         return None
@@ -35,8 +35,8 @@ def _loss_and_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_in_place(call: OpCall) -> MemoryPlan | None:
-    """Plan a loss that is computed in the memory of its result. When the result is resized to a scalar, its storage
-    stays as large as the losses of all elements.
+    """The loss is computed in the memory of its result. When the result is resized to a scalar, its storage stays as
+    large as the losses of all elements.
     """
     if not _reduces(call):
         return None
@@ -44,7 +44,6 @@ def _loss_in_place(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_then_result(call: OpCall) -> MemoryPlan | None:
-    """Plan a loss that allocates the losses first, then the result."""
     if not _reduces(call):
         return None
     return MemoryPlan(
@@ -53,8 +52,8 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """Plan `binary_cross_entropy_with_logits` (Loss.cpp). The kernel computes the log sigmoid and multiplies it by
-    `pos_weight`, if given. Then it computes the losses.
+    """`binary_cross_entropy_with_logits` (Loss.cpp) computes the log sigmoid and multiplies it by `pos_weight`, if
+    given. Then it computes the losses.
     """
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
@@ -68,8 +67,8 @@ def _logits_loss(call: OpCall) -> MemoryPlan:
 
 
 def _soft_margin_backward(call: OpCall) -> MemoryPlan:
-    """Plan the gradient of the soft margin loss. The kernel computes exp(-target × input) in three steps, then the
-    gradient (`soft_margin_loss_backward_out` in Loss.cpp).
+    """The gradient of the soft margin loss computes exp(-target × input) in three steps
+    (`soft_margin_loss_backward_out` in Loss.cpp).
     """
     size = size_of(call.arguments["self"])
     return MemoryPlan(
@@ -98,8 +97,6 @@ def _flat(tensor: Any) -> Any:
 
 
 class _Flat:
-    """A flattened tensor with only the attributes that the reduction rule reads."""
-
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = (tensor.numel(),)
 

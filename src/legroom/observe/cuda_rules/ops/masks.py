@@ -47,8 +47,8 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
-    """Plan the gradient of `masked_scatter`. The kernel copies the gradients that the mask selects to a tensor with the
-    shape of the source. The number of true values in the mask is unknown, so the plan assumes the size of the source.
+    """The gradient of `masked_scatter` copies the gradients that the mask selects to a tensor with the shape of the
+    source. The number of true values in the mask is unknown, so the plan assumes the size of the source.
     """
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
     selected = ScratchAlloc("selected", size_of(call.result))
@@ -58,9 +58,9 @@ def _scatter_backward(call: OpCall) -> MemoryPlan:
 
 
 def _index(call: OpCall) -> MemoryPlan | None:
-    """Plan an indexing operation. A mask is converted to the positions of its true values. Each position consists of
-    one int64 per dimension. Indices for several dimensions are broadcast to one shape. Indices with another shape are
-    copied (`AdvancedIndex` in TensorAdvancedIndexing.cpp).
+    """A mask is converted to the positions of its true values. Each position consists of one int64 per dimension.
+    Indices for several dimensions are broadcast to one shape. Indices with another shape are copied (`AdvancedIndex` in
+    TensorAdvancedIndexing.cpp).
     """
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
     masks = [t for t in indices if t.dtype == torch.bool]
@@ -73,7 +73,6 @@ def _index(call: OpCall) -> MemoryPlan | None:
 
 
 def _true_values(tensor: Any, mask: Any, values: Any) -> int:
-    """Return the number of true values of a mask, given the number of selected elements."""
     return int(values.numel() // max(1, tensor.numel() // max(1, mask.numel())))
 
 
@@ -87,9 +86,7 @@ def _broadcast_copies(indices: list[Any]) -> list[ScratchAlloc]:
 
 
 def _index_put(call: OpCall) -> MemoryPlan | None:
-    """Plan `index_put`. With `accumulate`, linear indices are sorted together with their positions, and the values are
-    copied.
-    """
+    # With `accumulate`, linear indices are sorted together with their positions, and the values are copied.
     if not call.arguments.get("accumulate"):
         return None
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]

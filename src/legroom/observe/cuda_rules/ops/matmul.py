@@ -57,8 +57,6 @@ def _thread(call: OpCall) -> str:
 
 
 def _product(*operands: str, bias: str | None = None) -> Rule:
-    """Return the rule for an operation that multiplies the matrices `operands` and adds `bias`."""
-
     def rule(call: OpCall) -> MemoryPlan | None:
         if any(call.arguments[name].layout is not torch.strided for name in operands):
             return sparse_product(call)
@@ -99,9 +97,7 @@ def _is_readable(matrix: Any) -> bool:
 
 
 def _affine_grid(call: OpCall) -> MemoryPlan:
-    """Plan `affine_grid_generator` (AffineGridGenerator.cpp), which multiplies the base grid by the matrix of each
-    image.
-    """
+    """`affine_grid_generator` (AffineGridGenerator.cpp) multiplies the base grid by the matrix of each image."""
     result = call.result
     base = result.numel() // max(1, result.shape[-1]) * (result.shape[-1] + 1) * result.element_size()
     return MemoryPlan([ScratchAlloc("base grid", base), OutputAlloc(0), cublas_workspace(call)])
@@ -122,9 +118,8 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """Plan `nn.Bilinear`. The kernel loops over one dimension. In each iteration, it multiplies the first two operands,
+    """The kernel of `nn.Bilinear` loops over one dimension. In each iteration, it multiplies the first two operands,
     multiplies their product by the third operand, and adds it to the result (`_trilinear` in ATen/native/Linear.cpp).
-    CUDA and the CPU use the same kernel.
     """
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
@@ -149,7 +144,6 @@ def _trilinear(call: OpCall) -> MemoryPlan:
 
 
 def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
-    """Return the shape of the tensor with dimensions of size 1 at the positions in `new`."""
     sizes = list(tensor.shape)
     for dim in sorted(new):
         sizes.insert(dim, 1)
@@ -157,8 +151,8 @@ def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
 
 
 def _euclidean(call: OpCall) -> MemoryPlan:
-    """Plan `torch.cdist`. To compute one product, it squares, sums, scales and concatenates both inputs
-    (`_euclidean_dist` in ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200.
+    """`torch.cdist` squares, sums, scales and concatenates both inputs to compute one product (`_euclidean_dist` in
+    ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200.
     """
     steps: list[MemoryStep] = []
     for side in ("x1", "x2"):
@@ -181,9 +175,9 @@ def _euclidean(call: OpCall) -> MemoryPlan:
 
 
 def _cdist_backward(call: OpCall) -> MemoryPlan:
-    """Plan the gradient of `torch.cdist`. The kernel computes the gradient of every pair and column before it sums over
-    the pairs (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with measurements on an H200, except for
-    sums over very few columns, which use more memory.
+    """The gradient of `torch.cdist` is computed for every pair and column, then summed over the pairs
+    (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with measurements on an H200, except for sums over
+    very few columns, which use more memory.
     """
     given = call.arguments["x1"]
     pairs, columns = call.arguments["cdist"].numel(), given.shape[-1]
@@ -202,9 +196,7 @@ def _cdist_backward(call: OpCall) -> MemoryPlan:
 
 
 def _pdist_backward(call: OpCall) -> MemoryPlan:
-    """Plan the gradient of `pdist`. The kernel computes the gradients of all pairs before it sums them
-    (`pdist_backward_kernel_impl`).
-    """
+    # The gradients of all pairs are computed before they are summed (`pdist_backward_kernel_impl`).
     given = call.arguments["self"]
     rows = given.shape[0] if given.dim() else 0
     return MemoryPlan([OutputAlloc(0), ScratchAlloc("pairs", max(0, rows - 1) * size_of(given))])
@@ -232,10 +224,8 @@ def _linear(
 
 
 def sparse_product(call: OpCall) -> MemoryPlan | None:
-    """Plan a product whose first operand is sparse.
-
-    The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. The kernels of
-    cuSPARSE need 32-bit indices and write the result in column order, so the result is first computed in a temporary
+    """The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. The kernels
+    of cuSPARSE need 32-bit indices and write the result in column order, so the result is first computed in a temporary
     copy. An uncoalesced sparse matrix is coalesced in each product. The rule is based on measurements on an H200 with
     12,000 and 240,000 entries.
     """
@@ -264,7 +254,7 @@ def sparse_product(call: OpCall) -> MemoryPlan | None:
 
 
 def _coalesced(count: int, matrix: Any) -> list[MemoryStep]:
-    """Coalescing allocates sorted linear indices, then values and indices without duplicates."""
+    # Coalescing allocates sorted linear indices, then values and indices without duplicates.
     sorting = [ScratchAlloc(name, 8 * count) for name in ("linear", "order", "range")]
     unique = [ScratchAlloc("values", matrix.element_size() * count), ScratchAlloc("indices", 16 * count)]
     freed = [ScratchFree(one.name) for one in reversed(sorting)]

@@ -58,9 +58,7 @@ def _uses_cudnn(input: Any, weight: Any) -> bool:
 
 
 def _layer_norm(call: OpCall) -> MemoryPlan | None:
-    """Plan a layer norm. The kernel copies an input that is not contiguous (`native_layer_norm` in
-    layer_norm_kernel.cu).
-    """
+    # The kernel copies an input that is not contiguous (`native_layer_norm` in layer_norm_kernel.cu).
     input = call.arguments["input"]
     if input.is_contiguous():
         return None
@@ -68,9 +66,9 @@ def _layer_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
-    """Plan the gradient of a layer norm. Inputs that are not contiguous are copied, as in the forward pass. For many
-    short rows, the gradients of the weights are summed in two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first
-    pass computes one partial sum for every 32 rows, and the second pass reduces these sums.
+    """Inputs that are not contiguous are copied, as in the forward pass. For many short rows, the gradients of the
+    weights are summed in two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for
+    every 32 rows, and the second pass reduces these sums.
     """
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
     steps: list[MemoryStep] = []
@@ -99,7 +97,6 @@ def _rms_norm_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[MemoryStep]:
-    """Allocate the partial sums of the gradients `names`, then run one reduction after the other."""
     width = 1
     for size in call.arguments["normalized_shape"]:
         width *= size
@@ -117,11 +114,11 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
-    """Plan a batch norm. For channels-last images, cuDNN allocates partial sums. Their size is proportional to the size
-    of the image, with channels padded to a multiple of 64. The forward pass allocates one pair of float32 values for
-    every 32 pixels (80 pixels in half precision), and one more value for every 128 of these values. The backward pass
-    allocates one value for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of
-    bytes. The partial sums of torch's own kernel are small.
+    """For channels-last images, cuDNN allocates partial sums. Their size is proportional to the size of the image, with
+    channels padded to a multiple of 64. The forward pass allocates one pair of float32 values for every 32 pixels (80
+    pixels in half precision), and one more value for every 128 of these values. The backward pass allocates one value
+    for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of bytes. The partial sums
+    of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -147,9 +144,7 @@ def _batch_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _batch_norm_results(input: Any) -> MemoryPlan | None:
-    """Plan a batch norm without partial sums. Means and standard deviations are float32. For 2D inputs, they are also
-    allocated in evaluation mode.
-    """
+    """Means and standard deviations are float32. For 2D inputs, they are also allocated in evaluation mode."""
     if input.element_size() == 4 and input.dim() > 2:
         return None
     saved = input.shape[1] * 4
@@ -157,8 +152,8 @@ def _batch_norm_results(input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
-    """Plan torch's own batch norm kernel. For an input that is neither contiguous nor channels-last, the kernel
-    computes the variance by a reduction of a float32 copy (`batch_norm_mean_var`, `Impl::General` in Normalization.cu).
+    """For an input that is neither contiguous nor channels-last, the kernel computes the variance by a reduction of a
+    float32 copy (`batch_norm_mean_var`, `Impl::General` in Normalization.cu).
     """
     if input.is_contiguous() or input.is_contiguous(memory_format=format_of(input)):
         return _batch_norm_results(input)
@@ -172,9 +167,7 @@ def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
-    """Plan cuDNN's batch norm gradient. The kernel needs the gradient in the memory format of the input
-    (`cudnn_batch_norm_backward`).
-    """
+    # The kernel needs the gradient in the memory format of the input (`cudnn_batch_norm_backward`).
     gradient = call.arguments.get("grad_out", call.arguments.get("grad_output"))
     if gradient is None or gradient.is_contiguous(memory_format=format_of(input)):
         return None
@@ -184,8 +177,8 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """Plan torch's own kernel for a batch norm of contiguous channels. If there are eight or more blocks of rows, each
-    block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated
+    """This is torch's own kernel for a batch norm of contiguous channels. If there are eight or more blocks of rows,
+    each block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated
     after the sums.
     """
     rows, channels = input.shape[0], input.shape[1] * 4
@@ -199,7 +192,6 @@ def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
 
 
 def _staged(size: int) -> list[MemoryStep]:
-    """Allocate and free the sums of the blocks and the semaphores that count finished blocks."""
     if not size:
         return []
     return [
@@ -211,9 +203,8 @@ def _staged(size: int) -> list[MemoryStep]:
 
 
 def _group_norm(call: OpCall) -> MemoryPlan | None:
-    """Plan a group norm. The kernel combines weights and means into one scale and one shift per channel of each image
-    (`GroupNormKernelImplInternal`).
-    """
+    # The kernel combines weights and means into one scale and one shift per channel of each image
+    # (`GroupNormKernelImplInternal`).
     if call.arguments["HxW"] == 1 or (call.arguments["weight"] is None and call.arguments["bias"] is None):
         return None  # another kernel, without these buffers
     each = _bytes_per_channel(call)
@@ -229,9 +220,8 @@ def _group_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _group_norm_backward(call: OpCall) -> MemoryPlan:
-    """Plan the gradient of a group norm. The kernel allocates two sums per channel of each image, and three factors
-    computed from these sums (`GroupNormBackwardKernelImplInternal`).
-    """
+    # The kernel allocates two sums per channel of each image, and three factors computed from these sums
+    # (`GroupNormBackwardKernelImplInternal`).
     each, groups = _bytes_per_channel(call), call.arguments["N"] * call.arguments["group"] * 4
     steps: list[MemoryStep] = [
         OutputAlloc(0),

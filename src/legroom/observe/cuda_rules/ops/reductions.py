@@ -126,7 +126,6 @@ def _ceil(a: int, b: int) -> int:
 
 
 def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
-    """Return the sizes of `buffers` for a reduction of `tensor` over the dimensions `dims`."""
     rank = tensor.dim()
     chosen = [dims] if isinstance(dims, int) else list(dims or ())
     reduced = {d % rank for d in chosen} if chosen else set(range(rank))
@@ -164,7 +163,7 @@ def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
 
 
 def _count(call: OpCall) -> MemoryPlan:
-    """Plan `count_nonzero`, which sums the mask of nonzero values in 64 bits (TensorAdvancedIndexing.cpp)."""
+    # The mask of nonzero values is summed in 64 bits (TensorAdvancedIndexing.cpp).
     tensor = call.arguments["self"]
     staged = of_tensor(tensor, call.arguments.get("dim"), call.gpu, accumulator=8) if tensor.dim() else ()
     return MemoryPlan(
@@ -178,9 +177,7 @@ def _count(call: OpCall) -> MemoryPlan:
 
 
 def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
-    """Return the size of a flattened copy in bytes. The kernel computes the index of the maximum in a contiguous
-    tensor, so it needs this copy.
-    """
+    """Return the size in bytes of the flattened copy that the kernel needs to compute the index of the maximum."""
     finds_index = call.func._schema.name in ("aten::argmax", "aten::argmin")
     return (
         tensor.numel() * tensor.element_size()
@@ -190,7 +187,7 @@ def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
 
 
 def _widened(call: OpCall, tensor: Any) -> int:
-    """Return the size of an int64 copy in bytes. Sums and products of booleans and small integers need this copy
+    """Return the size in bytes of the int64 copy that sums and products of booleans and small integers need
     (`make_reduction`).
     """
     is_sum = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")
@@ -204,7 +201,6 @@ variance (mean, squared distance and two counts). The third is a value with its 
 """
 
 _VALUES_ONLY = ("aten::max", "aten::min")
-"""Operations that return no index if all dimensions are reduced."""
 
 RULES: dict[str, Rule] = {
     "aten::count_nonzero": _count,

@@ -47,9 +47,7 @@ def _has_contiguous_rows(tensor: Any, dim: int) -> bool:
 
 
 def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
-    """Allocate indices and keys. If there are only a few rows, all rows are sorted together, first by value and then by
-    row.
-    """
+    # If there are only a few rows, all rows are sorted together, first by value and then by row.
     indices, keys = count * 8, count * element
     if count == row or count >= 128 * row:
         return [ScratchAlloc("positions", indices), ScratchAlloc("sort", _sort_buffer(count, indices + keys))]
@@ -66,7 +64,7 @@ def _sort_buffer(count: int, pairs: int) -> int:
 
 
 def _median(call: OpCall) -> MemoryPlan | None:
-    """Plan the median of all values, which is read from the sorted values (`median_impl`)."""
+    # The median of all values is read from the sorted values (`median_impl`).
     if "dim" in call.arguments:
         return None
     tensor = call.arguments["self"]
@@ -87,14 +85,14 @@ def _median(call: OpCall) -> MemoryPlan | None:
 
 
 def _randperm(call: OpCall) -> MemoryPlan | None:
-    """Plan `randperm`. Random keys are sorted together with the numbers. A single block computes small permutations."""
+    # Random keys are sorted together with the numbers. A single block computes small permutations.
     count = call.result.numel() if isinstance(call.result, torch.Tensor) else 0
     return scratch(count * 8, count * 8, count * 8, count * 16) if count > 30_000 else None
 
 
 def _topk(call: OpCall) -> MemoryPlan | None:
-    """Plan `topk`. If a row is too long for one block, several blocks count the digits of its values, as in a radix
-    sort. The counts use a few words of memory for every 4096 values.
+    """If a row is too long for one block, several blocks count the digits of its values, as in a radix sort. The counts
+    use a few words of memory for every 4096 values.
     """
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])
@@ -106,8 +104,8 @@ def _topk(call: OpCall) -> MemoryPlan | None:
 
 
 def _multinomial(call: OpCall) -> MemoryPlan | None:
-    """Plan `multinomial`. For one sample, or for several samples without replacement, the probabilities are divided by
-    exponential noise, and the largest quotients are selected. In all other cases, the kernel uses a prefix sum.
+    """For one sample, or for several samples without replacement, the probabilities are divided by exponential noise,
+    and the largest quotients are selected. In all other cases, the kernel uses a prefix sum.
     """
     probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:
@@ -118,8 +116,8 @@ def _multinomial(call: OpCall) -> MemoryPlan | None:
 
 
 def _isin(call: OpCall) -> MemoryPlan | None:
-    """Plan `isin` (TensorCompare.cpp). If there are only a few test values, each test value is compared with all
-    elements at once. If there are many test values, they are sorted together with the elements.
+    """In `isin` (TensorCompare.cpp), each test value is compared with all elements at once if there are only a few test
+    values. Otherwise, the test values are sorted together with the elements.
     """
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()

@@ -28,7 +28,7 @@ CHUNK = 65_536
 
 
 def _softmax_backward(call: OpCall) -> MemoryPlan | None:
-    """Allocate the product of gradient and result (SoftMax.cu, `softmax_backward_cuda_out`)."""
+    # The product of gradient and result (SoftMax.cu, `softmax_backward_cuda_out`).
     return scratch(size_of(call.arguments["grad_output"]))
 
 
@@ -67,35 +67,31 @@ def _staged(name: str, tensor: Any, dims: Any, call: OpCall, accumulator: int) -
 
 
 def _log_sigmoid(call: OpCall) -> MemoryPlan:
-    """Plan the log sigmoid. The CPU saves a buffer for the backward pass. On CUDA, this buffer is empty
-    (Activation.cpp).
-    """
+    # The CPU saves a buffer for the backward pass. On CUDA, this buffer is empty (Activation.cpp).
     return MemoryPlan([OutputAlloc(0), OutputAlloc(1, 0)])
 
 
 def _zeros_without_memory(call: OpCall) -> MemoryPlan:
-    """Plan the zero tensors of forward-mode derivatives. These tensors have no memory (ZeroTensorFallback.cpp)."""
+    # The zero tensors of forward-mode derivatives have no memory (ZeroTensorFallback.cpp).
     return MemoryPlan([OutputAlloc(0, 0)])
 
 
 def _roll(call: OpCall) -> MemoryPlan | None:
-    """Plan `roll`. Dimensions are rolled one after the other, and the intermediate tensor is allocated before the
-    result.
-    """
+    # Dimensions are rolled one after the other, and the intermediate tensor is allocated before the result.
     if len(call.arguments["shifts"]) < 2:
         return None
     return MemoryPlan([ScratchAlloc("intermediate", size_of(call.arguments["self"])), OutputAlloc(0)])
 
 
 def _cumulative(call: OpCall) -> MemoryPlan | None:
-    """Plan a cumulative operation. Integers and booleans are converted to 64 bits first."""
+    # Integers and booleans are converted to 64 bits first.
     tensor = call.arguments["self"]
     narrow = not tensor.is_floating_point() and tensor.element_size() < 8
     return scratch(tensor.numel() * 8) if narrow else None
 
 
 def _norms(call: OpCall) -> MemoryPlan | None:
-    """Plan `_foreach_norm`. The kernel allocates a partial sum per chunk. The largest tensor determines the number of
+    """The kernel of `_foreach_norm` allocates a partial sum per chunk. The largest tensor determines the number of
     partial sums for all tensors (`foreach_tensor_norm_cuda`).
     """
     tensors = call.arguments["self"]

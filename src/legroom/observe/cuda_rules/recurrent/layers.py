@@ -72,8 +72,6 @@ def installed(overrides: Overrides, gpu: GpuSpec) -> Iterator[None]:
 
 
 class _DropoutState:
-    """The random state of cuDNN's dropout, which is allocated once."""
-
     def __init__(self, gpu: GpuSpec) -> None:
         self._size = dropout_state(gpu)
         self._state: Tensor | None = None
@@ -192,7 +190,6 @@ def _buffer_of(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """Cast the weights into one new buffer (`_cudnn_rnn_cast_reflatten`)."""
     with torch.no_grad():
         buffer = weights[0].new_zeros(sum(w.numel() for w in weights), dtype=dtype)
         parts = [part.detach() for part in _parts(buffer, [(w.numel(), 1) for w in weights])]
@@ -392,7 +389,6 @@ def _biases(layer: RecurrentLayer) -> int:
 
 
 def _reordered(arguments: dict[str, Any]) -> bool:
-    """Return whether the input is copied to make the steps its first dimension."""
     is_batch_first = bool(arguments["batch_first"]) and not arguments["batch_sizes"]
     return is_batch_first and min(arguments["input"].shape[:2]) > 1
 

@@ -90,7 +90,6 @@ class WorkspaceParts(NamedTuple):
     hidden: int
     inputs: int
     states: int
-    """The number of states of one time step in one layer."""
     wider: tuple[tuple[float, float], ...] = ()
     """Each pair (a, b) adds a × (inputs - b × hidden) values, if this number is positive. The values belong to
     additional buffers for inputs or outputs.
