@@ -184,8 +184,7 @@ def _delete_tracebacks() -> list[str]:
 
 def clear_error(error: BaseException) -> None:
     """Delete the variables of all frames of an error and of the errors that led to it, and the traceback itself. The
-    traceback must be deleted too, because a cleared frame still references the variables of an inner function, such as
-    the inputs of a module that has hooks.
+    traceback must be deleted too, because a cleared frame still references the variables of inner functions.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]

@@ -28,6 +28,8 @@ from legroom.tuning.trial.records import Mode, TrialOutcome, TrialState
 
 @dataclass(frozen=True, slots=True)
 class AskedTrial:
+    """A trial that the caller runs."""
+
     number: int
     config: Config
 

@@ -1,5 +1,5 @@
-"""Decides which trial starts next and on which GPU, and whether a trial whose processes have ended is complete or
-restarts.
+"""Decides which trial starts next and on which GPU. When the processes of a trial end, the dispatcher decides whether
+the trial is complete or restarts.
 
     for task in dispatcher.next_tasks() or ():   # one task per rank: start a process for each
         ...
@@ -300,7 +300,7 @@ class TrialDispatcher:
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
     """Return the number of trials to prepare, among which the dispatcher chooses. The number is small if the searcher
-    learns from results, if time is limited, or if there is no GPU, because any trial can then start next.
+    learns from results, if time is limited, or if there is no GPU. Without a GPU, any trial can start next.
     """
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots

@@ -24,6 +24,8 @@ per second, unless it is suspended or a library blocks all threads."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRow:
+    """A process on one device."""
+
     gpu: str
     """The GPU: its index, `v0` for a virtual GPU, or "" for the host."""
     memory: Count
@@ -52,6 +54,8 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow:
+    """A GPU in a snapshot."""
+
     sample: GpuSample
     is_lower_bound: bool
     """True if `sample.used` is the memory that Legroom runs have reserved, because the driver reported less. In
@@ -61,12 +65,16 @@ class GpuRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualGpuRow:
+    """A virtual GPU of a run."""
+
     run: RunStatus
     device: DeviceStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
+    """The state of this machine at one moment."""
+
     time: float
     driver: Text
     host: HostSample

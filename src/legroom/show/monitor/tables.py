@@ -20,6 +20,8 @@ Row = TypeVar("Row", ProcessRow, RunStatus)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
+    """A column of a table in the monitor."""
+
     name: str
     """The name of the column in a heading such as `sorted by GPU memory`."""
     title: str

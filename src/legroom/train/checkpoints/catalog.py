@@ -22,6 +22,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
+    """A checkpoint, as described by its manifest."""
+
     path: Path
     step: int
     serial: int

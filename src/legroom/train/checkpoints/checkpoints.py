@@ -114,8 +114,8 @@ class Checkpoints:
     def save(self, step: int, **metrics: float) -> None:
         """Save all tracked objects, then remove old checkpoints according to `keep` and `best`.
 
-        With several ranks, call `save` on every rank. If only rank 0 calls it, the checkpoint contains only the random
-        states and loader position of rank 0. In that case, rank 0 must have all weights.
+        With several ranks, call `save` on every rank. If only rank 0 calls `save`, the checkpoint contains only the
+        random states and loader position of rank 0, and rank 0 must have all weights.
         """
         if not self._parts:
             raise UsageError(

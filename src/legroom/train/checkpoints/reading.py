@@ -1,8 +1,8 @@
 """Reads a checkpoint. All data is read and checked before any object is changed, so a checkpoint of a different model
 changes nothing.
 
-Tensors are copied to the device of each parameter on this rank, which may differ from the device from which they were
-saved.
+Tensors are copied to the device of each parameter on this rank, which need not be the device from which the checkpoint
+was saved.
 """
 
 from collections.abc import Mapping, Sequence

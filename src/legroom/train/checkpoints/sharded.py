@@ -71,7 +71,8 @@ def read_sharded(
     folder: Path, like: Mapping[str, torch.Tensor | None], group: CheckpointGroup
 ) -> dict[str, torch.Tensor]:
     """Read the tensors whose names are the keys of `like`. If the value in `like` is a DTensor, the loaded tensor has
-    the same sharding. Otherwise, the loaded tensor is unsharded."""
+    the same sharding, and otherwise the loaded tensor is unsharded.
+    """
     sizes = sharded_sizes(folder)
     targets: dict[str, torch.Tensor] = {}
     for name, target in like.items():

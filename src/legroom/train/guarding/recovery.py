@@ -12,8 +12,8 @@ from legroom.diagnose.oom.recognize import ErrorClassification, classify
 def classify_failure(error: BaseException) -> ErrorClassification:
     """Classify an error. Call this function inside the `except` block, and start the recovery after the block.
 
-    For an out-of-memory error, the function also clears the frames of the traceback. Otherwise, a logger, notebook or
-    variable that stores the exception would keep the tensors of the attempt alive.
+    For an out-of-memory error, the function also clears the frames of the traceback, because a logger, notebook or
+    variable that stores the exception would keep the tensors alive.
     """
     failure = classify(error)
     if failure.is_oom:

@@ -190,7 +190,7 @@ _RANDOM_FUNCTIONS = (
 )
 _GETTER = type(torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is_complex})
-"""Functions of one argument that allocate no memory, and that optimizers call for every parameter. These functions are
+"""Functions that allocate no memory and that optimizers call for every parameter. To save time, these functions are
 called without the retry.
 """
 

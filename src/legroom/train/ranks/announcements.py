@@ -1,4 +1,4 @@
-"""Announcements of collectives, from which a failed rank learns which collectives the other ranks will issue.
+"""Announcements of collectives. A failed rank reads from them which collectives the other ranks will issue.
 
 In the first step, and in a step of a new kind, a failed rank does not know the collectives of the step. In these steps,
 each rank announces each collective in the store of the process group before issuing it. A write takes microseconds and

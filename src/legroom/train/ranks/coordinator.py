@@ -166,7 +166,7 @@ class DistributedRanks:
         """Return the number by which the weights of this rank's samples are divided. With this divisor, the mean over
         all ranks is the weighted mean over all samples.
 
-        With `counts_samples`, the divisor is the number of samples on this rank. Every rank then contributes equally to
+        With `counts_samples`, the divisor is the number of samples on this rank, so every rank contributes equally to
         the mean, as in DDP and FSDP2.
         """
         if not counts_samples:
@@ -254,9 +254,9 @@ class DistributedRanks:
     def report_error(self, error: BaseException) -> int | None:
         """Report an error that is not an out-of-memory error.
 
-        If no rank ran out of memory, return None. In that case, the caller raises the error, and the other ranks stop
-        too. If another rank ran out of memory, the zeros that it sent may have caused the error. In that case, return
-        the size for the next attempt, like `agree`.
+        If no rank ran out of memory, return None, so that the caller raises the error and the other ranks stop too. If
+        another rank ran out of memory, the zeros that it sent may have caused the error, so return the size for the
+        next attempt, like `agree`.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective failed during the step") from error
@@ -314,9 +314,9 @@ class DistributedRanks:
     def _begin_pass(self, index: int, count: int) -> None:
         """Start to record the collectives of a pass.
 
-        If the model issues collectives in every pass, each pass has its own record. Otherwise, the only collectives
-        average the gradients in the last pass. In that case, one record covers all passes, and ranks may run different
-        numbers of passes.
+        If the model issues collectives in every pass, each pass has its own record. If the only collectives are the
+        averages of the gradients in the last pass, one record covers all passes, and ranks may run different numbers of
+        passes.
         """
         self._next_pass = index + 1
         if self._needs_equal_passes:
@@ -328,9 +328,9 @@ class DistributedRanks:
     def _end_pass(self, collectives: int) -> None:
         """End a pass, and check its number of collectives.
 
-        If the pass issued more collectives than Guard's own, the model itself communicates (SyncBatchNorm). All ranks
-        then run the same number of passes from the next attempt on. All ranks make the same decision, because they
-        issue the same collectives.
+        If the pass issued more collectives than Guard's own, the model itself communicates (SyncBatchNorm), and all
+        ranks must run the same number of passes from the next attempt on. All ranks make the same decision, because
+        they issue the same collectives.
         """
         self._in_pass = False
         self._model_communicates = collectives != self._own_collectives

@@ -1,7 +1,7 @@
 """Averages gradients across ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, this reducer can
 be stopped during a pass.
 
-An exception during the backward pass leaves DDP's own C++ reducer in an undefined state. The other ranks then wait for
+An exception during the backward pass leaves DDP's own C++ reducer in an undefined state, and other ranks wait for
 buckets that no other code can send. This reducer records which buckets it has sent, and sends them in a fixed order
 through `torch.distributed.all_reduce`. Therefore pending collectives can be completed. The arithmetic is the same as in
 DDP: gradients are multiplied by 1 / (number of ranks) and summed.
@@ -56,11 +56,11 @@ class GradientReducer:
 
     def finish(self) -> bool:
         """Send the remaining buckets after the backward pass, wait for all buckets, and write the averages into the
-        gradients. Return False if a gradient changed after it was sent, because the averages are then wrong.
+        gradients. Return False if a gradient changed after it was sent, which makes the averages wrong. After a late
+        change, the step must be repeated, and buckets are no longer sent early.
 
-        In this case, the step must be repeated, and buckets are no longer sent early. A gradient changes late if parts
-        of the backward pass run more than once, as with `checkpoint(use_reentrant=True)` around a shared parameter. A
-        late change happens on every rank or on none.
+        A gradient changes late if parts of the backward pass run more than once, as with
+        `checkpoint(use_reentrant=True)` around a shared parameter. A late change happens on every rank or on none.
         """
         self._is_active = False
         self._send(all_remaining=True)

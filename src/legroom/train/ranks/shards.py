@@ -74,7 +74,7 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
     """Yield the process groups of each wrapped module, from FSDP2's private state.
 
     `fully_shard` without a mesh creates a new group at each call, but all parameters with equal meshes refer to the
-    first group. A failed rank must complete the collectives of every group. Otherwise, the other ranks hang.
+    first group. A failed rank must complete the collectives of every group, because the other ranks hang otherwise.
     """
     for module in root.modules():
         if isinstance(module, FSDPModule):

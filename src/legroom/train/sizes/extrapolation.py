@@ -5,16 +5,16 @@ extrapolated linearly from its two sizes. Requests for weights stay constant, an
 
 The predicted requests are replayed in the allocator model with the available capacity. Therefore the result includes
 rounding, fragmentation, and the cache that the allocator frees before it fails. If the line through two sizes has a
-negative intercept, memory grows faster than linearly, as in contrastive losses. In this case, a power function replaces
-the line.
+negative intercept, memory grows faster than linearly, as in contrastive losses, and a power function replaces the line.
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (see
-`alignment`). A request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is
-treated as proportional to the batch size. In that case, the prediction is less exact, and `matched` is False.
+`alignment`). A request without a match is treated as fixed if its size occurs in both logs, and otherwise as
+proportional to the batch size. With assumptions about unmatched requests, the prediction is less exact, and `matched`
+is False.
 
-`predict.extrapolate` needs no assumptions about unmatched requests, because it can trace another size at low cost. In
-this module, another size costs a real run, which may fail. The allocator also has existing segments when the step
-starts, and some allocations are in no log.
+`predict.extrapolate` needs no assumptions, because it can trace another size at low cost. In this module, another size
+costs a real run, which may fail. The allocator also has existing segments when the step starts, and some allocations
+are in no log.
 """
 
 import math

@@ -55,6 +55,8 @@ for the sizes.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTrial:
+    """A trial of one batch size."""
+
     batch_size: int
     fits: bool
     peak_allocated: int

@@ -4,7 +4,7 @@ On a real GPU, the log comes from the allocator's history. The history is record
 small. On a virtual GPU, the log comes from the recorder.
 
 The history is not available if it is already being recorded, if a different allocator is in use, or if the block makes
-too many requests. `RequestLog.requests` is then None, and only the peaks are known.
+too many requests. Without the history, `RequestLog.requests` is None, and only the peaks are known.
 """
 
 import contextlib

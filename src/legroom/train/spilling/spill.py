@@ -10,8 +10,8 @@ tensor is freed when no other object references the tensor. In the backward pass
 needed.
 
 Some tensors stay on the device: parameters and their views, tensors smaller than `min_size`, and tensor subclasses. A
-small part of a large storage, such as a slice of a dataset on the GPU, also stays on the device, because a copy would
-free no memory. If the budget or the host memory is used up, all further tensors stay on the device too.
+slice of a large storage, such as a batch of a dataset on the GPU, also stays on the device, because a copy would free
+no memory. If the budget or the host memory is used up, all further tensors stay on the device too.
 
 Without hooks, autograd raises an error if a saved tensor was modified in place. With hooks, autograd does not detect
 the modification, so `Spill` checks for it. A tensor that is modified after its copy is complete causes no error,

@@ -32,8 +32,8 @@ class TuneEngine(Protocol):
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Inside the block, SIGTERM stops the study like Ctrl-C, and the program then exits. Outside the main thread, the
-    block has no effect.
+    """Inside the block, SIGTERM stops the study like Ctrl-C and ends the program. Outside the main thread, the block
+    has no effect.
     """
 
     def interrupt(*_: object) -> None:

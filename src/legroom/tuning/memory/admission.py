@@ -51,7 +51,7 @@ class Fit:
 
     predicted: int
     safe: int
-    """The upper bound in bytes. This memory is reserved for the process, which may not use more."""
+    """The upper bound in bytes, which is reserved for the process. The process may not use more."""
     micro_batch: int | None = None
     used_by_others: int = 0
     """The bytes that other programs use if these programs are the reason why the batch is split, otherwise 0."""

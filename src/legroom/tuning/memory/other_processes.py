@@ -2,8 +2,8 @@
 
 Trials share the memory that other programs do not use. The driver reports memory per process, which separates the
 memory of trials from the memory of other programs. In some containers, the process IDs of the driver differ from the
-IDs inside the container, so the memory of trials is not known. In that case, two lower bounds are used: the memory that
-exceeds the reservations of the trials, and the memory that was in use when no trial was running.
+IDs inside the container, so the memory of trials is not known. Without this information, two lower bounds are used: the
+memory that exceeds the reservations of the trials, and the memory that was in use when no trial was running.
 """
 
 import math

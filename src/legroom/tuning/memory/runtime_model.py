@@ -24,8 +24,8 @@ SAMPLES = 16
 MIN_TRIALS = 4
 """The minimum number of trials before a prediction uses the parameters."""
 MIN_EXPLAINED = 0.2
-"""The minimum fraction of the variance that the parameters must explain, by leave-one-out cross-validation. Otherwise,
-a prediction does not use the parameters.
+"""The minimum fraction of the variance that the parameters must explain, by leave-one-out cross-validation. Below this
+fraction, a prediction does not use the parameters.
 """
 RIDGE = 0.1
 """The ridge penalty on the weights of the parameters."""

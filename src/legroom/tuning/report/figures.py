@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from legroom.tuning.study import Study
 
 Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "open"]
-"""The final state of a trial in the charts: finished, finished in micro-batches, stopped early, rejected because it
-cannot fit, failed with an error, out of memory, or not finished.
+"""The final state of a trial in the charts. `split` means finished in micro-batches, `rejected` means that the trial
+cannot fit, and `lost` means out of memory.
 """
 MAX_TICKS = 64
 """The maximum number of values of a range that are listed. For a longer range, the charts choose the tick labels."""

@@ -2,8 +2,8 @@
 
 With the same seed and the same results, all searchers propose the same configurations as Ray Tune's searchers
 (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`). Proposals differ after a configuration
-that can never fit. In this case, Ray's searchers receive an error, while Legroom's searchers receive the missing
-memory. Trials start in the order in which they are proposed, unless the searcher is an `OrderingSearcher`.
+that can never fit, because Ray's searchers receive an error, while Legroom's searchers receive the missing memory.
+Trials start in the order in which they are proposed, unless the searcher is an `OrderingSearcher`.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
 Every domain can be sampled (`draw`) and listed for a grid (`grid`, which returns None for infinitely many values). The
 values of a range have an order and a distance (`is_range`). A range can be mapped to the interval from 0 to 1 and back
-(`to_unit`, `from_unit`), so that a numeric searcher need not distinguish the kinds of ranges. `draw` consumes random
-numbers in the same way as Ray Tune's domains, so it returns the same values.
+(`to_unit`, `from_unit`), so a numeric searcher treats all ranges alike. `draw` consumes random numbers in the same way
+as Ray Tune's domains, so it returns the same values.
 """
 
 import math

@@ -84,6 +84,8 @@ class TrialMemory:
 
 @dataclass(slots=True, kw_only=True)
 class TrialRecord:
+    """The current state of one trial."""
+
     number: int
     config: Config
     known_results: int = 0

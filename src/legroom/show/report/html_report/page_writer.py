@@ -133,8 +133,9 @@ class _Names:
 
 
 def _site(site: Site, names: _Names, sources: Sources) -> list[int]:
-    """Return the properties of a site as numbers: the positions of its module, location, file, function and source line
-    in the list of names, and the index of its category."""
+    """Return the properties of a site as numbers, to keep the page small. The numbers are positions in the list of
+    names, and the index of the category.
+    """
     frame = site.frame or Frame("", 0, "")
     location = format_location(frame.file, frame.line) if frame.file else "unknown line"
     source = sources.get(frame.file, {}).get(frame.line, "").strip()

@@ -1,8 +1,8 @@
 """Stores named tensors in one file in the safetensors format.
 
 The format consists of a length, a JSON header and the bytes of the tensors. This module does not use the safetensors
-library, because the library writes from one thread, needs a second copy of the tensors, does not call fsync and
-computes no checksums. The tests compare this module with the library.
+library, because the library writes from one thread and from a second copy of the tensors, without fsync and checksums.
+The tests compare this module with the library.
 
 Tensors with wider dtypes come first, so that every tensor is aligned and can be used directly in the memory-mapped
 file.

@@ -94,7 +94,7 @@ def _no_space(folder: Path, needed: int, error: OSError) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the directory entries of a folder to disk. Otherwise, a power failure could undo a rename."""
+    """Flush the directory entries of a folder to disk, so that a power failure cannot undo a rename."""
     if os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,5 +1,5 @@
-"""Detects whether samples of a batch depend on each other, so that a split changes the gradients. The user then gets a
-warning.
+"""Detects whether samples of a batch depend on each other. If samples depend on each other, a split changes the
+gradients, and the user gets a warning.
 
 Batch normalization in training mode normalizes each sample with the statistics of its batch. A loss may also compare
 samples (in-batch negatives), or its reduction may be neither a mean nor a sum. Guard tests the loss once, at the first

@@ -2,8 +2,8 @@
 up to those of the whole batch.
 
 For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For a
-mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. In this case, the weight
-is the count of the micro-batch divided by the count of the batch.
+mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. The weight of a
+micro-batch is its count divided by the count of the batch.
 """
 
 from collections.abc import Callable, Sequence

@@ -83,8 +83,8 @@ class Transaction:
     # --- between micro-batches
 
     def savepoint(self) -> None:
-        """Save the state after the finished micro-batches. A failure in the next micro-batch then does not discard the
-        finished ones.
+        """Save the state after the finished micro-batches, so that a failure in the next micro-batch does not discard
+        their gradients.
         """
         self._random_at_savepoint = RandomState(self._device, with_numpy=False)
         retry_after_release(self._buffers_at_savepoint.save)

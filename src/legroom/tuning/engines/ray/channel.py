@@ -11,7 +11,7 @@ TASKS, REPORTED, ENDED, PROCESS = "tasks", "legroom_report", "legroom_end", "leg
 
 
 class TuneChannel:
-    """Sends reports to Ray Tune. Ray Tune then continues the trial or ends its thread."""
+    """Sends reports to Ray Tune, which continues the trial or ends its thread."""
 
     def __init__(self) -> None:
         self.is_closed = False

@@ -53,8 +53,8 @@ def _run_forked(task: TrialTask, channel: TuneChannel, server: str) -> TrialExit
 
 
 def kill_process(result: dict[str, Any], server: str | None) -> None:
-    """Kill the process that sent a result, if it was forked. A forked process would keep its memory until the next
-    trial starts, because Ray notifies a reused worker only then.
+    """Kill the process that sent a result, if it was forked. Without this call, a forked process would keep its memory
+    until the next trial starts, because Ray does not notify a reused worker earlier.
     """
     number = result.get(PROCESS)
     if number is not None and server is not None:

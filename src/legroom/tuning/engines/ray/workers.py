@@ -13,8 +13,8 @@ from legroom.observe.virtual.patching import Replacement, replaced
 
 
 def keep_idle(controller: Any, trial: Trial, count: int) -> None:
-    """Make Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops the others unless a trial is
-    queued, and the dispatcher never queues trials in Ray.
+    """Make Ray keep `count` idle workers. By default, Ray keeps only one idle worker if no trial is queued, and the
+    dispatcher never queues trials in Ray.
 
     If Ray's internals differ, most parallel trials start a new worker.
     """
@@ -53,8 +53,8 @@ def _plain_environment() -> Iterator[None]:
 def _without_groups() -> Iterator[None]:
     """Make Ray Tune count resources instead of reserving a placement group for each trial.
 
-    By default, Ray Tune starts a task that waits for the placement group. This task occupies an idle worker, so the
-    trial needs a new worker. Counting is enough, because the dispatcher has already reserved the resources. If Ray's
+    By default, Ray Tune starts a task that waits for the placement group and occupies an idle worker, so the trial
+    needs a new worker. Counting is enough, because the dispatcher has already reserved the resources. If Ray's
     internals differ, up to two additional workers are started for each parallel trial.
     """
     try:
