@@ -1,8 +1,10 @@
-"""The rare events of a run, for example gaps in the recording and the end of the run. Detected leaks have their own module.
+"""The rare events of a run, for example gaps in the recording and the end of the run.
 
-Each kind of event is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order
-(see `capture.lines`), so a changed class name or field requires a new capture version. The classes have no `slots`.
-Slots would create a second version of each class, and `Annotation.__subclasses__()` would list both versions.
+Detected leaks have their own module.
+
+Each kind of event is a frozen dataclass with typed fields. A capture file stores the class name and the fields in
+order (see `capture.lines`), so a changed class name or field requires a new capture version. The classes have no
+`slots`, because slots create a second version of each class, which `Annotation.__subclasses__()` would list too.
 """
 
 from collections.abc import Sequence
@@ -14,13 +16,12 @@ from legroom.memory.event_base import Annotation
 
 @dataclass(frozen=True)
 class GapStarted(Annotation):
-    """Marks the start of a gap in the recording. The events between this event and the next `GapEnded` are missing.
-    Only the steps of the gap are known."""
+    """Marks the start of a gap in the recording. Until `GapEnded`, only the steps are known."""
 
     events: int | None = None
     """The number of missing events, or None if unknown."""
     every: int = 1
-    """Only one in `every` steps of the gap is stored."""
+    """If this is 4, only every fourth step of the gap is stored."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class GapEnded(Annotation):
 
 @dataclass(frozen=True)
 class ForwardProgress(Annotation):
-    """The progress of the forward pass when memory ran out. This event follows the `Oom` event to which it
-    belongs."""
+    """The progress of the forward pass at the preceding `Oom`."""
 
     fraction: float
     """The finished fraction of the forward pass, from 0 to 1."""
@@ -39,44 +39,44 @@ class ForwardProgress(Annotation):
 
 @dataclass(frozen=True)
 class ProgramState(Annotation):
-    """The activity of the program when memory ran out. This event follows the `Oom` event to which it belongs."""
+    """What the program was doing at the preceding `Oom`."""
 
     gradients_enabled: bool
     """Whether autograd recorded operations."""
     is_training: bool | None
-    """The mode of the model that was called last: False after `model.eval()`; None if no model was called."""
+    """The mode of the model that was called last: False after `model.eval()`, and None if no model was called."""
     batch_size: int | None
-    """The batch size of the loader that returned the last batch; None without a loader."""
+    """The batch size of the loader that returned the last batch, or None without a loader."""
     samples: int | None = None
     """The number of samples in the last batch, which is below `batch_size` if the dataset has too few samples."""
     first_input_shape: tuple[int, ...] = ()
-    """The shape of the first tensor argument in the first call of the model that was called last; empty if unknown."""
+    """The shape of the first tensor argument in the first call of the model that was called last."""
     input_shape: tuple[int, ...] = ()
-    """The shape of that argument in the last call."""
+    """The shape of the same argument in the last call."""
 
 
 @dataclass(frozen=True)
 class LiveOptimizer(Annotation):
-    """An optimizer that existed when memory ran out. This event follows the `Oom` event to which it belongs."""
+    """An optimizer that existed at the preceding `Oom`."""
 
     name: str
-    """The class, for example `AdamW`."""
     update: str
-    """`fused`, `foreach` (all parameters at once), `single` (one parameter at a time), or `custom` if unknown."""
+    """`fused`, `foreach` (all parameters at once), `single` (one parameter at a time) or `custom`."""
     supports_fused: bool
-    """True if the class has a fused CUDA implementation."""
     trainable_bytes: int
     """The size of the parameters that the optimizer updates."""
     state_bytes: int
     """The size of the complete state, which may not be allocated yet."""
     temporary_bytes: int
-    """The approximate size of the temporary tensors of a step; 0 unless `update` is `foreach`."""
+    """The approximate size of the temporary tensors of a step with `foreach`, and 0 otherwise."""
 
 
 @dataclass(frozen=True)
 class FoundSetting(Annotation):
-    """A setting of the script that may determine its batch size. These events follow the `Oom` event to which they
-    belong, most likely setting first."""
+    """A setting of the script that may determine its batch size.
+
+    Several such events may follow an `Oom`, with the most likely setting first.
+    """
 
     name: str
     value: int
@@ -94,34 +94,34 @@ class HolderCoverage(Annotation):
     """The total memory that the variables in the `Holder` events of an `Oom` retain."""
 
     bytes: int
-    """The number of bytes. Each storage is included once."""
+    """The number of bytes, in which each storage counts once."""
 
 
 @dataclass(frozen=True)
 class OtherProcesses(Annotation):
-    """A note that other processes used the GPU on which memory ran out."""
+    """Other processes used the GPU on which memory ran out."""
 
     description: str
 
 
 @dataclass(frozen=True)
 class HistoryUnavailable(Annotation):
-    """A note that the CUDA allocator cannot record its history, so only memory totals per step are known."""
+    """The CUDA allocator cannot record its history, so only memory totals per step are known."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class LibraryRetries(Annotation):
-    """A note that allocations failed inside a library, which continued with less memory."""
+    """Allocations failed inside a library, which continued with less memory."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class RecordingFailed(Annotation):
-    """A note that Legroom stopped recording or searching for leaks, because of an error in Legroom or because several
-    threads train.
+    """Legroom stopped recording or searching for leaks, because of an error in Legroom or because several threads
+    train.
     """
 
     message: str
@@ -129,19 +129,19 @@ class RecordingFailed(Annotation):
 
 @dataclass(frozen=True)
 class SnapshotImported(Annotation):
-    """A note that the events come from a PyTorch snapshot, which contains less information than a capture."""
+    """The events come from a PyTorch snapshot, which contains less information than a capture."""
 
 
 @dataclass(frozen=True)
 class LoopWatched(Annotation):
-    """A note that the leak detector watched the training loop to its end."""
+    """The leak detector watched the training loop to its end."""
 
     iterations: int
 
 
 @dataclass(frozen=True)
 class SpillTotals(Annotation):
-    """The total memory that `legroom run --spill` moved to host memory during the run."""
+    """The total memory that `legroom run --spill` moved to host memory."""
 
     moved_bytes: int
     moved_tensors: int
@@ -151,21 +151,18 @@ class SpillTotals(Annotation):
     budget_bytes: int
     """The allowed host memory in bytes, or 0 if there was no limit."""
     seconds: float
-    """The time spent waiting for copies."""
+    """The seconds spent waiting for copies."""
 
 
 @dataclass(frozen=True)
 class SourceLines(Annotation):
-    """The lines of one of the user's source files, as they were during the run."""
+    """Lines of one of the user's source files, as they were during the run."""
 
     file: str
     lines: tuple[tuple[int, str], ...]
-    """Line numbers with their text."""
 
 
 class ExitReason(StrEnum):
-    """The reason why a script ended."""
-
     FINISHED = "finished"
     EXITED = "exited"
     """`sys.exit` or `SystemExit`, with any exit code."""
@@ -175,7 +172,7 @@ class ExitReason(StrEnum):
     OS_EXIT = "os._exit"
     """`os._exit`, which runs no exit handlers."""
     UNKNOWN = "unknown"
-    """The capture has no end mark: the process was killed, or is still running."""
+    """The capture has no end mark, because the process was killed or is still running."""
 
 
 @dataclass(frozen=True)
@@ -183,15 +180,13 @@ class RunEnded(Annotation):
     """The end of the run."""
 
     exit_code: int | None
-    """The exit code, or None if the reason is `unknown`."""
     reason: ExitReason
     error: str = ""
-    """The uncaught exception in one line."""
     traceback: str = ""
 
 
 def find_ending(annotations: Sequence[Annotation]) -> RunEnded:
-    """Return the last `RunEnded`. If there is no such event, return a new `RunEnded` with an unknown reason."""
+    """Return the last `RunEnded`, or a new one with an unknown reason."""
     for annotation in reversed(annotations):
         if isinstance(annotation, RunEnded):
             return annotation

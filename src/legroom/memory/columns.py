@@ -1,8 +1,8 @@
 """The memory of a device over time as columns, at several resolutions.
 
-A chart of a million events cannot draw every event. Events are therefore divided into columns of consecutive events. A
-column contains the memory by category at its highest point, so no resolution omits a peak. The finest resolution has up
-to `MAX_COLUMNS` columns. Each coarser resolution has a quarter of the columns.
+A chart cannot draw a million events. Consecutive events are therefore combined into columns. A column contains the
+memory by category at its highest point, so no resolution omits a peak. The finest resolution has up to `MAX_COLUMNS`
+columns. Each coarser resolution has a quarter of the columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _POSITIONS = {category: position for position, category in enumerate(CATEGORIES)
 
 @dataclass(slots=True)
 class Columns:
-    """The columns of one resolution, in order of time. All lists except `sums` have the same length."""
+    """The columns of one resolution, in order of time."""
 
     times: list[float] = field(default_factory=list)
     """The time of the first event of each column. A column ends where the next column starts."""
@@ -36,7 +36,6 @@ class Columns:
         return len(self.times)
 
     def coarser(self) -> "Columns":
-        """Return coarser columns, which each replace four adjacent columns."""
         result = Columns()
         for start in range(0, len(self), _FACTOR):
             group = range(start, min(start + _FACTOR, len(self)))
@@ -50,27 +49,22 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The memory of one device over time."""
-
     begin: float
     end: float
     levels: list[Columns]
     """The memory at several resolutions, finest first."""
     phases: list[tuple[float, Phase]]
-    """The times at which the phase changed."""
     gaps: list[tuple[float, float]]
-    """The periods without recorded events."""
 
 
 def final_categories(events: Sequence[Event]) -> dict[int, Category]:
-    """Return the last tag of each tagged storage, which applies to its whole lifetime."""
+    """Return the last tag of each storage, which applies to the whole lifetime of the storage."""
     return {event.id: event.category for event in events if isinstance(event, Tag)}
 
 
 def history_of(
     events: Sequence[Event], device: int, tags: Mapping[int, Category], *, max_columns: int = MAX_COLUMNS
 ) -> History:
-    """Return the memory of `device` over time."""
     columns = Columns()
     phases: list[tuple[float, Phase]] = []
     gaps: list[tuple[float, float]] = []

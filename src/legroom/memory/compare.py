@@ -1,8 +1,8 @@
 """Compares the memory at two points in a run, or at the peaks of two runs.
 
-Files are compared relative to the folder in which each run started, so the captures of two checkouts can be compared. If
-the code was edited between two runs, a line that moved is recognized by the same or a similar text. A capture contains
-the text of its most important lines.
+Files are compared relative to the folder in which each run started, so the captures of two checkouts can be compared.
+If the code was edited between two runs, a line that moved is recognized by its text, which may differ slightly. A
+capture contains the text of its most important lines.
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,11 @@ class Difference:
 
 
 def compare(before: State, after: State) -> Difference:
-    """Return the changes from `before` to `after`. Lines are matched by file and line number."""
+    """Return the changes from `before` to `after`, with lines matched by file and number."""
     return _difference(before, after, _named(before.by_line()), _named(after.by_line()))
 
 
 def compare_captures(before: Capture, after: Capture, *, device: int = 0) -> Difference:
-    """Return the changes between two runs, each at its peak allocated memory."""
     first, second = _at_peak(before, device), _at_peak(after, device)
     lines_before, lines_after = _matched(_lines(first, before), _lines(second, after))
     return _difference(first, second, _by_name(lines_before), _by_name(lines_after))
@@ -69,7 +68,7 @@ def _difference(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of code: its file relative to the folder of the run, its number, its recorded text, and its memory."""
+    """A line of code: its file relative to the folder of the run, its number, its text and its memory."""
 
     file: str
     number: int
@@ -95,8 +94,7 @@ def _lines(state: State, capture: Capture) -> list[_Line]:
 
 
 def _matched(before: list[_Line], after: list[_Line]) -> tuple[list[_Line], list[_Line]]:
-    """Return both lists. A line of `before` that moved within its file is listed under its line number in
-    `after`."""
+    """Return both lists, with a moved line of `before` under its new number in `after`."""
     unchanged = {(line.file, line.number, line.text) for line in before} & {
         (line.file, line.number, line.text) for line in after
     }

@@ -1,5 +1,7 @@
-"""A detected leak, which is a rare event of a run. The class is not in `annotations`, because `legroom.watch` needs
-only this class, and creating dataclasses takes time.
+"""A detected leak.
+
+The class has its own module, because `legroom.watch` needs only this class of `annotations`, and creating dataclasses
+takes time.
 """
 
 from dataclasses import dataclass
@@ -8,13 +10,15 @@ from typing import Literal
 from legroom.memory.event_base import Annotation
 
 LeakKind = Literal["graph", "tensor", "larger"]
-"""`graph` means that an autograd graph grows. `tensor` means that tensors accumulate. `larger` means that a tensor
-grows with each iteration."""
+"""`graph` for a growing autograd graph, `tensor` for accumulated tensors, and `larger` for a tensor that grows with
+each iteration.
+"""
 LeakHolder = Literal[
     "container", "variable", "carried", "cache", "exception", "closure", "generator", "cycle", "unknown"
 ]
-"""The kind of object that retains the memory. `variable` is a variable that is computed from its own previous value.
-`carried` is a recurrent state.
+"""The kind of object that retains the memory.
+
+`variable` is computed from its own previous value, and `carried` is a recurrent state.
 """
 
 
@@ -31,13 +35,12 @@ class DetectedLeak(Annotation):
     """The type and size of the variable, for example `list, 412 items`."""
     file: str | None
     line: int | None
-    """The line that stores the tensors or, if unknown, the line that creates the tensors."""
+    """The line that stores the tensors or, if it is unknown, the line that creates them."""
     function: str
     bytes_per_step: int
     nodes_per_step: int
     storages_per_step: int
     step: int
-    """The step in which the leak was detected."""
     steps: int
     """The number of steps over which the leak had grown when it was detected."""
     evaluation: bool = False
@@ -45,7 +48,7 @@ class DetectedLeak(Annotation):
     on_host: bool = False
     """True if host memory grows while the computation runs on a GPU."""
     ended: bool = False
-    """True if the growth had stopped by the end of the run, so this is not a leak."""
+    """True if the growth had stopped by the end of the run, so that there is no leak."""
 
     @property
     def identity(self) -> tuple[str, str | None, int | None]:

@@ -1,7 +1,7 @@
 """Memory events: a stream of small tuples that describes the memory operations of a running program.
 
-There are two producers: a dispatch mode over CPU or fake tensors, and the history of the CUDA allocator. All analyses
-use these events. A long run has millions of events, so the frequent events are tuples.
+The events come from a dispatch mode over CPU or fake tensors, or from the history of the CUDA allocator. A long run
+has millions of events, so the frequent events are tuples.
 
 The category of a storage (gradient, activation) is often known only after its allocation, so a `Tag` may follow an
 `Alloc`. The last tag applies to the whole lifetime of the storage. `ledger` combines events into totals.
@@ -14,49 +14,47 @@ from legroom.memory.event_base import Annotation, Category, Frame, Phase
 
 
 class Alloc(NamedTuple):
-    """An event that records that a storage was allocated."""
+    """A storage was allocated."""
 
     time: float
     """Seconds since the run started."""
     id: int
-    """The id of the storage, which is unique within the run."""
     bytes: int
-    """The requested size."""
     block_bytes: int
-    """The size of the block, which is rounded up and includes a remainder that is too small to split off."""
+    """The size of the block: the rounded request, and any remainder that is too small to split off."""
     device: int
     stream: int
     category: Category
     phase: Phase
     step: int
-    """The number of completed optimizer steps, or of loader batches if there is no optimizer."""
+    """The number of completed optimizer steps, or of batches if there is no optimizer."""
     module: str
-    """The dotted path of the innermost running module, or "". For a backward operation, this is the path of the forward
-    operation's module.
+    """The dotted path of the innermost running module, or "".
+
+    A backward operation has the module of its forward operation.
     """
     frame: Frame | None
-    """The user's line. For a backward operation, this is the line of the forward operation."""
+    """The user's line. A backward operation has the line of its forward operation."""
     op: str
     """The operation (`aten.convolution`, `aten.addmm`), or "" if unknown."""
 
 
 class Free(NamedTuple):
-    """An event that records that a storage was freed."""
+    """A storage was freed."""
 
     time: float
     id: int
 
 
 class Tag(NamedTuple):
-    """An event that records the category of a storage, once it is known."""
+    """The category of a storage became known."""
 
     id: int
     category: Category
 
 
 class SegmentChange(NamedTuple):
-    """An event that records that the allocator reserved device memory (`bytes` > 0) or released device memory
-    (`bytes` < 0)."""
+    """The allocator reserved device memory, or released it if `bytes` is negative."""
 
     time: float
     device: int
@@ -64,40 +62,30 @@ class SegmentChange(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An event that records that a training step ended."""
+    """A training step ended."""
 
     time: float
     step: int
-    """The step number, starting at 0."""
     seconds: float
     device: int
     allocated: int
-    """Allocated bytes at the end of the step."""
     reserved: int
-    """Reserved bytes at the end of the step."""
     peak_allocated: int
-    """The peak during the step."""
     peak_reserved: int
 
 
 class Oom(NamedTuple):
-    """An event that records that an allocation failed. All sizes are in bytes and refer to the device on which the
-    allocation failed."""
+    """An allocation failed. All sizes are in bytes and refer to the device on which the allocation failed."""
 
     time: float
     device: int
     requested: int
-    """The size that the operation requested."""
     capacity: int
-    """The device's total memory."""
     limit: int
-    """The number of bytes that this process may use. This number is less than `capacity` with a per-process memory
-    fraction.
-    """
+    """The number of bytes that this process may use, which is below `capacity` with a per-process memory fraction."""
     allocated: int
     """The total size of the blocks of live storages."""
     reserved: int
-    """The memory that PyTorch's allocator has reserved."""
     cached: int
     """The reserved memory in completely free segments."""
     fragmented: int
@@ -111,7 +99,6 @@ class Oom(NamedTuple):
     frame: Frame | None
     op: str
     message: str
-    """The message of the exception."""
 
 
 class Holder(NamedTuple):
@@ -122,18 +109,15 @@ class Holder(NamedTuple):
     items)`.
     """
     bytes: int
-    """The number of device bytes that can be reached through the variable. If two variables refer to the same tensor,
-    its bytes are included for both variables.
-    """
+    """The device bytes that can be reached through the variable. Bytes that two variables share count for both."""
     storages: int
-    """The number of storages that can be reached through the variable."""
     frame: Frame | None
     """The line that the function with this variable was running."""
 
 
 Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation
 Sink = Callable[[Event], None]
-"""A function that receives events: a capture writer, a ledger, the `append` of a list."""
+"""A function that receives events, such as a capture writer, a ledger or the `append` of a list."""
 
 
 def discard(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Prevents the cyclic garbage collector from scanning millions of objects without cycles."""
+"""Keeps the cyclic garbage collector from scanning millions of objects without cycles."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,6 @@ from typing import Any
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable the cyclic garbage collector inside the block."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -20,7 +19,6 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def _find_untrack() -> Callable[[Any], object]:
-    """Return CPython's `PyObject_GC_UnTrack`, or a function that does nothing in other interpreters."""
     try:
         # `PyDLL` creates a new function object. Other code may set different argument types on a shared function
         # object.
@@ -36,9 +34,10 @@ def _find_untrack() -> Callable[[Any], object]:
 
 
 untrack = _find_untrack()
-"""`untrack(value)` excludes an object from the garbage collector. The collector then neither visits the object nor
-frees its cycles. Do not exclude weak references that have a callback: the collector moves them between its lists, which
-crashes the interpreter if they are not in a list.
+"""`untrack(value)` removes an object from the garbage collector, which then neither visits it nor frees its cycles.
 
-A program with a million live tensors has several recorder objects per tensor. The collector would visit all of these
-objects."""
+Never untrack a weak reference that has a callback: the collector moves such references between its lists, and
+crashes if a reference is not in a list.
+
+A program with a million live tensors has several recorder objects per tensor, which the collector would visit.
+"""

@@ -1,8 +1,7 @@
 """Finds lines whose memory grows from step to step.
 
-A training loop without leaks has the same memory at the end of every step. If the memory allocated by a line is larger
-at the end of every step, an object retains this memory. Each storage has the category that is known at the end of the
-step.
+A training loop without leaks has the same memory at the end of every step. If the memory of a line is larger at the
+end of every step, an object retains this memory. Each storage has the category that is known at the end of the step.
 """
 
 from collections.abc import Mapping
@@ -14,11 +13,8 @@ Line = tuple[Frame | None, Category]
 
 
 class Growth(NamedTuple):
-    """A source line whose allocated memory grew in each of the last steps."""
-
     file: str | None
-    """The file, or None if no line of the user's code is known. If `file` is None, `line` and `function` are None
-    too."""
+    """The file, or None if no line of the user's code is known. If `file` is None, `line` and `function` are None too."""
     line: int | None
     function: str | None
     category: Category
@@ -26,7 +22,6 @@ class Growth(NamedTuple):
     steps: int
     """The number of consecutive steps in which the memory grew."""
     bytes: int
-    """The number of bytes at the end of the last step."""
 
 
 class _Streak(NamedTuple):
@@ -38,7 +33,7 @@ class _Streak(NamedTuple):
 
 
 class GrowthTracker:
-    """Tracks the memory that each source line has allocated on one device at the end of each step."""
+    """Tracks the memory of each source line on one device at the end of each step."""
 
     def __init__(self) -> None:
         self._streaks: dict[Line, _Streak] = {}

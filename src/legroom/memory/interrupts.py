@@ -8,10 +8,10 @@ from threading import current_thread, main_thread
 
 @contextmanager
 def delayed_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block, so that the recording stays consistent if the script catches Ctrl-C and
+    """Delay Ctrl-C until the end of the block, so that the recording stays consistent if the script catches it and
     continues.
 
-    Python delivers signals only to the main thread, so in other threads the block has no effect.
+    Python delivers signals only to the main thread, so the block has no effect in other threads.
     """
     handler = getsignal(SIGINT)
     if current_thread() is not main_thread() or not callable(handler):

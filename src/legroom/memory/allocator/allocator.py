@@ -1,12 +1,13 @@
-"""A simulation of PyTorch's CUDA caching allocator. The same requests result in the same blocks, segments, peaks and
-failures.
+"""A simulation of PyTorch's CUDA caching allocator.
+
+The same requests result in the same blocks, segments, peaks and failures.
 
 The simulation follows c10/cuda/CUDACachingAllocator.cpp from torch 2.11 to 2.13 step by step, in Python and without a
 GPU. With the addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by
-address. Without the segment addresses, the simulation reproduces the peaks of allocated and reserved memory. CUDA
-graphs and private pools are not simulated, because a virtual GPU does not support them.
+address. Without these addresses, the simulation reproduces the peaks of allocated and reserved memory. CUDA graphs
+and private pools are not simulated, because a virtual GPU does not support them.
 
-`malloc` and `free` proceed in these steps:
+`malloc` and `free` work in these steps:
 
 ```
 malloc   round up → find the best fit in the pool of that stream → split off the remainder if it is large enough
@@ -49,7 +50,6 @@ class AllocationFailed(Exception):  # noqa: N818  (raised and caught by name)
             f"cannot allocate {requested} bytes: the device does not have {segment_bytes} free bytes"
         )
         self.requested = requested
-        """The size that the program requested."""
         self.segment_bytes = segment_bytes
         """The size requested from the device, as in PyTorch's "Tried to allocate"."""
 
@@ -57,16 +57,16 @@ class AllocationFailed(Exception):  # noqa: N818  (raised and caught by name)
 class Allocator:
     """The allocator of one device.
 
-    `capacity` is the number of bytes that this process can use, or None for no limit. `total` is the total memory that
-    torch reports, if it exceeds `capacity` because of the CUDA context. Memory fractions refer to `total`.
-    `base_address(size, stream)` returns the address of the next new segment, for replays. `on_segment(bytes)` is called
-    when device memory is reserved, and with a negative size when device memory is released. `trace` is called with the
-    same actions as in torch's history. With `streams_are_synchronous`, a freed block that other streams used can be
-    reused at the next `malloc`. Otherwise, the block can be reused only after `complete_free`.
+    `capacity` is the number of bytes that this process can use, or None for no limit. `total` is the total memory
+    that torch reports, which exceeds `capacity` by the CUDA context. Memory fractions refer to `total`.
+    `base_address(size, stream)` returns the address of the next segment, for replays. `on_segment(bytes)` is called
+    when device memory is reserved, or released (with a negative size). `trace` is called with the same actions as in
+    torch's history. With `streams_are_synchronous`, a freed block that other streams used can be reused at the next
+    `malloc`. Otherwise, the block can be reused only after `complete_free`.
 
     `free` may be called at any moment, even during `malloc`, because the garbage collector may free a tensor at any
-    moment. If `free` is called during `malloc`, the block is freed when `malloc` ends. Two threads must not allocate at
-    the same time.
+    moment. If `free` is called during `malloc`, the block is freed when `malloc` ends. Two threads must not allocate
+    at the same time.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Allocator:
         self._is_busy = False
         self._deferred_frees: list[Block] = []
         self._has_risen = False
-        """True if memory was allocated since the last free, so the allocated memory may be at a peak."""
+        """True if memory was allocated since the last free, so that the allocated memory may be at a peak."""
         self._inactive_has_risen = False
         """True if the number of free bytes in partly used segments may be at a peak."""
         self.change_settings(settings or AllocatorSettings())
@@ -109,9 +109,9 @@ class Allocator:
     # --- allocating and freeing
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """Return a block for `size` bytes on `stream`. Raises AllocationFailed if the device is full.
+        """Return a block for `size` bytes on `stream`, or raise AllocationFailed if the device is full.
 
-        PyTorch requests no block for an empty tensor. For 0 bytes, this method returns the smallest block.
+        PyTorch requests no block for an empty tensor. This method returns the smallest block for 0 bytes.
         """
         self._is_busy = True
         try:
@@ -188,8 +188,10 @@ class Allocator:
                 self._process_deferred_frees()
 
     def free(self, block: Block) -> None:
-        """Free a block. If other streams used the block, the free is pending until these streams are done, usually at
-        the next `malloc`.
+        """Free a block.
+
+        If other streams used the block, the free is pending until these streams are done, usually at the next
+        `malloc`.
         """
         if block.state != ALLOCATED:
             raise ValueError(f"{block!r} cannot be freed because it is not allocated")
@@ -221,26 +223,21 @@ class Allocator:
                 self._process_deferred_frees()
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Record that `stream` also uses the block, so the memory of the block is not reused before this stream is
-        done.
-        """
+        """Record that `stream` also uses the block, so that the block is not reused before this stream is done."""
         if stream != block.stream:
             if block.stream_uses is None:
                 block.stream_uses = set()
             block.stream_uses.add(stream)
 
     def complete_free(self, block: Block) -> None:
-        """Complete the pending free of a block, after the other streams no longer use the block."""
         with self._busy():
             self._complete_free(block)
 
     def complete_frees(self) -> None:
-        """Complete all pending frees, as after a synchronization of the device."""
         with self._busy():
             self._complete_all_frees()
 
     def empty_cache(self) -> None:
-        """Release all free segments, and all free pages of expandable segments."""
         with self._busy():
             self._release_cache()
 
@@ -252,7 +249,6 @@ class Allocator:
 
     @property
     def limit(self) -> int | None:
-        """The number of bytes that this process may use, or None for no limit."""
         return self._device.limit
 
     def set_memory_fraction(self, fraction: float) -> None:
@@ -261,7 +257,6 @@ class Allocator:
         self._select_fast_paths()
 
     def set_limit(self, limit: int | None) -> None:
-        """Limit the allocator to a number of bytes."""
         self._device.allowed = limit
         self._select_fast_paths()
 
@@ -275,8 +270,8 @@ class Allocator:
         self._space.library_loaded()
 
     def reduce_capacity(self, size: int) -> bool:
-        """Reduce the memory that PyTorch can use by `size` bytes. Returns False if PyTorch has already reserved these
-        bytes.
+        """Reduce the memory that PyTorch can use by `size` bytes, and return False if PyTorch has already reserved
+        them.
         """
         if self._device.capacity is None:
             return True
@@ -284,7 +279,7 @@ class Allocator:
         return self._device.reserved <= self._device.capacity
 
     def change_settings(self, settings: AllocatorSettings) -> None:
-        """Change the settings. As in torch, settings can change during a run. Existing blocks stay unchanged."""
+        """Change the settings. As in torch, existing blocks stay unchanged."""
         self.settings = settings
         self._source.change_settings(settings)
         self._max_split_size = self._source.max_split_size
@@ -294,8 +289,9 @@ class Allocator:
         self._select_fast_paths()
 
     def _select_fast_paths(self) -> None:
-        """Determine whether the settings allow the fast search for a free block, which is a single bisection. The
-        default settings allow it.
+        """Determine whether the settings allow the fast search for a free block, which is one bisection.
+
+        The default settings allow the fast search.
         """
         self._collects_garbage = (
             self._device.allowed is not None and self.settings.garbage_collection_threshold > 0
@@ -311,7 +307,6 @@ class Allocator:
 
     @property
     def allocated(self) -> int:
-        """The size of all allocated blocks."""
         return self._statistics.allocated
 
     @property
@@ -321,7 +316,6 @@ class Allocator:
 
     @property
     def reserved(self) -> int:
-        """The number of bytes reserved on the device."""
         return self._statistics.reserved.current
 
     @property
@@ -347,7 +341,7 @@ class Allocator:
 
     @property
     def fragmented(self) -> int:
-        """The number of free bytes that cannot be released, because another part of their segment or page is in use."""
+        """The number of free bytes that cannot be released, because other bytes of their segment or page are in use."""
         pending = self._small.statistics.pending_bytes + self._large.statistics.pending_bytes
         return self.reserved - self.allocated - pending - self.cached
 
@@ -361,7 +355,7 @@ class Allocator:
         return self._statistics.num_ooms
 
     def discount_oom(self) -> None:
-        """Exclude the last failure from the statistics, because the request is repeated."""
+        """Exclude the last failure from the statistics, because the caller repeats the request."""
         self._statistics.num_ooms -= 1
 
     @property
@@ -376,7 +370,6 @@ class Allocator:
         self._statistics.reset_accumulated()
 
     def stats(self) -> dict[str, int]:
-        """Return the statistics of `torch.cuda.memory_stats()`, with the same keys."""
         return self._statistics.as_dict(self._max_split_size_at_first)
 
     def segments(self) -> list[dict[str, Any]]:
@@ -390,7 +383,6 @@ class Allocator:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Defer all frees until the `with` statement ends."""
         was_busy, self._is_busy = self._is_busy, True
         try:
             yield
@@ -400,7 +392,6 @@ class Allocator:
                 self._process_deferred_frees()
 
     def _process_deferred_frees(self) -> None:
-        """Free the blocks that were passed to `free` while the allocator was busy."""
         while self._deferred_frees:
             self.free(self._deferred_frees.pop())
 
@@ -506,7 +497,7 @@ class Allocator:
     # --- device memory
 
     def _release_cache(self) -> None:
-        """Release all cached segments. Synchronize other streams first, because their blocks may then be free."""
+        """Release all cached segments, after a synchronization that may free blocks of other streams."""
         self._statistics.num_synchronizations += 1
         self._complete_all_frees()
         self._source.release_all()

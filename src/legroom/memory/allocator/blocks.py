@@ -1,9 +1,9 @@
 """The state of the caching allocator: blocks, segments and the two pools.
 
 A segment is memory that was reserved on the device with one request. A segment is divided into a linked list of
-blocks. A pool contains its free blocks in one list per stream. Each list is sorted by (size, age of the segment,
-address), so the best fit is found by bisection. A list of free blocks has between ten and a few thousand entries. At
-this size, lists are faster than trees.
+blocks. A pool has one list of free blocks per stream. Each list is sorted by size, age of the segment and address, so
+the best fit is found by bisection. A list has between ten and a few thousand entries, and at this size, lists are
+faster than trees.
 """
 
 from bisect import bisect_left, insort
@@ -17,21 +17,18 @@ from legroom.units import MiB
 SMALL_SIZE: Final = 1 * MiB
 """Requests up to this size use the small pool."""
 SMALL_SEGMENT: Final = 2 * MiB
-"""The size of the segments of the small pool."""
 
 FREE: Final = 0
 """The block is in the free list of its pool."""
 ALLOCATED: Final = 1
-"""The block is in use by the program."""
 PENDING_FREE: Final = 2
 """The block was freed by the program, but is still in use by another stream."""
 UNMAPPED: Final = 3
-"""The block is an address range of an expandable segment to which no memory is mapped."""
+"""An address range of an expandable segment to which no memory is mapped."""
 STATE_NAMES: Final = ("inactive", "active_allocated", "active_pending_free", "unmapped")
-"""The names of the states in `torch.cuda.memory_snapshot()`."""
 
 FreeEntry = tuple[Any, ...]
-"""A tuple (size, age, address, block), or a prefix of this tuple for a search."""
+"""A tuple (size, age, address, block), or a prefix of it for a search."""
 
 
 class Segment:
@@ -43,15 +40,15 @@ class Segment:
         self.address = address
         self.size = size
         self.age = age
-        """The number of the segment. Among equal blocks, the block of the older segment is used."""
+        """The number of the segment. Among equal blocks, the allocator uses the block of the older segment."""
         self.page = page
-        """The page size of an expandable segment, or 0 for other segments."""
+        """The page size of an expandable segment, or 0 for another segment."""
         self.expandable = page > 0
         self.head: Block
 
 
 class Block:
-    """A contiguous range of memory in a segment. `malloc` returns a block, and `free` accepts a block."""
+    """A contiguous range of memory in a segment, which `malloc` returns and `free` accepts."""
 
     __slots__ = (
         "address",
@@ -73,19 +70,17 @@ class Block:
     ) -> None:
         self.address = address
         self.size = size
-        """The size of the block, which is rounded up and includes a remainder that is too small to split off."""
+        """The size of the block: the rounded request, and any remainder that is too small to split off."""
         self.stream = stream
         self.pool = pool
         self.segment = segment
         self.age = age
-        """The age of the block's segment. The age is always 0 if ties are resolved by address."""
+        """The age of the segment, or 0 if the address decides between blocks of equal size."""
         self.requested = 0
-        """The size that the program requested."""
         self.state = FREE
         self.previous: Block | None = None
         self.next: Block | None = None
         self.stream_uses: set[int] | None = None
-        """The other streams that used the block."""
         self.idle_since = 0
         """The value of `Pool.searches` when the block became free."""
 
@@ -94,11 +89,9 @@ class Block:
 
     @property
     def is_entire_segment(self) -> bool:
-        """True if the segment has no other block."""
         return self.previous is None and self.next is None
 
     def link(self, previous: "Block | None", following: "Block | None") -> None:
-        """Insert this block between two other blocks."""
         self.previous = previous
         self.next = following
         if previous is None:
@@ -118,22 +111,20 @@ class Pool:
         self.is_small = is_small
         self.free: dict[int, list[FreeEntry]] = {}
         self.unmapped: dict[int, list[FreeEntry]] = {}
-        """The unmapped blocks of expandable segments, by stream, as sorted pairs (address, block)."""
+        """The unmapped blocks of expandable segments by stream, as sorted pairs (address, block)."""
         self.searches = 0
-        """The number of searches for a free block. Searches are counted only if garbage collection is enabled."""
+        """The number of searches for a free block, counted only if garbage collection is enabled."""
         self.statistics = PoolStatistics()
         self.min_remainder = MIN_BLOCK_SIZE
-        """A block is split if at least this number of bytes remains."""
+        """A block is split if at least this many bytes remain."""
         self.split_below: float = float("inf")
-        """A block is split only if fewer than this number of bytes is requested."""
+        """A block is split only if the request is smaller than this number of bytes."""
 
     def put(self, block: Block) -> None:
-        """Add a block to the free list."""
         block.idle_since = self.searches
         insort(self.free.setdefault(block.stream, []), (block.size, block.age, block.address, block))
 
     def remove(self, block: Block) -> None:
-        """Remove a block from the free list."""
         entries = self.free[block.stream]
         del entries[bisect_left(entries, (block.size, block.age, block.address))]
 
@@ -145,8 +136,7 @@ class Pool:
         del entries[bisect_left(entries, (block.address,))]
 
     def merge(self, block: Block, adjacent: Block | None) -> int:
-        """Merge an adjacent block of the same state, free or unmapped, into `block`. Returns the size of the adjacent
-        block."""
+        """Merge an adjacent block of the same state into `block`, and return the size of the adjacent block."""
         if adjacent is None or adjacent.state != block.state:
             return 0
         if adjacent.state == UNMAPPED:
@@ -162,9 +152,7 @@ class Pool:
         return adjacent.size
 
     def free_blocks(self) -> Iterator[Block]:
-        """Yield the free blocks from a copy of the lists, in the order of the allocator: by stream, then in search
-        order.
-        """
+        """Yield the free blocks by stream and then in search order, from a copy of the lists."""
         for stream in sorted(self.free):
             for entry in self.free[stream].copy():
                 yield entry[3]

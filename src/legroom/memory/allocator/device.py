@@ -13,16 +13,17 @@ ADDRESS_UNIT: Final = 32 * MiB
 UPPER_GAP: Final = (FIRST_SEGMENT_ADDRESS + 74 * MiB, 24 * MiB)
 """The address and size of a gap above the first segment."""
 WIDE_GAP: Final = 414 * MiB
-"""The gap below the first segment, which exists after the first kernel."""
+"""The size of the gap below the first segment, which exists after the first kernel."""
 WIDE_GAP_START: Final = FIRST_SEGMENT_ADDRESS - WIDE_GAP
 LIBRARY_BYTES: Final = 64 * MiB
-"""The size of the address space that cuBLAS uses for each handle, before its workspace."""
+"""The address space of each cuBLAS handle without its workspace."""
 UNLIMITED_TOTAL: Final = 1 * TiB
-"""The memory assumed for a device of unknown capacity. This number determines the length of address ranges."""
+"""The memory assumed for a device of unknown capacity, which determines the length of address ranges."""
 
 Trace = Callable[[str, int, int, int], None]
-"""A function that is called with (action, address, size, stream). PyTorch's history uses the same actions
-(`segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`).
+"""A function that is called with (action, address, size, stream).
+
+The actions are those of PyTorch's history: `segment_alloc`, `segment_free`, `segment_map` and `segment_unmap`.
 """
 
 
@@ -41,7 +42,6 @@ class DeviceMemory:
         self.capacity = capacity
         self.total = total if total is not None else capacity
         self.allowed: int | None = None
-        """The number of bytes that the per-process memory fraction allows."""
         self.reserved = 0
         self.on_segment = on_segment
         self.trace = trace
@@ -62,11 +62,9 @@ class DeviceMemory:
         self.allowed = round(fraction * self.total)
 
     def allows(self, size: int) -> bool:
-        """Return whether the per-process memory fraction allows `size` more bytes."""
         return self.allowed is None or self.reserved + size <= self.allowed
 
     def has(self, size: int) -> bool:
-        """Return whether `size` bytes are free on the device."""
         return self.capacity is None or self.reserved + size <= self.capacity
 
     def reserve(self, action: str, address: int, size: int, stream: int) -> None:
@@ -85,18 +83,19 @@ class DeviceMemory:
 
 
 class AddressSpace:
-    """Simulates the addresses at which CUDA places segments. Up to torch 2.12, these addresses determine which of
-    several free blocks of equal size is used.
+    """Simulates the addresses at which CUDA places segments.
+
+    Up to torch 2.12, the addresses decide which of several free blocks of equal size is used.
 
     The rules were derived from 108 recorded runs on an H200. For 103 of these runs, a replay with the simulated
-    addresses reserves exactly the measured memory. A segment is placed in the lowest free gap that is large enough. At
-    first there are two small gaps: one for the first small segment, and `UPPER_GAP`. If no gap is large enough, units
-    of 32 MiB are added below all other units. After the first operation, there is a wide gap between the first segment
-    and the units (`WIDE_GAP`). Early segments are therefore placed at decreasing addresses. The next several hundred
-    MiB are placed at increasing addresses, and later segments at decreasing addresses again. If the first segment was
-    larger than a unit, the wide gap is divided into units from its top. cuBLAS handles also use address space in these
-    gaps. Address space that other libraries and host memory use is not simulated. Ranges for expandable segments are
-    placed at increasing addresses, starting at a low address.
+    addresses reserves exactly the measured memory. A segment is placed in the lowest free gap that is large enough.
+    At first, there are two small gaps: one for the first small segment, and `UPPER_GAP`. If no gap is large enough, a
+    unit of 32 MiB is added below all other units. After the first operation, there is also a wide gap (`WIDE_GAP`)
+    between the first segment and the units. Early segments therefore have decreasing addresses. The next several
+    hundred MiB have increasing addresses, and later segments have decreasing addresses again. If the first segment
+    was larger than a unit, the wide gap is divided into units from its top. Handles of cuBLAS also use address space
+    in these gaps. Address space that other libraries and host memory use is not simulated. Ranges for expandable
+    segments are placed at increasing addresses, starting at a low address.
     """
 
     __slots__ = ("first_was_large", "free", "highest_unit", "lowest_unit", "next_range")
@@ -105,24 +104,20 @@ class AddressSpace:
         self.free = [(FIRST_SEGMENT_ADDRESS, 2 * MiB), UPPER_GAP]
         """The gaps as pairs (address, size), lowest address first."""
         self.lowest_unit = WIDE_GAP_START
-        """The address of the lowest unit. All units between this address and `WIDE_GAP_START` exist."""
+        """The address of the lowest unit. All units from here to `WIDE_GAP_START` exist."""
         self.highest_unit = WIDE_GAP_START
-        """New units are placed below this address, down to `WIDE_GAP_START`. Further units are placed below
-        `lowest_unit`.
-        """
+        """New units are placed below this address, down to `WIDE_GAP_START`, and then below `lowest_unit`."""
         self.first_was_large: bool | None = None
         """True if the first segment was larger than a unit, and None before the first segment."""
         self.next_range = FIRST_RANGE_ADDRESS
 
     def kernels_run(self) -> None:
-        """Record that the first operation has run."""
         if self.first_was_large:
             self.highest_unit += WIDE_GAP // ADDRESS_UNIT * ADDRESS_UNIT
         else:
             insort(self.free, (WIDE_GAP_START, WIDE_GAP))
 
     def library_loaded(self) -> None:
-        """Record that cuBLAS created a handle."""
         self.segment(LIBRARY_BYTES, 0)
 
     def segment(self, size: int, stream: int) -> int:

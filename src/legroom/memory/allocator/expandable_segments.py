@@ -1,9 +1,10 @@
-"""Expandable segments. Each pool and stream has one long address range, into which memory is mapped page by page.
+"""Expandable segments.
+
+Each pool and stream has one long address range, into which memory is mapped page by page.
 
 A segment grows by mapping pages at the lowest address at which the request fits. If there is a free block before this
-address, the pages extend this block. A segment shrinks by unmapping the pages that are completely inside free blocks.
-An address range is an eighth longer than the device memory, so it does not need to be compacted when pages in its
-middle are released.
+address, the pages extend this block. A segment shrinks by unmapping the pages that are entirely inside free blocks.
+An address range is an eighth longer than the device memory, so that released pages in its middle need no compaction.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,6 @@ from legroom.memory.allocator.statistics import Statistics
 
 
 class ExpandableSegments:
-    """The expandable segments of a device."""
-
     __slots__ = ("device", "new_segment", "segments", "statistics")
 
     def __init__(
@@ -28,16 +27,15 @@ class ExpandableSegments:
         self.device = device
         self.statistics = statistics
         self.segments = segments
-        """All segments of the allocator, by address."""
+        """All segments of the allocator by address."""
         self.new_segment = new_segment
-        """A function that is called with (size, pool, stream, page) and returns the block of a new segment."""
+        """A function that creates a segment for (size, pool, stream, page) and returns its block."""
 
     def reserve(self, pool: Pool, size: int, stream: int, page: int) -> Block | None:
-        """Grow a segment, and return a free block of at least `size` that is not in a free list. Returns None if memory
-        runs out.
+        """Grow a segment and return a free block of at least `size` bytes, or None if memory runs out. The block is
+        not in a free list.
 
-        Pages that were mapped before memory ran out stay mapped. The caller releases these pages with all other free
-        pages.
+        Pages that were mapped before memory ran out stay mapped. The caller releases these pages with all other free pages.
         """
         block = self._find_room(pool, size, stream, page)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
@@ -53,7 +51,7 @@ class ExpandableSegments:
         return block
 
     def release(self, block: Block) -> None:
-        """Unmap the pages that are completely inside a free block, and remove a segment without pages."""
+        """Unmap the pages that are entirely inside a free block, and remove a segment without pages."""
         pool = block.pool
         begin, end = free_pages(block)
         if begin < end:
@@ -76,8 +74,9 @@ class ExpandableSegments:
             del self.segments[block.segment.address]
 
     def _find_room(self, pool: Pool, size: int, stream: int, page: int) -> Block:
-        """Return a block that begins a sequence of free and unmapped blocks of at least `size` bytes. Create a new
-        segment if no sequence is long enough."""
+        """Return the first of consecutive free and unmapped blocks of at least `size` bytes, in a new segment if
+        necessary.
+        """
         for entry in pool.unmapped.get(stream, ()):
             unmapped: Block = entry[1]
             before = unmapped.previous
@@ -92,7 +91,9 @@ class ExpandableSegments:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Map the first `size` bytes of an unmapped block, rounded up to pages. Returns False if the device is full."""
+        """Map the first `size` bytes of an unmapped block, rounded up to pages, and return False if the device is
+        full.
+        """
         pool, page = block.pool, block.segment.page
         mapped = -(-size // page) * page
         if not self.device.has(mapped):
@@ -118,7 +119,7 @@ class ExpandableSegments:
     def _keep_free_part(
         self, address: int, size: int, block: Block, previous: Block | None, following: Block | None
     ) -> None:
-        """Create a free block for the part of a page that remains mapped."""
+        """Create a free block for the bytes of a page that remain mapped."""
         remainder = Block(address, size, block.stream, block.pool, block.segment, block.age)
         remainder.link(previous, following)
         block.pool.put(remainder)
@@ -129,7 +130,7 @@ class ExpandableSegments:
 
 
 def free_pages(block: Block) -> tuple[int, int]:
-    """Return the start and the end of the pages that are completely inside a block of an expandable segment."""
+    """Return the start and the end of the pages that are entirely inside a block."""
     base, page = block.segment.address, block.segment.page
     begin = base + -(-(block.address - base) // page) * page
     end = base + (block.address + block.size - base) // page * page
@@ -137,13 +138,13 @@ def free_pages(block: Block) -> tuple[int, int]:
 
 
 def reachable_size(block: Block) -> int:
-    """Return the size to which a free block can grow."""
+    """Return the size of a free block and the unmapped block after it."""
     following = block.next
     return block.size + (following.size if following is not None and following.state == UNMAPPED else 0)
 
 
 def _room(block: Block | None, size: int) -> int:
-    """Return the number of consecutive free and unmapped bytes that start at this block, up to about `size`."""
+    """Return the number of consecutive free and unmapped bytes from this block on, up to about `size`."""
     room = 0
     while room < size and block is not None and block.state in (FREE, UNMAPPED):
         room += block.size

@@ -22,14 +22,12 @@ from legroom.memory.allocator.statistics import Statistics
 from legroom.units import MiB
 
 ROUND_LARGE: Final = 2 * MiB
-"""The size of a segment for requests of 10 MiB or more is a multiple of this number of bytes."""
+"""Segments for requests of 10 MiB or more are a multiple of this number of bytes."""
 NO_SIZE: Final = 1 << 62
-"""A limit that is larger than every size, so every block may be split."""
+"""A limit above every size, with which every block may be split."""
 
 
 class SegmentSource:
-    """Reserves segments for two pools, and releases cached segments."""
-
     def __init__(
         self,
         device: DeviceMemory,
@@ -42,16 +40,12 @@ class SegmentSource:
         self.device = device
         self.segment_address = segment_address
         self.range_address = range_address
-        """A function like `segment_address`, which is called with (size, stream). The function returns the address of
-        the next range for an expandable segment.
-        """
+        """A function that returns the address of the next range for an expandable segment, given (size, stream)."""
         self.small = small
         self.large = large
         self.statistics = statistics
         self.segments: dict[int, Segment] = {}
-        """The segments by address."""
         self.has_expandable = False
-        """True if an expandable segment was ever created."""
         self._expandable = ExpandableSegments(device, statistics, self.segments, self._new_segment)
         self._segments_made = 0
         self.settings = AllocatorSettings()
@@ -62,7 +56,6 @@ class SegmentSource:
         self.max_split_size = settings.max_split_size or NO_SIZE
 
     def segment_bytes(self, size: int) -> int:
-        """Return the size of the segment for a (rounded) request."""
         if size <= SMALL_SIZE:
             return SMALL_SEGMENT
         if size < MIN_LARGE_ALLOC:
@@ -70,11 +63,11 @@ class SegmentSource:
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
     def reserve(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Return a new block of at least `size` bytes that is not in a free list. Returns None if the device has too
-        little free memory or the limit would be exceeded.
+        """Return a new block of at least `size` bytes that is in no free list, or None if the device is full or the
+        limit would be exceeded.
 
-        An expandable segment maps whole pages. As in torch, the limit is compared with the size of an ordinary segment.
-        The limit can therefore be exceeded by part of a page.
+        An expandable segment maps whole pages. As in torch, the limit is compared with the size of an ordinary
+        segment, so the pages can exceed the limit by less than a page.
         """
         segment_bytes = self.segment_bytes(size)
         if not self.device.allows(segment_bytes):
@@ -96,7 +89,6 @@ class SegmentSource:
         return block
 
     def release_all(self) -> None:
-        """Release all free segments, and all free pages of expandable segments."""
         for pool in (self.large, self.small):
             free_blocks = list(pool.free_blocks())
             for block in free_blocks:
@@ -107,8 +99,7 @@ class SegmentSource:
                     self._expandable.release(block)
 
     def release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release as many cached oversize blocks as needed for `size`. Returns whether the released memory is
-        enough."""
+        """Release as many cached oversize blocks as `size` needs, and return True if they are enough."""
         if self.max_split_size == NO_SIZE:
             return False
         needed = max(size, self.max_split_size)
@@ -128,7 +119,7 @@ class SegmentSource:
         return released >= needed
 
     def collect_garbage(self, limit: int) -> None:
-        """Release cached segments of the large pool that have been unused for longer than the average segment."""
+        """Release cached segments of the large pool that have been unused for longer than average."""
         target = self.device.reserved - int(self.settings.garbage_collection_threshold * limit)
         if target <= 0:
             return
@@ -151,7 +142,7 @@ class SegmentSource:
                 self._release(block)
 
     def _new_segment(self, size: int, pool: Pool, stream: int, page: int = 0) -> Block:
-        """Create a segment and return its block, which is not in a free list."""
+        """Create a segment and return its block, which is in no free list."""
         self._segments_made += 1
         age = self._segments_made if self.settings.ties == "age" else 0
         address = self.range_address(size, stream) if page else self.segment_address(size, stream)
@@ -161,7 +152,6 @@ class SegmentSource:
         return segment.head
 
     def _release(self, block: Block) -> None:
-        """Release the segment of a free block, if the block is the whole segment."""
         block.pool.remove(block)
         del self.segments[block.segment.address]
         self.device.release("segment_free", block.address, block.size, block.stream)
@@ -174,13 +164,12 @@ class SegmentSource:
 
 
 def describe_segments(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """Return the segments by address. An expandable segment has one entry per mapped range."""
+    """Return the segments by address, with one entry per mapped range of an expandable segment."""
     in_order = sorted(segments, key=lambda segment: segment.address)
     return [_describe(run) for segment in in_order for run in _mapped_runs(segment)]
 
 
 def releasable_bytes(block: Block) -> int:
-    """Return how many bytes of a free block can be released."""
     if block.segment.expandable:
         begin, end = free_pages(block)
         return end - begin
@@ -188,7 +177,6 @@ def releasable_bytes(block: Block) -> int:
 
 
 def _mapped_runs(segment: Segment) -> list[list[Block]]:
-    """Return the blocks of a segment, grouped by mapped range."""
     runs: list[list[Block]] = [[]]
     block: Block | None = segment.head
     while block is not None:

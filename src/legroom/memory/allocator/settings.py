@@ -1,9 +1,9 @@
 """Parses `PYTORCH_CUDA_ALLOC_CONF` and its newer names in the same way as torch.
 
 Only the options that affect memory are stored. Options for pinned host memory, locks and CUDA graphs are checked and
-ignored. PyTorch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this module accepts the
-same values. For example, `64MB` is read as 64, and white space and a trailing comma are ignored. Values that torch
-rejects are rejected with a message that shows the correct form.
+ignored. PyTorch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and so does this module. For
+example, `64MB` is read as 64, and white space and a trailing comma are ignored. Values that torch rejects are
+rejected with a message that shows the correct form.
 """
 
 import re
@@ -15,8 +15,10 @@ from legroom.errors import UsageError
 from legroom.units import MiB
 
 ENVIRONMENT_NAMES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The environment variables in order of precedence. The first variable that is set is used, even if it is empty.
-PyTorch's documentation recommends the last name, but in torch 2.13 this name has the lowest precedence.
+"""The environment variables in order of precedence.
+
+The first variable that is set is used, even if it is empty. PyTorch's documentation recommends the last name, but it
+has the lowest precedence in torch 2.13.
 """
 
 POWER_OF_TWO_INTERVALS: Final = 16
@@ -68,27 +70,27 @@ class AllocatorSettings:
     max_split_size: int | None = None
     """Blocks of this size or larger are never split. None means no limit."""
     max_non_split_rounding: int = 20 * MiB
-    """The maximum difference in bytes between the request and a block that is never split."""
+    """The maximum difference in bytes between a request and a block that is never split."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * POWER_OF_TWO_INTERVALS
-    """The number of divisions for rounding, for each power of two from 1 MiB to 64 GiB. The values 0 and 1 disable this
-    kind of rounding.
+    """The number of divisions for rounding, for each power of two from 1 MiB to 64 GiB.
+
+    The values 0 and 1 mean no such rounding.
     """
     garbage_collection_threshold: float = 0.0
-    """Above this fraction of the limit, cached blocks that were not used recently are released. The value 0 disables
-    this release.
+    """Above this fraction of the limit, cached blocks that were not used recently are released. The value 0
+    disables this release.
     """
     expandable_segments: bool = False
     large_segment_size: int = LARGE_SEGMENT
     """The segment size for requests from 1 to 10 MiB, and the page size of large expandable segments."""
     per_process_memory_fraction: float = 1.0
     backend: str = "native"
-    """The name of the allocator backend. `cudaMallocAsync` uses CUDA's own memory pool, which differs from this
-    simulation.
-    """
+    """The allocator backend. `cudaMallocAsync` uses CUDA's own memory pool, which this simulation does not model."""
     ties: str = "age"
-    """The rule that selects one of several free blocks of equal size. "age" selects the block of the older segment
-    (since torch 2.13). "address" selects the block at the lower address (before torch 2.13). The rule depends on the
-    torch version, not on the environment.
+    """The rule that selects one of several free blocks of equal size.
+
+    Since torch 2.13, "age" selects the block of the older segment. Before torch 2.13, "address" selects the block at
+    the lower address.
     """
 
     def __post_init__(self) -> None:
@@ -97,7 +99,7 @@ class AllocatorSettings:
 
     @classmethod
     def parse(cls, text: str, before: "AllocatorSettings | None" = None) -> "AllocatorSettings":
-        """Parse `text`.
+        """Parse the settings.
 
         If a running program changes its settings, `before` contains the previous settings. At such a change, torch
         keeps the segment options and resets all other options.
@@ -138,9 +140,6 @@ class AllocatorSettings:
     def from_environment(
         cls, environ: Mapping[str, str], torch_version: str | None = None
     ) -> "AllocatorSettings":
-        """Return the settings of a process with this environment. If a value is invalid, the error message contains the
-        name of the variable.
-        """
         version = cls(ties=ties_of(torch_version)) if torch_version else cls()
         for name in ENVIRONMENT_NAMES:
             if name in environ:
@@ -152,7 +151,6 @@ class AllocatorSettings:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AllocatorSettings":
-        """Return the settings from the result of `as_dict`. Unknown names are ignored."""
         known = {field.name for field in fields(cls)} & data.keys()
         settings = cls(**{name: data[name] for name in known})
         return replace(settings, roundup_power2_divisions=tuple(settings.roundup_power2_divisions))
@@ -170,12 +168,11 @@ class AllocatorSettings:
         return (size + MIN_BLOCK_SIZE - 1) & -MIN_BLOCK_SIZE
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings in JSON types."""
         return asdict(self) | {"roundup_power2_divisions": list(self.roundup_power2_divisions)}
 
 
 def ties_of(torch_version: str) -> str:
-    """Return the rule that a version of torch uses to select among free blocks of equal size.
+    """Return the rule by which a torch version selects among free blocks of equal size.
 
     >>> ties_of("2.12.1+cu130"), ties_of("2.13.0")
     ('address', 'age')
@@ -190,14 +187,11 @@ def ties_of(torch_version: str) -> str:
 
 
 def _tokens(text: str) -> list[str]:
-    """Split a string such as `a:1,b:[2:3]` into its words and its characters `:`, `,`, `[` and `]`. White space is
-    ignored, even inside a word.
-    """
+    """Split a string such as `a:1,b:[2:3]` into words and the characters `:`, `,`, `[` and `]`, without white space."""
     return re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s+", "", text))
 
 
 def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each key with the tokens of its value."""
     position = 0
     while position < len(tokens):
         key = tokens[position]
@@ -223,7 +217,6 @@ def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _number(key: str, token: str) -> int:
-    """Return the integer at the start of `token`."""
     match = re.match(r"\+?[0-9]+", token)
     if match is None:
         raise UsageError(f"`{key}`: `{token}` is not an integer.")
@@ -259,8 +252,9 @@ def _backend(value: list[str]) -> str:
 
 
 def _divisions(value: list[str]) -> tuple[int, ...]:
-    """Parse one value for all sizes, or a list. The list [256:1,512:2,>:8] means 1 division up to 256 MiB, 2
-    divisions from 512 MiB, and 8 divisions above.
+    """Parse one value for all sizes, or a list.
+
+    For example, [256:1,512:2,>:8] means 1 division up to 256 MiB, 2 divisions from 512 MiB, and 8 divisions above.
     """
     key = "roundup_power2_divisions"
     if value[0] != "[":

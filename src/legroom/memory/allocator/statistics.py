@@ -1,9 +1,8 @@
 """The statistics of `torch.cuda.memory_stats()`, counted at low cost.
 
-Each allocation and each free changes three values: the count, the bytes and the requested bytes. These operations
-update only running totals. A current value is the difference between two totals. A peak can occur only just before a
-decrease, so peaks are updated at the first free after an allocation (`update_peaks`). Values that change rarely are
-stored as a `Stat`.
+Each allocation and each free changes a count, the bytes and the requested bytes, and updates only running totals. A
+current value is the difference between two totals. A peak can occur only before a decrease, so the peaks are updated
+at the first free after an allocation (`update_peaks`). Values that change rarely are stored as a `Stat`.
 """
 
 from collections.abc import Iterator
@@ -11,19 +10,13 @@ from typing import NamedTuple
 
 
 class StatValues(NamedTuple):
-    """One statistic as in `memory_stats()`."""
-
     current: int
     peak: int
     allocated: int
-    """The sum of all increases."""
     freed: int
-    """The sum of all decreases."""
 
 
 class Stat:
-    """A statistic with its current value, its peak, and the sum of its increases."""
-
     __slots__ = ("current", "increased", "peak")
 
     def __init__(self) -> None:
@@ -32,7 +25,6 @@ class Stat:
         self.increased = 0
 
     def add(self, amount: int) -> None:
-        """Add `amount`, which may be negative, to the current value."""
         self.current += amount
         if amount > 0:
             self.increased += amount
@@ -44,8 +36,6 @@ class Stat:
 
 
 class PoolStatistics:
-    """The running totals of one pool."""
-
     __slots__ = (
         "allocated_bytes_total",
         "allocated_count",
@@ -70,28 +60,25 @@ class PoolStatistics:
         self.bytes_freed = 0
         self.requested_total = 0
         self.requested_freed = 0
-        """The requested bytes of all blocks whose free is complete. In contrast, `freed` and `bytes_freed` increase as
-        soon as a free is requested.
+        """The requested bytes of all blocks whose free is complete.
+
+        In contrast, `bytes_freed` increases when the free is requested.
         """
         self.pending = 0
         self.pending_bytes = 0
-        """`pending` is the number of blocks whose free is not complete, because another stream still uses the block.
-        `pending_bytes` is their size.
+        """The number (`pending`) and the bytes of blocks whose free is not complete, because another stream still
+        uses them.
         """
         self.inactive_up = 0
         self.inactive_down = 0
         self.inactive_bytes_up = 0
         self.inactive_bytes_down = 0
-        """The totals of free blocks in segments that are partly in use. As in torch, expandable segments are
-        not included.
-        """
+        """The totals of free blocks in partly used segments. As in torch, expandable segments do not count."""
         self.segments = Stat()
         self.reserved = Stat()
 
 
 class Statistics:
-    """The totals of both pools, and the statistics derived from them."""
-
     __slots__ = (
         "accumulated_before",
         "device_allocations",
@@ -123,15 +110,17 @@ class Statistics:
         self.device_allocations = 0
         self.device_frees = 0
         self.peaks = [0] * 9
-        """The peaks of three statistics: the number of allocations, the allocated bytes and the requested bytes. Each
-        statistic has three values: for both pools together, for the large pool, and for the small pool.
+        """The peaks of the number of allocations, the allocated bytes and the requested bytes.
+
+        Each statistic has three values: for both pools, for the large pool and for the small pool.
         """
         self.peaks_active = [0] * 6
-        """The peaks of the number and the bytes of all blocks in use, including blocks whose free is not complete. The
-        values are updated only while a free is not complete.
+        """The peaks of the number and the bytes of all blocks in use, including pending frees.
+
+        These peaks are updated only while a free is pending.
         """
         self.peaks_inactive = [0] * 6
-        """The peaks of the number and the bytes of free blocks in segments that are partly in use."""
+        """The peaks of the number and the bytes of free blocks in partly used segments."""
         self.accumulated_before: dict[str, int] = {}
 
     @property
@@ -147,7 +136,7 @@ class Statistics:
         return small.requested_total - small.requested_freed + large.requested_total - large.requested_freed
 
     def update_peaks(self) -> None:
-        """Update the peaks. Call this method before the current values decrease, and before a peak is read."""
+        """Update the peaks. This method must run before the values decrease and before a peak is read."""
         small, large = self.small, self.large
         small_count = small.allocated_count - small.freed
         large_count = large.allocated_count - large.freed
@@ -181,7 +170,7 @@ class Statistics:
             self.peaks_active = [max(pair) for pair in zip(self.peaks_active, now, strict=True)]
 
     def update_inactive_peaks(self) -> None:
-        """Update the peaks of free blocks in segments that are partly in use. See `update_peaks`."""
+        """Update the peaks of free blocks in partly used segments, like `update_peaks`."""
         small, large = self.small, self.large
         small_count = small.inactive_up - small.inactive_down
         large_count = large.inactive_up - large.inactive_down
@@ -211,7 +200,6 @@ class Statistics:
             stat.peak = stat.current
 
     def reset_accumulated(self) -> None:
-        """Set the sums of increases and decreases and the number of failures to zero."""
         self.accumulated_before = {}
         self.accumulated_before = {
             key: value
@@ -220,7 +208,6 @@ class Statistics:
         }
 
     def as_dict(self, max_split_size: int | None) -> dict[str, int]:
-        """Return the statistics with the keys of `torch.cuda.memory_stats()`."""
         self.update_peaks()
         self.update_inactive_peaks()
         stats = {
@@ -247,9 +234,7 @@ class Statistics:
         return dict(sorted(stats.items()))
 
     def _by_pool(self) -> Iterator[tuple[str, tuple[StatValues, StatValues, StatValues]]]:
-        """Yield the name and three values of each statistic: for both pools together, for the large pool, and for the
-        small pool.
-        """
+        """Yield each statistic with its values for both pools, for the large pool and for the small pool."""
         small, large = self.small, self.large
         pools = (large, small)
         count_made = [pool.allocated_count for pool in pools]
@@ -301,7 +286,7 @@ class Statistics:
 
 
 def _triple(made: list[int], freed: list[int], peaks: list[int]) -> tuple[StatValues, StatValues, StatValues]:
-    """Return three values: for both pools together, for the large pool, and for the small pool."""
+    """Return the values for both pools, for the large pool and for the small pool."""
     large = StatValues(made[0] - freed[0], peaks[1], made[0], freed[0])
     small = StatValues(made[1] - freed[1], peaks[2], made[1], freed[1])
     return StatValues(large.current + small.current, peaks[0], sum(made), sum(freed)), large, small

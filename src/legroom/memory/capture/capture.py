@@ -1,12 +1,13 @@
 """Writes a capture file: the events of a run on disk.
 
-Events are written during the run, so a run that is killed loses only its last events. The file has a maximum size, so a
-run of several days does not fill the disk. The format is gzipped JSON (see `zcat run.legroom`), so reading a capture
-cannot run code. `lines` describes the format. `trim` selects the events to remove when the file grows too large.
+Events are written during the run, so a run that is killed loses only its last events. The file has a maximum size, so
+a run of several days does not fill the disk. The format is gzipped JSON (try `zcat run.legroom`), so reading a
+capture cannot run code. `lines` describes the format, and `trim` selects the events to remove when the file grows too
+large.
 
-Because `write` is called during training, it only appends the event to a list. One thread at a time encodes the events
-in batches. A storage can be freed at any moment, even while a batch is encoded, so `write` may also be called during
-the encoding. If the file cannot be written, training continues, and `failed` contains the reason.
+Because `write` is called during training, it only appends the event to a list. One thread at a time encodes the
+events in batches. A storage can be freed at any moment, so `write` may also be called while a batch is encoded. If
+the file cannot be written, training continues, and `failed` contains the reason.
 """
 
 import errno
@@ -37,16 +38,15 @@ per event.
 
 _MIN_MAX_BYTES = MiB
 _MAX_PENDING = 1024
-"""The maximum number of pending events. Pending events are lost if the process is killed."""
+"""The maximum number of pending events, which are lost if the process is killed."""
 _MAX_WAIT = 0.5
-"""The maximum number of seconds for which an event may be pending. `Step` events, `Oom` events and other rare events
-are written immediately.
+"""The maximum number of seconds for which an event may be pending.
+
+`Step`, `Oom` and other rare events are written immediately.
 """
 
 
 class CaptureWriter:
-    """Writes events to a capture file. `write` is a Sink."""
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -58,8 +58,7 @@ class CaptureWriter:
         """`run` describes the run in JSON types: script, devices, versions, settings.
 
         The file stays smaller than `max_bytes`. While the file is trimmed, a second file of half the size exists next
-        to it. The file may become larger if the description of the live storages alone needs more than an eighth of
-        `max_bytes`.
+        to it. The file may become larger if the live storages alone need more than an eighth of `max_bytes`.
         """
         if max_bytes < _MIN_MAX_BYTES:
             raise UsageError(
@@ -71,7 +70,7 @@ class CaptureWriter:
             raise UsageError(f"`run` must contain only JSON types: {error}") from None
         self.path = Path(os.path.realpath(path))
         self.failed: str | None = None
-        """The reason why writing stopped before the end of the run, or None if it did not stop."""
+        """The reason why writing stopped before the end of the run, or None."""
         self._process = os.getpid()
         self._pending: list[Event] = []
         self._due = _MAX_WAIT
@@ -91,7 +90,6 @@ class CaptureWriter:
 
     @property
     def dropped(self) -> int:
-        """The number of events that were removed to limit the size of the file."""
         return self._file.dropped if self._file is not None else 0
 
     def write(self, event: Event) -> None:
@@ -109,7 +107,6 @@ class CaptureWriter:
         self._drain()
 
     def write_all(self, events: list[Event]) -> None:
-        """Write several events at once."""
         if self._file is not None:
             self._pending += events
             self._drain()
@@ -119,12 +116,14 @@ class CaptureWriter:
         self._drain(wait=True)
 
     def close(self) -> None:
-        """Write the pending events and the end mark. Later events are ignored."""
+        """Write the pending events and the end mark."""
         self._drain(wait=True, finish=True)
 
     def abandon(self) -> None:
-        """Stop writing without changing the file. A forked child calls this method, because the file belongs to the
-        parent."""
+        """Stop writing without changing the file.
+
+        A forked child calls this method, because the file belongs to the parent.
+        """
         self._stop(self.failed)
 
     def __enter__(self) -> Self:
@@ -136,9 +135,7 @@ class CaptureWriter:
         self.close()
 
     def _drain(self, *, wait: bool = False, finish: bool = False) -> None:
-        """Write the pending events. If another thread is writing, that thread or the next call writes the pending
-        events.
-        """
+        """Write the pending events. If another thread is writing, that thread or the next call writes them."""
         if os.getpid() != self._process:
             self.abandon()  # do not take the lock: a thread of the parent may have held it at the fork
         me = get_ident()
@@ -193,7 +190,7 @@ class CaptureWriter:
 
 
 def copy_capture(source: Path, path: Path, *, force: bool) -> None:
-    """Copy a complete capture to a new file. `force` overwrites an existing capture, but no other kind of file."""
+    """Copy a complete capture to a new file. `force` overwrites only an existing capture."""
     exists = check_output(path, force=force, option="force=True", example="")
     try:
         content = source.read_bytes()
@@ -208,7 +205,7 @@ def copy_capture(source: Path, path: Path, *, force: bool) -> None:
 
 
 def _create(path: Path, *, force: bool) -> FileIO:
-    """Create the file. `force` overwrites an existing capture, but no other kind of file."""
+    """Create the file. `force` overwrites only an existing capture."""
     if check_output(path, force=force):
         return FileIO(path, "wb")
     try:
@@ -218,8 +215,9 @@ def _create(path: Path, *, force: bool) -> FileIO:
 
 
 def check_output(path: Path, *, force: bool, option: str = "--force", example: str = "-o ") -> bool:
-    """Return True if the file exists. Raises UsageError or CaptureError if a capture must not overwrite the file.
-    The error message names `option`, which allows overwriting, and `example`, which sets a path.
+    """Return True if the file exists, and raise an error if a capture must not overwrite it.
+
+    The error message contains `option`, which allows overwriting, and `example`, which sets a path.
     """
     try:
         mode = path.stat().st_mode
@@ -250,7 +248,6 @@ def _exists(path: Path, option: str = "--force") -> str:
 
 
 def _remove(path: Path, created: FileIO) -> None:
-    """Remove a capture whose first line could not be written."""
     with suppress(OSError):
         created.close()
     with suppress(OSError):

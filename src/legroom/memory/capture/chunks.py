@@ -1,8 +1,7 @@
 """Writes the chunks of a capture file, and trims the file when it grows too large.
 
-Every batch of events is flushed through the compressor to the operating system, so the batch survives if the process is
-killed. If possible, a chunk ends at the end of a training step. At the end of a step, the categories of storages are
-known, so the chunk contains these categories.
+Every batch of events is flushed to the operating system, so the batch survives if the process is killed. If possible,
+a chunk ends with a training step, when the categories of the storages are known.
 """
 
 import errno
@@ -20,7 +19,7 @@ from legroom.memory.events import Event, Holder, Oom, Step
 
 
 class ChunkFile:
-    """A capture file open for writing. Raises OSError if a write fails."""
+    """A capture file open for writing. Its methods raise OSError if a write fails."""
 
     def __init__(self, path: Path, file: FileIO, *, run: dict[str, Any], max_bytes: int) -> None:
         self._path = path
@@ -34,12 +33,10 @@ class ChunkFile:
 
     @property
     def seconds(self) -> float:
-        """The time of the latest event."""
         return self._encoder.time / 1e6
 
     @property
     def dropped(self) -> int:
-        """The number of events that were removed by trimming."""
         return sum(dropped_events(chunk) for chunk in self._chunks)
 
     def write(self, events: Sequence[Event]) -> None:
@@ -51,13 +48,12 @@ class ChunkFile:
             self._begin_chunk(self._chunks[-1].number + 1)
 
     def finish(self) -> None:
-        """Write the end mark and close the file."""
         self._write_lines(['["e"]'])
         self._end_chunk()
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file without writing. The file is unbuffered, so closing it writes nothing."""
+        """Close the file, which is unbuffered, without writing."""
         with suppress(OSError):
             self._file.close()
 
@@ -100,7 +96,6 @@ class ChunkFile:
                 self._chunk_with_peak[key] = chunk.number
 
     def _peaks(self) -> dict[tuple[str, int], int]:
-        """Return the current peaks of allocated and reserved memory on each device, in bytes."""
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {
             **{("allocated", device): peak for device, peak in allocated.items()},

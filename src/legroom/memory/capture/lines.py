@@ -17,12 +17,10 @@ A capture is a series of chunks. A chunk is one gzip member of JSON lines and do
 ["e"]                                                       end mark: the capture is complete
 ```
 
-Times are in whole microseconds. Times and ids are stored as differences. The time of an "a" or "f" line is relative
-to the previous "a" or "f" line. The time of the first such line is relative to the time in the header. The id of an
-"a" line is relative to the previous "a" line. The id of the first "a" line is relative to 0. The id of an "f" or "t"
-line counts back from the last "a" line. The lines of consecutive training steps are therefore similar, so they
-compress to about 4 bytes per event. Each allocation refers to its site by number, which reduces the size further.
-Encoding an event takes one lookup and one formatted string.
+Times are in whole microseconds. Times and ids are stored as differences, so the lines of consecutive training steps
+are similar and compress to about 4 bytes per event. The time of an "a" or "f" line is relative to the previous "a" or
+"f" line, or to the time in the header. The id of an "a" line is relative to the previous "a" line, or to 0. The id of
+an "f" or "t" line counts back from the last "a" line.
 
 A capture may come from an untrusted source, so every value is checked when it is read.
 """
@@ -45,26 +43,22 @@ FORMAT = "legroom capture"
 VERSION = 3
 
 Site = tuple[int, int, Category, Phase, str, Frame | None, str]
-"""A site: device, stream, category, phase, module, frame and operation. Many allocations share a site."""
+"""A site: device, stream, category, phase, module, frame and operation."""
 
 
 class LineEncoder:
-    """Encodes events as lines. Tracks the live storages, which are listed at the start of every chunk."""
+    """Encodes events as lines, and tracks the live storages that every chunk lists at its start."""
 
     def __init__(self) -> None:
         self.events = 0
-        """The number of encoded events."""
         self.time = 0
-        """The latest time in microseconds."""
         self.allocated: defaultdict[int, int] = defaultdict(int)
-        """The currently allocated bytes by device."""
         self.reserved: defaultdict[int, int] = defaultdict(int)
         self.peak_allocated: defaultdict[int, int] = defaultdict(int)
         self.peak_reserved: defaultdict[int, int] = defaultdict(int)
         self._step_lines = _CompressedLines()
-        """The Step events of this chunk, which stay in the file if the chunk is dropped."""
+        """The Step events of this chunk, which stay in the file when the chunk is dropped."""
         self.ooms = 0
-        """The number of Oom events in this chunk."""
         self._live: dict[int, Alloc] = {}
         self._tags: dict[int, Category] = {}
         self._sites: dict[Site, int] = {}
@@ -72,9 +66,7 @@ class LineEncoder:
         self._last_id = 0
 
     def begin_chunk(self, header: dict[str, Any]) -> list[str]:
-        """Return the first lines of a new chunk: `header` with the event number and the time added, and the live
-        storages.
-        """
+        """Return the first lines of a new chunk: the header, the sites and the live storages."""
         self._step_lines, self.ooms = _CompressedLines(), 0
         self._sites = {}
         self._last_time, self._last_id = self.time, 0
@@ -161,7 +153,10 @@ class LineEncoder:
             self.ooms += 1
 
     def finished_step_lines(self) -> bytes:
-        """Return the Step events of this chunk, compressed. Call this method once, at the end of the chunk."""
+        """Return the compressed Step events of this chunk.
+
+        This method can be called once, at the end of the chunk.
+        """
         return self._step_lines.finish()
 
     def _declare(self, key: Site, add: Callable[[str], None]) -> int:
@@ -178,7 +173,7 @@ class LineEncoder:
 
 
 class _CompressedLines:
-    """Lines that are compressed as they are added. A chunk may contain many thousand steps."""
+    """Lines that are compressed as they are added, because a chunk may contain many thousand steps."""
 
     def __init__(self) -> None:
         self._compressor = zlib.compressobj()
@@ -203,10 +198,8 @@ class InvalidLine(Exception):  # noqa: N818  (internal; the reader catches it)
 
 
 class LineDecoder:
-    """Decodes the lines of one chunk, and checks every value."""
-
     def __init__(self, time: int, known: dict[Site, Site], *, state_first: bool) -> None:
-        """`known` contains the sites of all chunks, so equal sites share one object."""
+        """`known` contains the sites of all chunks, so that equal sites share one object."""
         self.time = time
         """The time at the start of the chunk, in microseconds."""
         self.live: dict[int, Alloc] = {}
@@ -220,8 +213,7 @@ class LineDecoder:
         self._last_id = 0
 
     def decode(self, rows: Sequence[Any], into: list[Event]) -> None:
-        """Decode `rows` to events, and append the events to `into`. If a row is invalid, only the events before it are
-        appended."""
+        """Append the events of `rows` to `into`. If a row is invalid, only the events before it are appended."""
         remaining = iter(rows)
         try:
             if not self.begun:
@@ -432,4 +424,4 @@ _FIELDS = {
     kind: [(field.name, _CHECKS[field.type]) for field in fields(kind) if field.name != "time"]
     for kind in _ANNOTATIONS.values()
 }
-"""The fields of each annotation in the order of the file, with the check that a value must pass."""
+"""The fields of each annotation in the order of the file, each with the check of its value."""

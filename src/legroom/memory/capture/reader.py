@@ -1,9 +1,8 @@
 """Reads a capture file.
 
-If the file is incomplete, for example after a crash, it is read up to its last valid line. If chunks were dropped to
-limit the size of the file, the events continue from the state at the start of the next chunk. The events between
-`GapStarted` and `GapEnded` are the steps of the dropped chunks, followed by the allocations, frees and tags that lead
-to this state.
+An incomplete file, for example after a crash, is read up to its last valid line. After chunks that were dropped to
+limit the size, the events continue from the state at the start of the next chunk. The events between `GapStarted`
+and `GapEnded` are the steps of the dropped chunks, and the allocations, frees and tags that lead to this state.
 
 A capture may come from an untrusted source, so every value is checked and decompression bombs are rejected.
 """
@@ -26,15 +25,16 @@ from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
 MAX_LINES = 60_000_000
-"""The maximum decompressed size: about 15 GB of events, four times as much as a capture of the default size can
+"""The maximum number of lines: about 15 GB of events, four times as much as a capture of the default size can
 contain.
 """
 
 _READ_SIZE = MiB // 4
 _MAX_LINE = 4 * MiB
 _MAX_RATIO = 250
-"""The maximum ratio of decompressed to compressed size. Real captures have a ratio of about 5. Identical lines reach a
-ratio of about 250.
+"""The maximum ratio of decompressed to compressed size.
+
+Real captures have a ratio of about 5, and identical lines reach about 250.
 """
 
 
@@ -44,23 +44,19 @@ class Capture:
 
     path: Path
     run: dict[str, Any]
-    """A description of the run: script, devices, versions, settings. The values have JSON types and are otherwise
-    unchecked.
+    """A description of the run: script, devices, versions, settings.
+
+    The values have JSON types and are not checked further.
     """
     events: list[Event]
-    """The events in the order in which they occurred."""
     truncated: bool
-    """True if the end mark is missing, because the run was killed or is still running, or because the file is
-    damaged.
-    """
+    """True if the end mark is missing: the run was killed, is still running, or the file is damaged."""
     dropped: int
-    """The number of events that were removed to limit the size of the file."""
     damaged: bool = False
-    """True if the file contains invalid data. The events before the invalid data are read."""
+    """True if the file contains invalid data. Only the events before this data are read."""
 
 
 def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) -> Capture:
-    """Read a capture. Raises CaptureError or CaptureVersionError if the file cannot be read."""
     path = Path(path)
     try:
         with open(path, "rb") as file, no_garbage_collection():
@@ -81,7 +77,6 @@ class _Reader:
         self._events: list[Event] = []
         self._dropped = 0
         self._position = 0
-        """The number of the next event in the run."""
         self._in_gap = False
         self._steps_only = False
         self._known: dict[Site, Site] = {}
@@ -176,7 +171,7 @@ class _Reader:
 
 
 class _LiveStorages:
-    """The live storages before a gap, from which the changes during the gap are computed."""
+    """The live storages before a gap, which show what changed during the gap."""
 
     def __init__(self) -> None:
         self._folded = 0
@@ -213,9 +208,7 @@ class _LiveStorages:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
-    """Yield the complete lines of the file in batches, and for each batch whether it starts a chunk. Reading stops
-    at damaged data.
-    """
+    """Yield the complete lines of the file in batches up to damaged data, and True for a batch that starts a chunk."""
     current, begins, rest = -1, True, b""
     for chunk, text in _decompressed(file, path):
         if chunk != current:
@@ -229,7 +222,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
 
 
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the decompressed data in batches, each with the number of its gzip member."""
+    """Yield the decompressed data in batches, with the number of the gzip member."""
     chunk = bytes_read = bytes_decompressed = 0
     decompressor = zlib.decompressobj(31)
     while data := file.read(_READ_SIZE):
@@ -274,7 +267,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
-    """Return the values of `lines` up to the first invalid line, and whether all lines are valid."""
+    """Return the values of `lines` up to the first invalid line, and True if all lines are valid."""
     try:  # several times as fast as one by one
         return list(json.loads("[" + b",".join(lines).decode() + "]")), True
     except (ValueError, RecursionError):

@@ -1,10 +1,9 @@
 """Selects the chunks to keep when a capture grows too large, and writes the file without the other chunks.
 
-A chunk does not depend on other chunks, so it can be dropped as a whole. While there is room, chunks are kept in this
-order: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an out-of-memory
-error, and the first chunk. Of the other chunks, newer chunks come before older chunks. The Step events of dropped
-chunks are kept, so that the history of steps is complete. If even the steps need too much room, every second step is
-dropped, repeatedly.
+A chunk does not depend on other chunks, so it can be dropped as a whole. Chunks are kept in this order while the size
+allows it: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an out-of-memory
+error, the first chunk, and then newer chunks before older chunks. The Step events of dropped chunks are kept, so that
+the history of steps is complete. If the steps alone are too large, every second step is dropped until they fit.
 """
 
 import json
@@ -19,28 +18,21 @@ from legroom.memory.capture.lines import to_json
 
 @dataclass(slots=True, kw_only=True)
 class Chunk:
-    """A chunk of a capture file, which contains events, or only the steps of dropped chunks."""
+    """A chunk of a capture file, with all events or only the steps of dropped chunks."""
 
     number: int
     offset: int
-    """The position of the chunk in the file, in bytes."""
     size: int
-    """The size of the chunk in the file, in bytes."""
     first_event: int
     events: int
     begin: int
-    """The time at the start of the chunk, in microseconds."""
     end: int
-    """The time at the end of the chunk, in microseconds."""
     step_lines: bytes
-    """The Step events, compressed."""
     ooms: int = 0
     is_complete: bool = True
-    """True if the chunk contains events. A chunk without events replaces dropped chunks and contains only their
-    steps.
-    """
+    """True if the chunk contains all events, and False if it contains only the steps of dropped chunks."""
     every: int = 1
-    """Of the steps in dropped chunks, only every `every`-th step is kept."""
+    """If this is 4, the chunk contains only every fourth step."""
 
 
 def trim(
@@ -52,11 +44,10 @@ def trim(
     source: BinaryIO,
     target: BinaryIO,
 ) -> list[Chunk]:
-    """Write a shortened capture of at most about half of `max_bytes` to `target`, and return its chunks.
+    """Write a capture of at most about half of `max_bytes` to `target`, and return its chunks.
 
-    Chunks that are not kept are merged, and contain only the totals of their steps.
-
-    `highest` contains the numbers of the chunks with the highest memory.
+    Dropped chunks are merged into chunks that contain only their steps. `highest` contains the numbers of the chunks
+    with the highest memory.
     """
     kept = choose(chunks, highest=highest, max_bytes=max_bytes)
     result: list[Chunk] = []
@@ -76,7 +67,6 @@ def trim(
 
 
 def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -> set[int]:
-    """Return the numbers of the chunks to keep."""
     complete = {chunk.number: chunk for chunk in chunks if chunk.is_complete}
     newest_first = sorted(complete, reverse=True)
     with_oom = [number for number in newest_first if complete[number].ooms]
@@ -99,9 +89,7 @@ def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -
 
 
 def dropped_events(chunk: Chunk) -> int:
-    """Return the number of events that were dropped from a chunk. A complete chunk has no dropped events, and all other
-    chunks keep only their steps.
-    """
+    """Return the number of events that were dropped from a chunk, which still contains its steps."""
     return 0 if chunk.is_complete else chunk.events - zlib.decompress(chunk.step_lines).count(b"\n")
 
 
