@@ -26,8 +26,6 @@ class _Emitter(Protocol):
 
 
 class FollowedRecorder:
-    """The events of an active dispatch recorder from `__enter__` to `__exit__`."""
-
     def __init__(self, recorder: Recorder, sink: Sink) -> None:
         self._recorder = recorder
         self._sink = sink

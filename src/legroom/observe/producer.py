@@ -9,8 +9,6 @@ import torch
 
 
 class MemoryStats(NamedTuple):
-    """The current and the peak memory of one device, in bytes."""
-
     allocated: int
     reserved: int
     peak_allocated: int
@@ -28,8 +26,7 @@ class Producer(Protocol):
         """Send the events that are still pending. This method may be called more than once."""
 
     @property
-    def progress(self) -> tuple[int, float]:
-        """The number of completed steps, and the duration of the last step in seconds."""
+    def progress(self) -> tuple[int, float]: ...
 
     @property
     def allocated_after_step(self) -> int:

@@ -25,11 +25,10 @@ UNKNOWN_COPIES = 2
 of Adam.
 """
 _TEMPORARY_COPIES = {"Adam": 1, "AdamW": 1, "SGD": 0, "RMSprop": 1, "Adadelta": 2}
-"""The number of parameter-sized temporary tensors if an optimizer updates all parameters at once. The number is 2 for
-other optimizers.
+"""The number of parameter-sized temporary tensors that each optimizer needs to update all parameters at once. Other
+optimizers need 2.
 """
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
-"""Options that add a parameter-sized tensor to the state."""
 _settings: ScriptSettings | None = None
 _candidates: dict[int | None, list[BatchSetting]] = {}
 """The candidates for the batch size setting, by batch size. A script that searches for a batch size runs out of memory
@@ -38,14 +37,12 @@ often, so they are cached.
 
 
 def follow_settings(settings: ScriptSettings | None) -> None:
-    """Set the `ScriptSettings` in which `program_state` looks up the batch size."""
     global _settings
     _settings = settings
     _candidates.clear()
 
 
 def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
-    """Yield the annotations that follow an `Oom`, `seconds` after the start of the run."""
     first, last = (tuple(map(int, shape)) for shape in clock.input_shapes or ((), ()))
     yield ProgramState(
         seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size, clock.samples,

@@ -37,14 +37,12 @@ class Script:
 
     @property
     def stem(self) -> str:
-        """A short name for the output files of this script."""
         if self.is_module:
             return self.name.rpartition(".")[2]
         return Path(self.name).resolve().stem
 
     @property
     def command_line(self) -> list[str]:
-        """The command line after `python`."""
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
     def check(self) -> None:
@@ -79,7 +77,6 @@ class Outcome:
     exit_code: int
     reason: ExitReason
     error: str = ""
-    """The uncaught exception in one line, or ""."""
     traceback: str = ""
 
 

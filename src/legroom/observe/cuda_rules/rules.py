@@ -35,13 +35,11 @@ from legroom.observe.notes import COMMUNICATION
 
 MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
 """The newest release of torch that the rules describe. The kernels may differ between releases, so the rules describe
-the kernels of the installed release. A newer release is treated like `MEASURED_RELEASE`.
+the installed release. A newer release is treated like `MEASURED_RELEASE`.
 """
 
 
 class CudaRules:
-    """Models the differences between CUDA on `gpu` and a trace over CPU or fake tensors."""
-
     def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] | None = None) -> None:
         """The rules describe the kernels of torch `release`, or of the installed release if `release` is None."""
         self.gpu = gpu
@@ -50,7 +48,6 @@ class CudaRules:
         self._accumulation = accumulation.Accumulation()
         self._fake_checks = FakeTensorChecks()
         self.notes: dict[str, None] = {}
-        """Remarks for the report of an estimate, in order."""
         self._installed = False
         self._uses_cudnn = False
         cudnn_process()  # start it now, so that the forks of a traced script share it
@@ -83,7 +80,7 @@ class CudaRules:
         return plan
 
     def differing_versions(self) -> dict[str, str]:
-        """Return the versions of the libraries that the program uses and that the rules do not cover, by name."""
+        """Return the name and version of each library that the program uses and that the rules do not cover."""
         cudnn = installed_cudnn() if self._uses_cudnn else None
         return RULES_VERSION.differing(torch=torch.__version__, cudnn=cudnn)
 
@@ -132,7 +129,6 @@ class FakeTensorChecks:
         self._originals: dict[str, Any] = {}
 
     def replace(self) -> None:
-        """Replace the checks of the libraries that are already imported."""
         for module_name, function in _FAKE_TENSOR_CHECKS.items():
             module = sys.modules.get(module_name)
             if module is None or module_name in self._originals or not hasattr(module, function):
@@ -167,9 +163,7 @@ def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
 
 
 def _collective(call: OpCall) -> MemoryPlan:
-    """Note that NCCL allocates memory outside PyTorch's allocator at the first collective. The trace contains no
-    request for this memory.
-    """
+    # At the first collective, NCCL allocates memory outside PyTorch's allocator. The trace contains no request for it.
     return MemoryPlan((), (COMMUNICATION,))
 
 

@@ -25,7 +25,7 @@ class RulesVersion:
         return oldest <= minor_version(version) <= newest
 
     def differing(self, *, torch: str, cudnn: str | None) -> dict[str, str]:
-        """Return the versions of the installed libraries that the rules do not cover, by name.
+        """Return the name and version of each installed library that the rules do not cover.
 
         `cudnn` is None if cuDNN is not installed, or if the program does not use it.
         """

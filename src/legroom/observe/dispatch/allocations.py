@@ -14,8 +14,6 @@ from legroom.observe.training import TrainingClock
 
 
 class AllocatorProtocol(Protocol):
-    """The source of memory for allocations: a replayed CUDA caching allocator, or host memory."""
-
     @property
     def allocated(self) -> int: ...
 
@@ -96,7 +94,7 @@ class DeviceAllocations:
         self.devices = devices
         self.count = 0
         self.alternatives: dict[int, tuple[int, ...]] = {}
-        """The other possible sizes of a workspace allocation whose size is uncertain, by event number."""
+        """The other possible sizes of each workspace allocation whose size is uncertain, by event number."""
         self.optional: set[int] = set()
         """The event numbers of workspace allocations that are allowed to fail, because another kernel runs without a
         workspace.
@@ -113,7 +111,6 @@ class DeviceAllocations:
         self.start()
 
     def start(self) -> None:
-        """Set the start time of the run to now and reset the peaks."""
         self._started = _now()
         self._peaks = {device.index: [0, 0] for device in self.devices}
         self._allocators = [device.allocator for device in self.devices]

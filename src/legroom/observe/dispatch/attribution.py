@@ -51,8 +51,8 @@ def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
 
 _frames: dict[tuple[str, int, str], Frame] = {}
 _lines: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
-"""The line of an instruction, by the `id` of its code object and its offset. The code object is stored too, so that its
-`id` is not reused.
+"""The line of each instruction, by the `id` of its code object and its offset. The code object is stored too, so that
+its `id` is not reused.
 """
 
 
@@ -141,10 +141,8 @@ class ModuleStack(threading.local):
         """`on_enter(module, args, is_root)` is called before the forward pass of each module."""
         self.path = ""
         self.stack: list[str] = []
-        """The paths of the running modules, outermost first."""
         self._names: dict[int, str] = {}
         self._entered = 0
-        """The number of module calls since the root module was entered."""
         self._known = ModuleNames()
         self._on_enter = on_enter
         self._handles: list[Any] = []

@@ -144,7 +144,6 @@ class CategoryTracker:
             self._host_categories[storage._cdata] = (weakref.ref(storage), category)
 
     def category_of_copy(self, source: torch.Tensor) -> Category | None:
-        """Return the category of a device copy of `source`, or None if the category of `source` is unknown."""
         if isinstance(source, nn.Parameter):
             return Category.PARAMETER
         storage = storage_of(source)

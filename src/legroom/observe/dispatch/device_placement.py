@@ -22,8 +22,6 @@ INHERIT = -2
 
 
 class CallContext(threading.local):
-    """The device that the running call on this thread requested for its results."""
-
     target: int = INHERIT
     factory_target: int = INHERIT
     """The device of the results of operations without tensor inputs. These operations run inside larger operations. For
@@ -95,7 +93,6 @@ class DevicePlacement:
         return device, hosts
 
     def check_in_place(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        """Raise an error if the inputs of an in-place operation are on different devices."""
         device = self.device_of(args[0])
         for other in args[1:]:
             if isinstance(other, torch.Tensor) and self.device_of(other) != device:

@@ -20,8 +20,6 @@ from legroom.observe.dispatch.storages import storage_of
 
 
 class AddStorage(Protocol):
-    """Allocates memory for a storage. `nbytes` overrides the size of the storage."""
-
     def __call__(
         self,
         key: int,

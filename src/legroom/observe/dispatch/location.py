@@ -50,7 +50,6 @@ class OpLocator:
 
     @property
     def in_backward(self) -> bool:
-        """True if the last operation of this thread was part of a backward pass."""
         return self.threads.state.in_backward
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:

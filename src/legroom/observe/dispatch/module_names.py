@@ -14,7 +14,6 @@ class ModuleNames:
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
 
     def below(self, root: nn.Module) -> dict[int, str]:
-        """Return the path of each submodule below the root, by `id`."""
         known = self._roots.get(id(root))
         if known is not None and known[0]() is root:
             return known[1]
@@ -51,10 +50,9 @@ def displayed_path(path: str, module: nn.Module) -> str:
 
 
 def _without_wrappers(name: str) -> str:
-    """Remove `_orig_mod`, which `torch.compile` adds, from a module path."""
+    # `torch.compile` adds `_orig_mod`.
     return name.replace("._orig_mod", "").removeprefix("_orig_mod.") if "_orig_mod" in name else name
 
 
 def fraction_entered(entered: int, names: dict[int, str]) -> float | None:
-    """Return the fraction of a model's modules that were called, or None if modules are called repeatedly."""
     return entered / (len(names) + 1) if entered <= len(names) else None

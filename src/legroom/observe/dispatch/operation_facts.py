@@ -47,12 +47,12 @@ class OperationFacts:
         version counters of these tensors, but the CPU kernels that run below a dispatch mode do not.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
-        """True if a recorder of host memory can skip the operation when its result is in a storage that is already
-        recorded.
+        """True if the recorder can skip the operation in a run in host memory. The result must be in a recorded
+        storage.
         """
         self.is_silent = self.is_silent_on_host and not self.checks_in_place
-        """True if a recorder of a virtual GPU can skip the operation when its result is in a storage that is already
-        recorded.
+        """True if the recorder can skip the operation in a run on a virtual GPU. The result must be in a recorded
+        storage.
         """
 
 

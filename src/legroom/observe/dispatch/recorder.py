@@ -402,7 +402,6 @@ class Recorder:
         category: Category | None = None,
         nbytes: int | None = None,
     ) -> None:
-        """Allocate a storage now. `nbytes` overrides the size of the storage."""
         if nbytes is None:
             nbytes = storage.nbytes()
         live = LiveStorage(storage, self._on_expired)
@@ -494,7 +493,6 @@ class Recorder:
             self._maybe_resized(storage, None)
 
     def _maybe_resized(self, storage: Any, func: Any) -> None:
-        """Reallocate a live storage if `resize_` or a similar operation changed its size."""
         known = self.live[storage._cdata]
         if storage.nbytes() == known.nbytes:
             return
@@ -517,7 +515,6 @@ class Recorder:
         self.allocations.end_step(step, seconds)
 
     def update_categories(self, tensors: Iterable[torch.Tensor], by_holder: Mapping[int, Category]) -> None:
-        """Update all categories that can be determined now, before a report (see `CategoryTracker.update`)."""
         known = (reference() for reference in self.clock.optimizers)
         self.categories.update(
             tensors, [optimizer for optimizer in known if optimizer is not None], by_holder
@@ -527,7 +524,6 @@ class Recorder:
         return self.placement.device_of(tensor)
 
     def is_on_device(self, values: Any) -> bool:
-        """Return whether a tensor among `values` is on a virtual device."""
         return not self._host_only and any(
             self.device_of(tensor) is not None for tensor in tensors_in(values)
         )
@@ -702,7 +698,6 @@ _attached: list[Recorder] = []
 
 
 def active_recorder() -> Recorder | None:
-    """Return the innermost recorder that records the operations of this thread, or None."""
     return next((each for each in reversed(_attached) if each.is_recording()), None)
 
 
@@ -727,9 +722,7 @@ _transform: Callable[[], Any] | None = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
 )
 _mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_at", None)
-"""These four functions are private to torch. If one of them is missing, every operation goes through the dispatch
-modes.
-"""
+"""If one of these four private functions of torch is missing, every operation goes through the dispatch modes."""
 
 
 def _only_mode() -> Any:

@@ -21,7 +21,6 @@ def _in_memory(key: int) -> int:
 
 
 def _is_correct(count: Callable[[int], int]) -> bool:
-    """Return whether `count` increases with the number of tensors that use a storage."""
     make_storage: Any = torch.UntypedStorage
     storage = make_storage(1)
     counts = [count(storage._cdata)]
@@ -39,7 +38,6 @@ def _first_correct(*functions: Callable[[int], int] | None) -> Callable[[int], i
 
 
 def _can_end_early() -> bool:
-    """Return whether the garbage collector clears weak references to a storage that a tensor still uses."""
     tensor = torch.empty(1, dtype=torch.uint8, device="cpu")
     storage = tensor.untyped_storage()
     reference = weakref.ref(storage)

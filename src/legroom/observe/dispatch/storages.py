@@ -17,7 +17,7 @@ class AllocatedBlock(Protocol):
 
 class LiveStorage(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage on a device, with the known properties of the storage. A program has many storages,
-    so one object holds both to save memory.
+    so both are one object to save memory.
     """
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
@@ -33,8 +33,8 @@ class LiveStorage(weakref.ref):  # type: ignore[type-arg]
 
 
 def storage_of(tensor: Any) -> Any:
-    """Return a tensor's storage, or None if the tensor has no storage (functional wrappers). A sparse tensor has the
-    storage of its values.
+    """Return a tensor's storage, or None if the tensor has no storage (functional wrappers). For a sparse tensor,
+    return the storage of its values.
     """
     try:
         return tensor.untyped_storage()

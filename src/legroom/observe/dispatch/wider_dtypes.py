@@ -25,7 +25,7 @@ _WIDENINGS: dict[torch.dtype, tuple[Widening, ...]] = {
         for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     },
 }
-"""The wider dtypes to try for each dtype of an argument. They can represent all its values."""
+"""The wider dtypes to try for an argument of each dtype. A wider dtype can represent all values of the dtype."""
 
 _COMPLEX = """_fft_c2c _fft_c2r acos acosh angle asin asinh atan atanh cos cosh cumprod div exp flip lerp log logaddexp pow prod
     rsqrt sigmoid sigmoid_backward sin sinh sqrt sum tan tanh tanh_backward trace"""
@@ -72,7 +72,6 @@ def is_only_on_cuda(name: str, dtype: torch.dtype) -> bool:
 
 
 def _name(func: Any) -> str:
-    """Return the name of a torch function or of an operation, without the underscore of its in-place variant."""
     return str(getattr(getattr(func, "overloadpacket", func), "__name__", "")).rstrip("_")
 
 

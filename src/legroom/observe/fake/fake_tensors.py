@@ -57,14 +57,11 @@ class _StorageSet:
 
 
 class FakeTensors:
-    """Runs operations on fake tensors, and substitutes the values that a program reads from them."""
-
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._shapes = ShapeCache(self.mode, self._infer_shapes)
         self.values_read = 0
         self.values_substituted = 0
-        """How many times the program read a placeholder."""
         self._overflow_flags = _StorageSet()
         self._true_results = _StorageSet()
         self._values = KnownValues(self._fake_like)

@@ -59,7 +59,6 @@ def _empty(shape: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
 
 
 def _beginning(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the first elements of a large floating-point tensor, or None if the tensor must be filled."""
     if (
         tensor.nbytes < LARGE_BYTES
         or not tensor.is_floating_point()

@@ -31,7 +31,6 @@ Tensor = torch.Tensor
 
 class KnownValues:
     def __init__(self, fake_like: Callable[[Tensor], Tensor]) -> None:
-        """`fake_like(tensor)` returns a fake tensor of the same shape, stride and dtype."""
         self._fake_like = fake_like
         self._host_copies: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
 
@@ -167,7 +166,7 @@ class _UnknownError(Exception):
 
 
 def needs_values(func: Any, args: Any) -> bool:
-    """Return whether the result of an operation is a number or has a shape that depends on the values of its arguments."""
+    """Return whether an operation returns a number, or a result whose shape depends on the values of the arguments."""
     if func in _SELECTIONS:
         return func is _BY_MASK or any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -220,7 +219,6 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 _STATISTICS = ("running_mean", "running_var")
-"""Arguments that batch normalization overwrites although its schema does not declare this."""
 
 
 def _is_larger(tensor: Tensor, most: int) -> bool:

@@ -23,7 +23,6 @@ class ShapeCache:
     def __init__(self, mode: FakeTensorMode, run: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         self._mode, self._run = mode, run
         self._known: dict[tuple[Any, ...], _Result | None] = {}
-        """The result for each key, or None if the result cannot be cached."""
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         key = _key(func, args, kwargs) if _is_regular(func) else None
@@ -116,7 +115,6 @@ def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None
 
 
 def _append(key: list[Any], value: Any) -> bool:
-    """Append the metadata of an argument to the key. Return False if the argument cannot be part of a key."""
     kind = type(value)
     if kind is FakeTensor:
         if value.layout is not torch.strided or value.constant is not None or value.dtype.is_complex:

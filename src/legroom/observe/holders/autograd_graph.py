@@ -59,7 +59,6 @@ def unpack_until_packed() -> Iterator[None]:
 
 
 def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
-    """Yield every node that can be reached from the nodes `roots`. Each node is yielded once."""
     seen: set[Any] = set()
     stack = [root for root in roots if root is not None]
     while stack and len(seen) < limit:
@@ -175,7 +174,6 @@ def closure_values(function: FunctionType) -> Iterator[Any]:
 
 
 def has_pack_hooks(node: Any) -> bool:
-    """Return whether a pack hook (checkpointing, offloading) hides the tensors that a node saved."""
     for name in _saved_attributes(type(node)):
         try:
             raw = getattr(node, name)
@@ -188,7 +186,6 @@ def has_pack_hooks(node: Any) -> bool:
 
 
 def can_read_saved() -> bool:
-    """Return whether this torch version exposes saved tensors without unpacking them."""
     saved_type = getattr(torch._C._autograd, "SavedTensor", None)
     return saved_type is not None and hasattr(saved_type, "data")
 

@@ -46,13 +46,12 @@ _MIN_ITERATIONS_IN_ATTRIBUTES = 3
 
 class StoredName(NamedTuple):
     name: str
-    """The path starting at the root, as in source code (`node.parent`)."""
+    """The path from the root, as in source code (`node.parent`)."""
     stored_as: str
     is_attribute: bool
     file: str | None
     function: str
     owner: type | None = None
-    """The class of the object that has the attribute."""
 
     @property
     def classes(self) -> frozenset[str]:
@@ -74,13 +73,11 @@ class HolderPath(NamedTuple):
     `unknown`.
     """
     described: str
-    """The type and length of the named object, for example `list, 412 items`."""
     length: int
     bounded: bool
     """True if the container limits its own length (`deque(maxlen=...)`, `lru_cache(maxsize=...)`)."""
     file: str | None
     function: str
-    """The function that contains a local variable, or "" for globals and attributes."""
     line: int
     """The line that a local variable's function is running, or the line that defines any other holder. The value is 0
     if the line is unknown.
@@ -93,7 +90,6 @@ class HolderPath(NamedTuple):
     is_mapping: bool = False
     """True if the container stores its items in a dict whose keys can repeat. Such a container may stop growing."""
     iterations: int = 0
-    """The number of iterations whose tensors were found in the container."""
     keys: tuple[str, ...] = ()
     """The keys on the path that are literals in the source code."""
     aliases: tuple[StoredName, ...] = ()
@@ -103,7 +99,6 @@ class HolderPath(NamedTuple):
     inside_bounded: bool = False
     """True if a bounded container inside this container, such as `deque(maxlen=...)`, contains the object."""
     contains_models: bool = False
-    """True if the items of the container are models or contain a model."""
     filled_by_iterator: bool = False
     """True if an `itertools` iterator (`cycle`) fills the container. The line that creates the iterator is then
     reported.
@@ -131,8 +126,6 @@ class _Step(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A container on the reference path to a tensor, and the name of the container."""
-
     container: Any
     named: StoredName
     iterations: int
@@ -261,7 +254,6 @@ def _is_inside_bounded(growing: _Candidate | None, candidates: list[_Candidate])
 
 
 def _has_models(container: Any) -> bool:
-    """Return whether the items of a container are models or their weights, alone or with other values."""
     for value in list(container.values() if isinstance(container, dict) else container or ())[:4]:
         parts = [value]
         if isinstance(value, dict):

@@ -31,10 +31,7 @@ _COPIES_LOCALS = sys.version_info < (3, 13)
 
 
 class StepStorage(NamedTuple):
-    """A storage that was allocated in the current step."""
-
     key: int
-    """The key that `Measure` returns for the storage."""
     bytes: int
     frame: Frame | None
     in_backward: bool
@@ -59,11 +56,8 @@ class HolderSurvey(NamedTuple):
     line has a dict of storage keys and sizes.
     """
     lines: list[Frame]
-    """The user's lines on the call stack, innermost first."""
     backward_line: Frame | None
-    """The line that called the running backward pass."""
     saved: frozenset[int] = frozenset()
-    """The keys of the storages that the autograd graphs of the variables saved."""
 
     def categories(self) -> dict[int, Category]:
         """Return the category of each storage, which follows from the object that retains it. Storages that an autograd

@@ -96,13 +96,12 @@ class _Search:
         self._min_length = min_length
         self._created_in = created_in
         self._own_lists: set[int] = set()
-        """The `id`s of the lists that the search itself uses."""
         self._seen: dict[int, Any] = {}
         """The objects that the search found, by `id`. They are all in one dict, because the search must ignore its own
         references to them.
         """
         self._leads_to: dict[int, int] = {}
-        """The `id` of the next object towards the target, for the `id` of each object on a path."""
+        """The `id` of the next object towards the target, by the `id` of the object before it."""
 
     def forget(self) -> None:
         self._seen.clear()
@@ -154,7 +153,6 @@ class _Search:
         return self._candidates(tasks, level)
 
     def _candidates(self, referrers: list[Any], level: list[Any]) -> list[Any]:
-        """Return the referrers that may lead to a name, most likely first."""
         found: list[Any] = []
         for referrer in referrers:
             if (
@@ -344,7 +342,6 @@ def _references(value: Any, owner: Any) -> bool:
 
 
 def _chain_to(value: Any, owner: Any) -> list[Any]:
-    """Return the objects from `value` to `owner`, or an empty list if `value` does not reference `owner`."""
     seen: set[int] = set()
     levels = [[value]]
     for _ in range(MAX_CYCLE_LENGTH):
@@ -400,7 +397,6 @@ def _is_closure(item: Any) -> bool:
 
 
 def _class_namespace(kind: type, child: Any) -> Any:
-    """Return `child` if it is the dict of the class's attributes, otherwise None."""
     return (
         child if isinstance(child, dict) and "__module__" in child and "__module__" in kind.__dict__ else None
     )
@@ -459,7 +455,6 @@ def _is_in_python(referrer: Any) -> bool:
 
 
 def _rank(referrer: Any) -> int:
-    """Return the sort key of a referrer. The most likely referrers come first."""
     if isinstance(referrer, list | dict | deque | set):
         return 0
     return 2 if isinstance(referrer, FrameType | TracebackType | BaseException) else 1

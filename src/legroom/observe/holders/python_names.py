@@ -30,7 +30,6 @@ class Root(NamedTuple):
     how: str
     is_attribute: bool = False
     owner: type | None = None
-    """The class that has the attribute, if the name is a class attribute."""
 
 
 class Variables:
@@ -47,7 +46,6 @@ class Variables:
         self.namespaces = module_namespaces()
         self.names: dict[int, str | None] = {}
         self.lines: list[tuple[str, int, str]] = []
-        """The file, line and function of each user frame of the calling thread, innermost first."""
         self._read_stack(frame, self.lines)
         others = sys._current_frames()
         del others[

@@ -33,7 +33,6 @@ MAX_OBJECTS = 1_000_000
 LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), range, ModuleType, type, torch.dtype, torch.device, FrameType,
 )  # fmt: skip
-"""Types whose instances reference no tensors."""
 _Referents = Callable[[list[Any]], Iterable[Any]]
 
 
@@ -48,10 +47,9 @@ class RetainedStorages:
         self._leaves: set[type] = set(LEAVES)
         self._referents: dict[type, _Referents] = {}
         self._saved: dict[Any, dict[int, int]] = {}
-        """The storages that each graph node saved."""
         self._storages: dict[int, int] = {}
         self._results: dict[int, tuple[Any, dict[int, int]]] = {}
-        """The results by `id`. The same object is often a variable of several functions."""
+        # The same object is often a variable of several functions.
 
     def by(self, value: Any) -> dict[int, int]:
         """Return the size of each storage that `value` keeps alive on a device, by storage key."""
@@ -61,7 +59,6 @@ class RetainedStorages:
 
     @property
     def saved(self) -> frozenset[int]:
-        """The keys of the storages that the graphs visited so far saved for the backward pass."""
         return frozenset(chain.from_iterable(self._saved.values()))
 
     def _search(self, value: Any) -> dict[int, int]:
@@ -154,7 +151,6 @@ def is_legroom_class(kind: type) -> bool:
 
 
 def is_observer(kind: type) -> bool:
-    """Return whether a class belongs to Legroom and only observes tensors."""
     return is_legroom_class(kind) and not kind.__module__.startswith(_RETAINING_PACKAGES)
 
 

@@ -32,12 +32,10 @@ class MemoryCounters:
 
 
 def cuda_allocated() -> int:
-    """Return the allocated bytes on all CUDA devices in use, or 0 if no device is in use."""
     return cuda_allocated_and_peak()[0]
 
 
 def cuda_allocated_and_peak() -> tuple[int, int]:
-    """Return the allocated bytes on all CUDA devices in use, and the highest peak on a single device."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0, 0
     stats = [_device_stats(index) for index in range(torch.cuda.device_count())]
@@ -51,9 +49,7 @@ def resident_bytes() -> int:
 
 
 def _device_stats(index: int) -> tuple[int, int]:
-    """Return the allocated bytes of a device and their peak.
-
-    PyTorch's public functions flatten a hundred statistics for each value, so reading the raw statistics is several
+    """PyTorch's public functions flatten a hundred statistics for each value, so reading the raw statistics is several
     times faster. Without torch's private function, the public functions are used.
     """
     raw: Any = getattr(torch._C, "_cuda_memoryStats", None)

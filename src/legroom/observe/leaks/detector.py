@@ -43,7 +43,6 @@ from legroom.observe.virtual import active_virtual_gpu
 _SYMPTOMS = ("device", "host", "graph")
 FIRST_SCAN = 2
 RISES = 2
-"""The number of consecutive new maxima that start a series of scans."""
 MAXIMUM_OVER = 8
 """A value is a new maximum if it is larger than the values of this many previous iterations."""
 GRAPHS_RETAINED = 2
@@ -111,13 +110,12 @@ class LeakDetector:
         self.iteration = 0
         self.scan_seconds = 0.0
         self.error = ""
-        """The internal error that stopped the detector, or "" while the detector works."""
         self.several_threads = False
         """True if several threads trained at the same time. No scans run in that case."""
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._unsampled = 0
-        """The number of iterations of other threads that ended while the last scan ran."""
+        """The number of iterations that ended on other threads while the last scan ran."""
         self._roots = BackwardRoots()
         self.iterations = IterationTracker(self._iteration_ended, self._roots.mark, self._thread_changed)
         self._on_leak = on_leak
@@ -138,20 +136,17 @@ class LeakDetector:
         self._has_stepped = False
         self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
-        """The number of completed series of scans for each sign of a leak, up to `MAX_DELAY_EXPONENT`."""
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
         self._traced: tuple[Suspect, StoringTrace, int] | None = None
         self._traced_lines: dict[tuple[str, str | None], Frame] = {}
-        """The line that tracing found, by the name and file of the holder."""
         self._steady_seconds, self._searched_at = 0.0, 0
         self._trends = {True: DeviceTrend(), False: DeviceTrend()}
         """The trends of device memory in training iterations (True) and in other iterations (False)."""
         self._retained: dict[tuple[object, ...], weakref.ref[torch.Tensor]] = {}
         """A tensor that each leak retained when it was reported, by the identity of the leak."""
         self._released: set[tuple[object, ...]] = set()
-        """The identities of the leaks whose tensor the loop freed after the report."""
         self._unnamed: DetectedLeak | None = None
         """A retained graph whose holder was not found. It is reported at the end of the run, unless another leak is
         found.
@@ -198,7 +193,6 @@ class LeakDetector:
             self._report(self._unnamed)
 
     def _continues(self, leak: DetectedLeak, last_scan: int) -> bool:
-        """Return whether growth that the last scan found continued until the end of the run."""
         if last_scan >= MAX_AGE_AT_END * self.iteration:
             return True
         grown = self._trends[not leak.evaluation].growth_at_end()
@@ -443,7 +437,6 @@ class LeakDetector:
         return True
 
     def _finish_trace(self, *, now: bool = False) -> None:
-        """End the trace and report its leak if the line was found, if no iterations are left, or if `now` is set."""
         if self._traced is None:
             return
         suspect, trace, until = self._traced
@@ -476,7 +469,6 @@ def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a device, or on a virtual GPU if a virtual GPU is active."""
     virtual = active_virtual_gpu()
     if virtual is not None:
         return virtual.recorder.measure(tensor) is not None

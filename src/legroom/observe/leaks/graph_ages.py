@@ -17,8 +17,6 @@ from legroom.observe.holders import autograd_graph
 
 
 class NodeNumbers:
-    """The sequence number that torch had reached at the end of each iteration."""
-
     MAX_ITERATIONS = 512
 
     def __init__(self) -> None:
@@ -93,12 +91,9 @@ class GraphPart(NamedTuple):
     iteration: int
     nodes: frozenset[int]
     storages: dict[int, int]
-    """The size of each storage in bytes, by key."""
 
 
 class NodesByIteration:
-    """The nodes in the graphs of some tensors, grouped by the iteration that created them."""
-
     def __init__(self, numbers: NodeNumbers, *, oldest: int, limit: int = 400_000) -> None:
         """Nodes that are older than the iteration `oldest` are not followed."""
         self.nodes: dict[int, list[Any]] = {}
@@ -135,12 +130,11 @@ class NodesByIteration:
         return len(alone.nodes)
 
     def iterations(self, before: int) -> list[int]:
-        """Return the iterations before `before` whose nodes are still alive."""
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
-        """Return the part of each tensor's graph that the newest iteration before `before` created, by the `id` of the
-        tensor. Storages that several iterations saved are weights, so they are excluded.
+        """For the `id` of each tensor, return the part of its graph that the newest iteration before `before` created.
+        Storages that several iterations saved are weights, so they are excluded.
         """
         iterations = self.iterations(before)
         saved = {iteration: self._saved(iteration) for iteration in iterations[-3:]}

@@ -75,13 +75,11 @@ class IterationTracker:
         """The serial number of the thread whose loop is watched, or 0 before the first step, batch or call."""
         self._loop_thread: weakref.ref[threading.Thread] | None = None
         self._loop_trains = False
-        """True if the watched thread has run a backward pass or an optimizer step."""
         self.ignores_backward = False
         self.trains = False
         """True if the last iteration ended with an optimizer step or a backward pass."""
         self.has_stepped = False
         self.by_model_calls = False
-        """True if each call to a model ends an iteration."""
         self.by_lines = False
         """True if repeated lines mark the iterations, because the program has no model, optimizer or loader."""
         self.calls_on_several_threads = False
@@ -92,9 +90,7 @@ class IterationTracker:
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
         """The parameters of all main optimizers that have made `TRAINED_AFTER` steps, by `id`."""
         self._one_per_model: list[weakref.ref[torch.Tensor]] = []
-        """One parameter of each main optimizer that has made `TRAINED_AFTER` steps."""
         self.create_graph_line: Frame | None = None
-        """The line of the last backward pass with `create_graph=True`."""
         self._main_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._steps_of_others = 0
         self._main_steps = self._previous_main_steps = 0
@@ -114,8 +110,8 @@ class IterationTracker:
         more than twice as often as in a training step. It ends with the next backward pass, optimizer step or batch.
         """
         self._without_grad = self._max_without_grad = 0
-        """How often the program disabled gradients between the last step and the next backward pass, and the highest
-        number so far.
+        """`_without_grad` counts how often gradients were disabled between the last step and the next backward pass.
+        `_max_without_grad` is the highest count so far.
         """
 
     def attach(self) -> None:
@@ -226,7 +222,6 @@ class IterationTracker:
         return True
 
     def _is_call_in_loop(self) -> bool:
-        """Return whether a call to a model on the calling thread is an iteration."""
         serial = thread_serial()
         if self._loop_trains or self._batches or serial == self._loop_serial or not self._loop_serial:
             return self._is_in_loop(trains=False)
@@ -305,7 +300,6 @@ class IterationTracker:
             self._on_iteration()
 
     def _nothing_trains(self) -> bool:
-        """Return whether a model in training mode is called repeatedly although no optimizer exists."""
         self._training_calls += 1
         if self._training_calls == self.CALLS_ALONE:
             self._is_untrained = not has_optimizer()
@@ -430,7 +424,6 @@ class _ModelCalls:
         return self._model is not None
 
     def disable(self) -> None:
-        """Detach, and ignore all later calls to `attach`."""
         self.is_disabled = True
         self.detach()
 

@@ -55,7 +55,6 @@ class SamplingBudget:
         self._last = 0.0
         self._free = free
         self._iterations = self._sampled = 0
-        """The number of iterations so far, and the number of the last sampled iteration."""
 
     def is_due(self, now: float) -> bool:
         self._iterations += 1

@@ -179,7 +179,6 @@ class SteadyGrowth:
 
 
 def is_ensemble(holder: FoundHolder) -> bool:
-    """Return whether the container contains only a few models. The program may keep them on purpose."""
     return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
 
 

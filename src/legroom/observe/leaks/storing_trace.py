@@ -40,7 +40,6 @@ class StoringTrace:
         self._state: Any = 0
         self._events = 0
         self._lines: dict[int, int] = {}
-        """The last line that ran in each frame, by the `id` of the frame."""
         self._trace = self._event  # one bound method, so that it can be compared by identity
 
     def begin(self, frame: FrameType | None) -> bool:

@@ -40,7 +40,7 @@ TENSORS_PER_GROUP = 4
 ALL_SIZES = -1
 
 _Counts = Counter[tuple[int, int]]
-"""The number of live storages for each size and each scan in which they were first seen."""
+"""The number of live storages for each size and for each scan in which they were first seen."""
 
 
 class _Scan(NamedTuple):
@@ -69,8 +69,8 @@ class SurvivorHistory:
         self._scans.append(_Scan(iteration, self.last_iteration, counts))
 
     def steady_sizes(self) -> list[int]:
-        """Return the storage sizes of the groups that grow steadily, by growth in bytes. If only the total number of
-        storages grows steadily, return `[ALL_SIZES]`.
+        """Return the storage sizes of the groups that grow steadily. The group that grows by the most bytes comes
+        first. If only the total number of storages grows steadily, return `[ALL_SIZES]`.
         """
         recent = self._recent()
         if len(recent) < MIN_SCANS:
@@ -128,7 +128,6 @@ class SurvivorHistory:
 
 
 def _steady_rate(scans: list[tuple[int, _Scan]], size: int) -> float:
-    """Return the growth per iteration, or 0 if the growth is not steady."""
     totals = [
         sum(count for (each, first), count in scan.counts.items() if each == size and 1 < first < number)
         for number, scan in scans

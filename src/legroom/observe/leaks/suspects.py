@@ -81,7 +81,7 @@ class Suspect(NamedTuple):
     its results.
     """
     at_end: bool = False
-    """True if the leak is certain only if the growth continues until the end of the run."""
+    """True if the leak is certain only after the growth has continued until the end of the run."""
     retained: "weakref.ref[torch.Tensor] | None" = None
     """A retained tensor. If the loop frees this tensor later, the growth is not a leak."""
 
@@ -110,8 +110,6 @@ def holder_being_built() -> HolderPath:
 
 
 class FoundHolder(NamedTuple):
-    """A variable that retains a tensor, its uses in the source code, and the `id` of the tensor."""
-
     path: HolderPath
     usage: NameUsage
     target: int
@@ -119,8 +117,6 @@ class FoundHolder(NamedTuple):
 
 
 class HolderFinder:
-    """Finds the variables that retain tensors, and reports each name once."""
-
     def __init__(self) -> None:
         self._variables: Variables | None = None
         self._explained: set[int] = set()
@@ -260,7 +256,6 @@ def leak_how(path: HolderPath, usage: NameUsage) -> LeakHolder:
 
 
 def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
-    """Return the statements that may have stored the tensor, most likely first."""
     if path.how == "cache":
         return []  # the cached function itself is named
     usage = usage._replace(statements=tuple(each for each in usage.statements if is_user_file(each.file)))
@@ -277,7 +272,6 @@ def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatem
 
 
 def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
-    """Return the path up to the name under which items are stored, and the uses of this name in the source code."""
     if path.how == "unknown":
         return path, storing_lines.NO_USAGE
     if path.how == "cache":

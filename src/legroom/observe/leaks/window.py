@@ -87,15 +87,12 @@ _MAX_AGE = 10
 
 @dataclass(eq=False, repr=False)
 class _Observations:
-    """The results of one scan, without references to tensors."""
-
     iterations_retained: int = 0
     nodes_per_iteration: int = 0
     bytes_per_iteration: int = 0
     parts: dict[int, GraphPart] = field(default_factory=dict)
-    """The part of a tensor's graph that one iteration created, by the `id` of each tensor in `old` and `carrying`."""
+    """The part of each tensor's graph that one iteration created, by the `id` of the tensor in `old` or `carrying`."""
     old: Targets = field(default_factory=list)
-    """Tensors from earlier iterations that still have a graph."""
     carrying: Targets = field(default_factory=list)
     """New tensors whose graph includes nodes of earlier iterations."""
     accumulated: Targets = field(default_factory=list)
@@ -109,7 +106,6 @@ class _Observations:
     accumulates_on_host: bool = False
     """True if all accumulated tensors are on the host, although the program also has tensors on a device."""
     with_graph: frozenset[int] = frozenset()
-    """The `id`s of the tensors in `accumulated` that have a graph."""
     nodes_of_iteration: int = 0
     with_gradient_graph: Targets = field(default_factory=list)
     created_in: dict[int, int] = field(default_factory=dict)
@@ -118,8 +114,6 @@ class _Observations:
 
 
 class ScanWindow:
-    """A series of scans. `scan` returns the confirmed suspects."""
-
     def __init__(
         self,
         numbers: NodeNumbers,
@@ -139,7 +133,6 @@ class ScanWindow:
         self._iterations = iterations
         self._rare = rare
         self.steady = SteadyGrowth(iterations, on_device)
-        """The growth over most of the run, recorded by rare scans."""
         self._scanned_at: list[int] = []
         self._on_device = on_device
         self._returned: set[tuple[object, ...]] = set()
@@ -148,10 +141,8 @@ class ScanWindow:
         self._new_counts: list[int] = []
         self._sizes: dict[NamedTensor, list[int]] = {}
         self._lengths: dict[tuple[str, str | None], int] = {}
-        """The length of each holder when it was first found, by name and file."""
 
     def scan(self, iteration: int) -> list[Suspect]:
-        """Run a scan at the end of an iteration."""
         self.scans += 1
         self._scanned_at.append(iteration)
         with torch._C.DisableTorchFunction():
@@ -303,7 +294,6 @@ class ScanWindow:
         return iteration - retained[-1] <= 1.5 * apart + 1 and self._is_conclusive(evaluating)
 
     def _may_be_unrolled(self, iteration: int) -> bool:
-        """Return whether the calls to a model may be the time steps of one graph."""
         return self._iterations.by_model_calls and iteration < UNROLLED_CALLS
 
     def _is_conclusive(self, evaluating: bool) -> bool:
@@ -366,8 +356,8 @@ class ScanWindow:
         return suspects
 
     def _find_gradients(self, seen: _Observations, holders: HolderFinder) -> list[FoundHolder]:
-        """Return the variables that retain parameters whose gradients have a graph, and the line of the backward pass
-        that created it.
+        """Return the variables that retain parameters whose gradients have a graph. The storing line is the line of the
+        backward pass that created the graph.
         """
         line = self._iterations.create_graph_line
         if line is None:

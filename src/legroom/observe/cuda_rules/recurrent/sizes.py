@@ -196,22 +196,18 @@ def _parts(layer: RecurrentLayer, is_persistent: bool) -> WorkspaceParts:
 
 
 def _has_dropout_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether cuDNN stores the outputs after dropout in a separate buffer."""
     if layer.layers == 1 or layer.directions == 2:
         return False
     return layer.kind == "lstm" or (layer.kind == "gru" and not is_persistent)
 
 
 def _shares_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether cuDNN uses one buffer for wide inputs and for the outputs after dropout."""
     is_standard = layer.training and not (is_persistent or layer.rows or layer.projected)
     return is_standard and layer.kind == "lstm" and layer.directions == 1 and layer.layers > 1
 
 
 def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Return whether gates are copied in chunks. This happens in an LSTM with long sequences, and in a GRU with several
-    layers.
-    """
+    """Return whether gates are copied in chunks, as in an LSTM with long sequences and in a GRU with several layers."""
     if layer.directions == 2 or is_persistent or layer.rows:
         return False
     if layer.projected and layer.training and layer.inputs > layer.hidden:

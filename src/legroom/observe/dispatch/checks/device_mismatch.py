@@ -42,7 +42,6 @@ LAST_RESULT_ON_HOST = overloads("_pack_padded_sequence")
 _ACCEPT_HOST_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
 """Functions that accept integer lengths on the host together with device data."""
 _ACCEPT_MIXED_DEVICES = frozenset(("backward", "grad", "apply", "__get__", "__set__"))
-"""Functions that accept tensors on several devices."""
 
 
 def check(
@@ -79,7 +78,6 @@ def check(
 def _mixed_devices(
     tensors: Iterable[torch.Tensor], device_of: Callable[[torch.Tensor], int | None], scalars_allowed: bool
 ) -> tuple[int | None, int | None] | None:
-    """Return the first two different devices, with the host last, or None if all tensors are on one device."""
     device: int | None = None
     host = False
     for tensor in tensors:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from legroom.observe.dispatch.storages import storage_of
 
 LARGEST_ELEMENT = 16
-"""The size of the largest element type (complex128) in bytes."""
+"""The size in bytes of complex128, the largest element type."""
 
 
 class ResultSizes:
@@ -42,7 +42,6 @@ class ResultSizes:
 
 
 def upper_bound(args: Sequence[Any]) -> float:
-    """Return an upper bound on the number of elements that any operation with these arguments creates."""
     bound: float = 1
     has_tensor = False
     for argument in args:
