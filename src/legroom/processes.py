@@ -48,8 +48,8 @@ def can_fork() -> bool:
 
 
 def exit_with_parent(by: int = -KILLED) -> None:
-    """Make this process receive a signal when its parent exits for any reason. This works only on Linux. On other
-    systems, the process continues to run after its parent has exited.
+    """Make this process receive a signal when its parent exits for any reason. The signal is sent only on Linux. On
+    other systems, the process continues to run after its parent has exited.
     """
     with contextlib.suppress(
         OSError, AttributeError, TypeError
@@ -70,7 +70,7 @@ class SpawnedProcess:
 
     def __init__(self, function: str, *, stdin: Any = subprocess.DEVNULL, output: Path | None = None) -> None:
         """Start the process. `function` has the form `module:name`. The process prints to `output`. If `output` is
-        None, its output is discarded.
+        None, the output of the process is discarded.
         """
         self._listening: socket.socket | None = socket.create_server((_LOCAL, 0))
         self._token = secrets.token_bytes(32)

@@ -47,7 +47,7 @@ class TrainingClock:
         self.step = 0
         self._this_thread = _OptimizerState()
         self.trains = False
-        """Whether a backward pass or an optimizer step has run. If so, batches do not count as steps."""
+        """Whether a backward pass or an optimizer step has run, so that batches do not count as steps."""
         self.without_optimizer: bool | None = None
         """Whether the program trains without an optimizer. The value is None before the end of the first backward pass."""
         self.has_optimizer: Callable[[], bool] = has_optimizer
@@ -61,7 +61,7 @@ class TrainingClock:
         self.samples: int | None = None
         self.is_training: bool | None = None
         self.input_shapes: tuple[torch.Size, torch.Size] | None = None
-        """The shapes of the first tensor argument in the first and the last call of the model that was called last."""
+        """The shapes of the first tensor argument of the most recently called model, in its first and its last call."""
         self._first_shapes: dict[int, torch.Size] = {}
         self._optimizer_is_new = False
         self.on_step_end = on_step_end
@@ -72,7 +72,8 @@ class TrainingClock:
         self._went_backward = False
         self._counting_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._others: set[int] = set()
-        """The `id`s of the other optimizers that have stepped since the last counted step."""
+        """The `id`s of the optimizers, other than the counted optimizer, that have stepped since the last counted step.
+        """
         self._step_started = time.perf_counter()
         self._handles: list[Any] = []
         self._original_next: Callable[[Any], Any] | None = None

@@ -77,8 +77,8 @@ def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int],
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """The requests of the trace at the large batch size. Each one is paired with the size of the matching request at
-    the small batch size.
+    """The requests of the trace at the large batch size. Each request is paired with the size of the matching request
+    at the small batch size.
     """
 
     requests: list[tuple[MemoryRequest, int]]

@@ -54,12 +54,12 @@ def replay_requests(
     allocated.
 
     `handle` is the memory in bytes that each cuBLAS handle uses outside PyTorch. `capacity` does not include this
-    memory, but PyTorch can use it until a handle is created. If PyTorch has already reserved it, creating the handle
-    fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache for a handle.
+    memory, but PyTorch can use it until a handle is created. If PyTorch has already reserved this memory, creating the
+    handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache for a handle.
 
     `segment_address(size, stream)` returns the address of each new segment. If an optional request fails, such as the
-    workspace of a cuDNN kernel, later optional requests of the same size are skipped. The reason is that torch then
-    caches a kernel that needs no workspace.
+    workspace of a cuDNN kernel, torch caches a kernel that needs no workspace. Therefore later optional requests of the
+    same size are skipped.
     """
     if capacity is not None and handle:
         requests = list(requests)

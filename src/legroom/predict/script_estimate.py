@@ -331,7 +331,8 @@ _MISSING_VARIABLE = re.compile(
 def needs_torchrun(error: str) -> bool:
     """Return whether a script failed because torchrun's environment variables are not set.
 
-    Legroom sets these variables only after such a failure, because some scripts train differently if they are set.
+    Legroom sets torchrun's variables only after this failure, because some scripts train differently if the variables
+    are set.
     """
     return _MISSING_VARIABLE.search(error) is not None
 

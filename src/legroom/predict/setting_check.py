@@ -97,7 +97,7 @@ class SettingCheck:
 def _is_doubled(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> bool:
     """Return whether the same dimension of some tensors has doubled, and no other dimension has changed.
 
-    This is usually the first dimension, but some models have the batch in the second dimension.
+    The doubled dimension is usually the first dimension, but some models have the batch in the second dimension.
     """
     if len(before) != len(after) or any(len(a) != len(b) for a, b in zip(before, after, strict=True)):
         return False

@@ -6,12 +6,12 @@ are uncertain (`ScratchAlloc.alternatives` lists the possible sizes). Each works
 workspace that does not fit any free block in the cache needs a new segment. Second, if several free blocks have the
 same size, torch up to 2.12 uses the block at the lowest address, and the driver chooses the addresses.
 
-Therefore a trace is replayed several times. One replay uses the most likely alternative of every uncertain size, the
-next one the second most likely alternative, and so on. Other replays use random alternatives, the largest alternative
-for some of the sizes, or other segment addresses. The estimate is the higher of two peaks: the peak of the trace
-itself, and the peak with the most likely alternatives. The higher peak is used because an estimate that is too low
-makes a run fail, and one that is too high only wastes memory. The safe bound is based on the highest peak of all
-replays. The random numbers are seeded, so the result for a trace is always the same.
+Therefore a trace is replayed several times. The first replay uses the most likely alternative of every uncertain size,
+the second replay uses the second most likely alternative, and so on. Other replays use random alternatives, the largest
+alternative for some of the sizes, or other segment addresses. The estimate is the higher of two peaks: the peak of the
+trace itself, and the peak with the most likely alternatives. The higher peak is used because a run fails if its
+estimate is too low, but only wastes memory if its estimate is too high. The safe bound is based on the highest peak of
+all replays. The random numbers are seeded, so the result for a trace is always the same.
 """
 
 import random
@@ -95,8 +95,8 @@ def version_note(differing: Mapping[str, str]) -> str:
 
 
 def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callable[[int, int], int] | None]]:
-    """Yield variants of the trace: memory requests, and a function that assigns addresses to segments. None means
-    consecutive addresses.
+    """Yield variants of the trace: memory requests, and a function that assigns addresses to segments. If the function
+    is None, the addresses are consecutive.
 
     The most informative variants come first, because fewer variants are tried for long traces.
     """
@@ -124,7 +124,9 @@ def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
 
 
 def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
-    """Return the `rank`-th alternative of every uncertain size. A size with fewer alternatives uses its last one."""
+    """Return the `rank`-th alternative of every uncertain size. If a size has fewer alternatives, its last alternative
+    is returned.
+    """
     return {number: others[min(rank, len(others) - 1)] for number, others in trace.alternatives.items()}
 
 

@@ -32,7 +32,9 @@ class RecordedProcess:
 
     @property
     def importance(self) -> tuple[bool, int]:
-        """A sort key. Processes that ran out of memory have the highest key, then those with the highest peak."""
+        """A sort key. The highest key belongs to a process that ran out of memory or, otherwise, to the process with
+        the highest peak.
+        """
         return bool(self.ledger.ooms()), self.peak
 
 

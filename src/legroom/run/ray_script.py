@@ -31,8 +31,8 @@ files."""
 
 
 def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
-    """Run a script, and return its studies. `options` are arguments of `legroom.tune` that override those in the
-    script.
+    """Run a script, and return its studies. `options` are arguments of `legroom.tune` that override the arguments in
+    the script.
     """
     try:
         from ray import tune as ray_tune

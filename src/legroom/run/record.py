@@ -135,7 +135,8 @@ class BlockRecording:
     @property
     def steps(self) -> int:
         """The number of completed steps. A step ends with an optimizer step. If the program has no optimizer, each
-        backward pass is a step. If it has no backward pass either, each batch of a DataLoader is a step.
+        backward pass is a step. If the program has neither an optimizer nor a backward pass, each batch of a DataLoader
+        is a step.
         """
         return self._report.steps
 
@@ -396,8 +397,8 @@ def _is_of_shell(event: Event) -> bool:
 
 
 class _CellFrames(dict[Frame, Frame]):
-    """Maps a frame in a notebook cell to a frame with the name of the cell. The capture contains this name, because the
-    file of a cell exists only in its kernel.
+    """Maps a frame in a notebook cell to a frame with the name of the cell. The capture contains the name of the cell,
+    because the file of a cell exists only in its kernel.
     """
 
     def __missing__(self, frame: Frame) -> Frame:

@@ -65,8 +65,8 @@ from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory to build the report: the newest events, and those around the peak and around
-failures.
+"""The number of events that stay in memory to build the report: the newest events, and the events around the peak and
+around failures.
 """
 FLUSH_SECONDS = 0.5
 """The interval in seconds at which pending events are written if no step ends. Pending events are lost if the process
@@ -76,7 +76,9 @@ AtExit = Callable[[Callable[[], None]], object]
 
 
 class OutcomeListener(Protocol):
-    """Receives the outcome of a run instead of the terminal. The launcher uses a listener to report for all ranks."""
+    """Receives the outcome of a run, which is then not printed to the terminal. The launcher uses a listener to report
+    for all ranks.
+    """
 
     header: Mapping[str, object]
 
@@ -374,7 +376,7 @@ class Recording:
         return render_oom(report) if report.failed_with_oom else render_run(report)
 
     def _finish_silently(self, outcome: Outcome, listener: OutcomeListener) -> None:
-        """Finish the capture without a report. The launcher builds a report from the capture if it needs one."""
+        """Finish the capture without a report. The launcher builds a report from the capture if it needs a report."""
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()

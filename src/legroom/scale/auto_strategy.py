@@ -45,8 +45,8 @@ class StrategyChoice:
 
 
 def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> StrategyChoice:
-    """Return the first strategy that fits. If no strategy fits, return the one with the smallest ratio of predicted
-    peak to GPU memory.
+    """Return the first strategy that fits. If no strategy fits, return the strategy with the smallest ratio of
+    predicted peak to GPU memory.
     """
     fitting = [prediction for prediction in predictions if prediction.fits]
     if not fitting:

@@ -31,8 +31,8 @@ class LossWeighting:
                 self._host_group = dist.new_group(backend="gloo")
 
     def set_counted(self, is_counted: bool) -> None:
-        """Set whether the samples of the current batch count. A rank without samples uses one sample that does not
-        count, with weight 0.
+        """Set whether the samples of the current batch are counted. A rank without samples uses one sample that is not
+        counted, with weight 0.
         """
         self._is_counted = is_counted
 

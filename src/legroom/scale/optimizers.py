@@ -12,8 +12,8 @@ Optimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | Non
 
 
 def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Return the optimizer, or the result of `optimizer` if it is a function. The optimizer must contain this model's
-    parameters.
+    """Return `optimizer`, or the optimizer that `optimizer` creates if it is a function. The optimizer must contain
+    this model's parameters.
     """
     if optimizer is None:
         return None

@@ -35,7 +35,7 @@ def numbers_of(shares: Sequence[float]) -> list[float]:
 
 
 def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: bool) -> list[float]:
-    """Return the user's shares, or equal shares if `shares` is None. Raises UsageError if they are invalid."""
+    """Return the user's shares, or equal shares if `shares` is None. Raises UsageError if the shares are invalid."""
     if shares is None:
         return [1.0] * count
     given = numbers_of(shares)

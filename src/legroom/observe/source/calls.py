@@ -2,8 +2,8 @@
 
 For example, a method that empties a buffer prevents a leak only if some code calls it. Functions with the same name are
 not distinguished. A function whose name occurs anywhere in the code is treated as called. Special methods and methods
-that override a library method, such as a trainer hook, are also treated as called. So are plain functions that code
-outside the loaded files may call, such as a test or an entry point.
+that override a library method, such as a trainer hook, are also treated as called. A plain function is also treated as
+called if code outside the loaded files, such as a test, may call it.
 """
 
 import ast
@@ -73,8 +73,8 @@ def calls_in(files: tuple[str, ...]) -> Calls:
 _Mention = tuple[str, str, bool, bool, tuple[bool, str] | None]
 """A use of a name in a function: the function ("" at module level), the name, whether the name is used without a call,
 and whether the use is in a loop. The last item is the object on which a container method such as `clear` is called. If
-this object is a container, none of the user's functions is called. A plain tuple is used because the garbage collector
-does not track it, so heap scans do not visit it.
+this object is a container, the use is not a call to one of the user's functions. A plain tuple is used because the
+garbage collector does not track it, so heap scans do not visit it.
 """
 
 

@@ -19,7 +19,7 @@ def module_namespaces() -> dict[int, str]:
 
 
 def _state() -> tuple[int, str, int, int]:
-    """Return values that change when `sys.modules` changes, even if a module is deleted and imported again."""
+    """Return a tuple that changes when `sys.modules` changes, even if a module is deleted and imported again."""
     newest, module = next(reversed(sys.modules.items()))
     return len(sys.modules), newest, id(module), id(sys.modules.get("__main__"))
 

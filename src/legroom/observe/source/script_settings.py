@@ -26,7 +26,9 @@ from legroom.observe.source.user_files import is_user_file
 
 MAX_CONFIG_BYTES = 200_000
 MAX_DEPTH, MAX_ITEMS = 3, 300
-"""The maximum depth, and the maximum number of entries per object, to which configuration objects are searched."""
+"""`MAX_DEPTH` is the maximum depth to which configuration objects are searched. `MAX_ITEMS` is the maximum number of
+entries per object.
+"""
 UNNAMED_RANK = 4
 """The rank of arguments whose name does not suggest a batch size, but whose value equals the current batch size."""
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".py")

@@ -58,7 +58,7 @@ class PassedArgument(NamedTuple):
 
 
 class LengthCheck(NamedTuple):
-    """A check of the length. The functions are those that the program calls depending on the result."""
+    """A check of the length. The program calls `functions` depending on the result."""
 
     functions: frozenset[str]
     occurrence: Occurrence

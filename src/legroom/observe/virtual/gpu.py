@@ -55,8 +55,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _enable_torch_function: Any = getattr(torch._C, "_EnableTorchFunction", None)
-"""A private torch class that enables function modes inside an operation. If this version of torch lacks it, kernels
-that the program registers receive CPU tensors.
+"""A private torch class that enables function modes inside an operation. If this version of torch lacks the class,
+kernels that the program registers receive CPU tensors.
 """
 
 

@@ -1,6 +1,6 @@
 """Virtual devices, and the interface through which the replaced `torch.cuda` functions access them.
 
-`VirtualGPU` implements the interface `VirtualHost`. Tests use a small object instead.
+`VirtualGPU` implements the interface `VirtualHost`. Tests use a small object in place of `VirtualGPU`.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ class VirtualHost(Protocol):
         """Record a storage that was allocated on the CPU as memory of a device. This method may raise
         torch.OutOfMemoryError.
 
-        With `counted=False`, no memory is allocated on the device, because another storage or process already counts
-        it.
+        With `counted=False`, no memory is allocated on the device, because the memory is already counted for another
+        storage or process.
         """
 
     def resized(self, storage: torch.UntypedStorage) -> None:

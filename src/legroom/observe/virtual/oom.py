@@ -98,7 +98,7 @@ class InjectedFailure(AllocationFailed):
 
 
 class Faults:
-    """Makes allocation `number`, counted from now, and the `times - 1` allocations after it fail."""
+    """Makes `times` consecutive allocations fail, starting with allocation `number`, counted from now."""
 
     injected = 0
 

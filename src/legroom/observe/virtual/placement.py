@@ -494,9 +494,9 @@ def cuda_default_device() -> Iterator[None]:
     """Make `cuda` work as the default device.
 
     A default device is a torch mode that adds `device=` to every call. `with torch.device("cuda")` enters this mode
-    above `PlacementMode`, so `PlacementMode` handles the added argument. `torch.set_default_device("cuda")` enters it
-    below `PlacementMode`, so it would create tensors on a real device. In this case, the default-device mode leaves the
-    call unchanged, and `PlacementMode` reads the default device itself.
+    above `PlacementMode`, so `PlacementMode` handles the added argument. `torch.set_default_device("cuda")` enters the
+    default-device mode below `PlacementMode`, so the default-device mode would create tensors on a real device. In this
+    case, the default-device mode leaves the call unchanged, and `PlacementMode` reads the default device itself.
     """
     original = _device_module.DeviceContext.__torch_function__
 

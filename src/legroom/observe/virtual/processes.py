@@ -107,7 +107,7 @@ def inherited_gpus() -> list[GpuSpec]:
 @contextlib.contextmanager
 def _sent_tensors(host: VirtualHost) -> Iterator[None]:
     """Inside the `with` block, `torch.multiprocessing` sends device tensors through shared host memory. The receiving
-    process places them on the same device.
+    process places the tensors on the same device.
     """
     reductions = optional_module("torch.multiprocessing.reductions")
     reducers: Any = getattr(multiprocessing.reduction.ForkingPickler, "_extra_reducers", None)
@@ -137,7 +137,7 @@ def _sent_tensors(host: VirtualHost) -> Iterator[None]:
 
 
 def rebuild_on_device(index: int, rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return a tensor that another process sent. If this process has no virtual GPU, it is a CPU tensor."""
+    """Return a tensor that another process sent. If this process has no virtual GPU, the result is a CPU tensor."""
     with torch._C.DisableTorchFunction():
         tensor = rebuild(*arguments)
         storage = storage_of(tensor)

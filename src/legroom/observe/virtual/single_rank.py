@@ -7,8 +7,8 @@ creates and broadcasts, such as a plan or a path.
 
 The sending rank stores this object in a folder, and the ranks that are traced later read it there. The environment
 variable LEGROOM_SINGLE_RANK contains the path of the folder. The fake process group is one of torch's testing tools. If
-this version of torch lacks it, rank 0 of 1 is traced instead, so the estimate does not include the savings from
-sharding.
+this version of torch lacks the fake process group, rank 0 of 1 is traced instead, so the estimate does not include the
+savings from sharding.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def replacements() -> Iterable[Replacement]:
 
 _early_names: dict[str, Any] = {}
 """The replacement functions of `first_of_spawned_ranks`. A script that imported the original functions earlier calls
-them through `early_name`.
+the replacement functions through `early_name`.
 """
 
 

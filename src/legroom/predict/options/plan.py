@@ -85,9 +85,9 @@ def finish_plan(
 ) -> list[PlannedOption]:
     """Return every option that saves memory, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest` is the trace of the largest batch size that fits. If the current batch size does not fit, this batch size
-    is also listed as an option, and `how` describes how to set it. If no single option is enough, options are combined,
-    cheapest first, until the run fits.
+    `largest` is the trace of the largest batch size that fits. If the current batch size does not fit, the batch size
+    of `largest` is also listed as an option, and `how` describes how to set it. If no single option is enough, options
+    are combined, cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
     for option, finish in started:

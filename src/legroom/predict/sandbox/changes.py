@@ -1,9 +1,9 @@
 """Blocks changes to the user's files that were not redirected.
 
-Python reports every file change to its audit hooks. This includes calls that bypass the redirected functions, such as
-`_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside the
-scratch folder is refused. Landlock also refuses most of these changes, but it allows changes to file permissions and
-timestamps, and it is not available on every system.
+Python reports every file change to its audit hooks. The hooks also report calls that bypass the redirected functions,
+such as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside
+the scratch folder is refused. Landlock also refuses most of these changes, but it allows changes to file permissions
+and timestamps, and it is not available on every system.
 """
 
 import os

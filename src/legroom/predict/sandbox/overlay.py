@@ -37,7 +37,7 @@ class Overlay:
         os.makedirs(self.upper, exist_ok=True)
         self._deleted: set[str] = set()
         self._moved: dict[str, str] = {}
-        """The path in the lower layer from which each renamed file was moved, by its new path."""
+        """Maps the new path of each renamed file to the path in the lower layer that has its content."""
         self._threads = threading.local()
         self._directory: str | None = None
         """The current directory if it exists only in the upper layer, otherwise None."""
@@ -86,8 +86,8 @@ class Overlay:
     # --- locations of paths
 
     def is_scratch(self, path: str) -> bool:
-        """Return whether calls with this resolved path are not redirected, because the path is in the scratch folder or
-        is not a user file.
+        """Return whether a resolved path is in the scratch folder or is not a user file. Calls with these paths are not
+        redirected.
         """
         return _is_below(path, self._scratch) or _is_kernel(path)
 
@@ -209,7 +209,7 @@ class Overlay:
 
     def prepare(self, path: str, *, keep_content: bool) -> str:
         """Return the path in the upper layer to which a file is written. With `keep_content`, the existing content is
-        copied there.
+        copied to this path.
         """
         upper = self._physical(path)
         if not os.path.lexists(upper):

@@ -2,8 +2,9 @@
 
 Importing torch and transformers creates several hundred thousand objects that stay alive. The collector scans these
 objects repeatedly, which takes a fifth of the import time. After an import, the new objects are frozen (`gc.freeze`),
-so later collections skip them. No collection writes to their memory pages, so forks do not copy these pages. Once
-device memory is in use, the collector runs as usual, because it affects when the script's tensors are freed.
+so later collections skip them. No collection writes to the memory pages of frozen objects, so forks do not copy these
+pages. Once device memory is in use, the collector runs as usual, because it affects when the script's tensors are
+freed.
 """
 
 import builtins

@@ -341,7 +341,7 @@ class TracingProcess:
 
     def _optimizers_follow(self, step: int) -> bool:
         """Return whether more steps must be traced because an optimizer stepped for the first time in the last step, or
-        has not stepped yet. This happens in programs with several optimizers, such as a GAN.
+        has not stepped yet. Programs with several optimizers, such as a GAN, may need more steps.
 
         The last traced step must not allocate optimizer state, because the replay repeats this step.
         """

@@ -9,7 +9,7 @@ import os
 import shutil
 
 END_OF_FILE = b"\x04" * 256
-"""End-of-file characters. Each call to `read` receives one of them and returns."""
+"""End-of-file characters. Each call to `read` receives one of these characters and returns."""
 
 
 def open_terminal() -> tuple[int, int] | None:

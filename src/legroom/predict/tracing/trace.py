@@ -61,7 +61,7 @@ class Trace:
     is_settled: bool = True
     """Whether every optimizer in the last traced step had stepped before (see `TrainingClock`)."""
     is_finished: bool = False
-    """Whether the script ended during the trace. If so, the trace includes all events after the last step."""
+    """Whether the script ended during the trace, so that the trace includes all events after the last step."""
     is_partial: bool = False
 
     @property

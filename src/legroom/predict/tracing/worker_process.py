@@ -1,9 +1,9 @@
 """Starts the processes that trace scripts, and exchanges messages with them.
 
-A trace patches torch and cannot undo everything that a script does, so each trace runs in a separate process. This
-process prints to a file. The output of the process does not mix with Legroom's output, and can be shown if the process
-fails. Where processes can fork, workers are forks (see `workers.forked`). On other systems, each worker is a new
-process (see `workers.spawned`).
+A trace patches torch and cannot undo everything that a script does, so each trace runs in a separate process. The
+process of a trace prints to a file. The output of the process does not mix with Legroom's output, and can be shown if
+the process fails. Where processes can fork, workers are forks (see `workers.forked`). On other systems, each worker is
+a new process (see `workers.spawned`).
 """
 
 import atexit
@@ -44,7 +44,7 @@ class WorkerProcess(Protocol):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process. Reading it waits until the process has exited."""
+        """The exit code of the process. Reading the exit code waits until the process has exited."""
 
     def kill(self) -> None:
         """Kill the process and every process that it started. A caller that waits for a reply gets `EOFError`."""

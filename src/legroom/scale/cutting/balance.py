@@ -16,8 +16,8 @@ from legroom.scale.cutting.forward_graph import CannotSplitModel
 from legroom.scale.cutting.stages import GraphPartitioner
 
 MAX_CUT_POSITIONS = 160
-"""The maximum number of graph positions that are considered for a split. If the graph has more positions, those at
-which the fewest bytes must be sent are considered.
+"""The maximum number of graph positions that are considered for a split. If the graph has more positions, only the
+positions at which the fewest bytes must be sent are considered.
 """
 EVEN_RATIO = 1.05
 """If the largest stage is at most this many times as large as the smallest stage, no further split is tried."""
@@ -106,8 +106,8 @@ def balance_stages(
 
 
 def cut_positions(partitioner: GraphPartitioner) -> list[int]:
-    """Return the positions at which the graph can be split. If there are more than `MAX_CUT_POSITIONS`, only those at
-    which the fewest bytes must be sent are returned.
+    """Return the positions at which the graph can be split. If there are more than `MAX_CUT_POSITIONS` positions, only
+    the positions at which the fewest bytes must be sent are returned.
     """
     positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
     if len(positions) > MAX_CUT_POSITIONS:

@@ -91,7 +91,7 @@ class GraphNode:
     with_gradients: bool
     begin: int
     end: int
-    """`begin` is the first graph position of the call, and `end` is the position after its last one. A layer or an
+    """`begin` is the first graph position of the call, and `end` is the position after the call. A layer or an
     operation has exactly one position. A module that calls other modules covers the positions of all these calls.
     """
     children: list["GraphNode"] = field(default_factory=list)
@@ -124,8 +124,8 @@ class ForwardGraph:
         return self.root.end
 
     def nodes(self, begin: int, end: int) -> list[GraphNode]:
-        """Return the nodes between two positions. If only a part of a module is between them, its children are returned
-        instead.
+        """Return the nodes between two positions. If only a part of a module is between the positions, the children of
+        the module are returned instead.
         """
         found: list[GraphNode] = []
 

@@ -1,8 +1,8 @@
 """Partitions a forward graph into stages, and runs a stage.
 
 A stage sends the tensors that later stages need and cannot compute themselves. Some tensors, such as positions and
-masks, depend only on the batch, and not on weights or random numbers. A stage recomputes them if it needs them, because
-every stage has the batch.
+masks, depend only on the batch, and not on weights or random numbers. A stage that needs these tensors recomputes them,
+because every stage has the batch.
 """
 
 import contextlib

@@ -74,7 +74,7 @@ def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """The exit record of a rank. The rank writes it when an exception is raised, and again at exit."""
+    """The exit record of a rank. The rank writes this record when an exception is raised, and again at exit."""
 
     rank: int
     time: float

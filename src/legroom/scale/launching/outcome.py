@@ -188,7 +188,9 @@ class LaunchResult:
 
 
 def shared_gpus(ranks: Iterable[RankResult]) -> Mapping[int, Sequence[int]]:
-    """Map each GPU that several ranks used to these ranks. Usually, the script did not select a GPU for each rank."""
+    """Map each GPU that several ranks used to the numbers of these ranks. The usual reason is that the script did not
+    select a GPU for each rank.
+    """
     users: dict[int, list[int]] = {}
     for rank in ranks:
         if (

@@ -26,11 +26,12 @@ class LaunchPlan:
     script: Script
     nproc: int
     gpus: tuple[GpuSpec, ...] = ()
-    """The virtual GPUs on this node, if any. Every rank sees all of them, and uses the one whose index is its local
-    rank.
+    """The virtual GPUs on this node, if any. Every rank sees all virtual GPUs, and uses the virtual GPU whose index is
+    its local rank.
     """
     real_gpus: int = 0
-    """The number of real GPUs that are used if there are no virtual GPUs. If it is 0, the ranks run on the CPU."""
+    """The number of real GPUs that are used if there are no virtual GPUs. If the number is 0, the ranks run on the CPU.
+    """
     nodes: tuple[int, int] = (1, 1)
     rendezvous: str | None = None
     """The address (`host:port`) at which the nodes connect. If None, the launch uses only this machine and a free port."""

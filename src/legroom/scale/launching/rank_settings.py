@@ -14,8 +14,8 @@ from legroom.scale.launching.rendezvous import interface_of, local_address
 
 SETTINGS_VARIABLE = "LEGROOM_LAUNCH"
 ATTEMPT_VARIABLE = "LEGROOM_ATTEMPT"
-"""The environment variable for the index of the attempt. PyTorch's restart count does not include restarts after nodes
-were added or removed.
+"""The environment variable for the index of the attempt. PyTorch's restart count is not used, because it does not
+include restarts after nodes were added or removed.
 """
 
 

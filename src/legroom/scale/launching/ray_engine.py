@@ -100,7 +100,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Return whether ranks use the cluster's GPUs. Ranks on virtual GPUs do not use them."""
+    """Return whether ranks use the cluster's GPUs. Ranks on virtual GPUs do not use the cluster's GPUs."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

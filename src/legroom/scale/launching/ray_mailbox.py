@@ -16,9 +16,9 @@ POLL_SECONDS = 0.2
 @dataclass
 class _Messages:
     chunks: list[tuple[int, int, str, bytes]] = field(default_factory=list)
-    """Output of ranks: the attempt, the rank, the file, and the data to append to the file."""
+    """The output of ranks. Each item contains the attempt, the rank, the file, and the data to append to the file."""
     codes: list[tuple[int, int, int]] = field(default_factory=list)
-    """Exit codes of ranks: the attempt, the rank and the exit code."""
+    """The exit codes of ranks. Each item contains the attempt, the rank and the exit code."""
     attempt: int = -1
 
 

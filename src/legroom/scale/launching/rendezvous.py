@@ -1,5 +1,5 @@
-"""Checks the rendezvous address. If another program uses the port, the user gets an error within seconds instead of
-after minutes, as with torch.
+"""Checks the rendezvous address. If another program uses the port, the user gets an error within seconds. PyTorch would
+report the error after minutes.
 """
 
 import socket
@@ -108,7 +108,9 @@ os._exit(0)  # without the slow shutdown of torch
 
 
 def _process(port: int) -> str:
-    """Return the program that uses the port as text, such as ` (python, process 4711)`, or "" if it is unknown."""
+    """Return a description of the program that uses the port, such as ` (python, process 4711)`, or "" if the program
+    is unknown.
+    """
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:

@@ -56,11 +56,11 @@ class StepPrediction:
     """The peak of one device if weights, gradients and optimizer state are sharded, for each requested number of ranks.
     """
     reads_values: bool
-    """Whether the step read values of tensors. If so, its memory may depend on the data."""
+    """Whether the step read values of tensors, so that its memory may depend on the data."""
 
 
 def device_model_of(device: torch.device) -> DeviceModel:
-    """Return the model of this GPU, or of a large GPU if the device is a CPU."""
+    """Return the device model of this GPU. For a CPU, return the device model of a large GPU."""
     if device.type != "cuda":
         return DeviceModel(find_gpu("a100-80gb"), kernels=True)
     active = VirtualGPU._active

@@ -14,7 +14,7 @@ from functools import cache
 from legroom.show.common.terminal import supports_unicode
 
 Words = Callable[[str], str]
-"""Translates a text, or is `str` for English."""
+"""A function that translates a text. For English, the function is `str`."""
 
 
 def output_language() -> str:

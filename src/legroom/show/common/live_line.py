@@ -2,8 +2,9 @@
 
 On a terminal, the status line is repainted a few times per second. The status line is removed before the script prints,
 and is shown again only when the cursor is at the start of a line, so it does not disturb the script's progress bar.
-`sys.stdout` and `sys.stderr` stay the same objects. Only their `write` method is replaced, so `isatty`, `fileno`,
-`buffer` and `encoding` do not change. The line is written to the file descriptor directly, bypassing all buffers.
+`sys.stdout` and `sys.stderr` stay the same objects. Only the `write` method of these streams is replaced, so `isatty`,
+`fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor directly, bypassing all
+buffers.
 
 If stderr is a pipe or a log file, a plain line is printed from time to time.
 """

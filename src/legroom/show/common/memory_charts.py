@@ -71,7 +71,7 @@ class MemoryBar:
 
 
 def _merge_smallest(shares: Sequence[MemoryShare], rows: int) -> list[MemoryShare]:
-    """Merge the smallest shares into one, so that at most `rows` shares remain. Free memory is not merged."""
+    """Merge the smallest shares into a single share, so that at most `rows` shares remain. Free memory is not merged."""
     if len(shares) <= rows:
         return list(shares)
     used = [share for share in shares if not share.is_free]

@@ -29,8 +29,8 @@ OTHER_FILL = "#767c86"
 WIDTH = 720
 _LEFT, _RIGHT, _TOP, _HEIGHT, _BOTTOM = 66, 8, 16, 150, 20
 _CAPACITY_SHOWN_FROM = 0.25
-"""The fraction of the capacity from which the chart includes the capacity. A smaller peak would be a thin line at the
-bottom.
+"""The chart includes the capacity only if the peak is at least this fraction of the capacity. Otherwise, the peak would
+be a thin line at the bottom.
 """
 _FONT = "font:11px system-ui,sans-serif"
 

@@ -8,14 +8,14 @@ from legroom.show.common.language import Words, find_translation, output_languag
 
 
 def page_to_show(code: str) -> CodePage:
-    """Return the page of a code in the language of the output, or in English if it is not translated."""
+    """Return the page of a code in the language of the output, or in English if the page is not translated."""
     page = find_page(code)
     return translated_page(page.code, output_language()) or page
 
 
 def translate_explanation(explanation: Explanation) -> tuple[Explanation, Words]:
     """Return the explanation in the language of the output, and the function that translates its headings. If a part of
-    the explanation has no translation, both are in English.
+    the explanation has no translation, the explanation and the headings are in English.
     """
     if output_language() == "en":
         return explanation, str

@@ -18,7 +18,7 @@ Facts = list[tuple[str, str]]
 
 
 def render_details(pid: int, snapshot: Snapshot) -> RenderableType:
-    """Render the known facts about a process, its run first, or a message that it has ended."""
+    """Render the known facts about a process and its run, or a message that the process has ended."""
     rows = [row for row in snapshot.processes if row.pid == pid]
     if not rows:
         return Text(f"Process {pid} has ended.")

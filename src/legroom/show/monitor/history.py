@@ -7,7 +7,7 @@ from legroom.gpus.nvml import NotAvailable
 from legroom.show.monitor.snapshot import Snapshot
 
 LENGTH = 120
-"""The number of values per bar: two minutes at one value per second."""
+"""The number of values per bar, which covers two minutes at one value per second."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 

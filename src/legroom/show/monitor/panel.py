@@ -40,8 +40,8 @@ class Device:
 def render_panel(
     snapshot: Snapshot, history: History | None, width: int, *, height: int | None = None
 ) -> Text:
-    """Return the panel. Without `history`, it has no sparklines. Every line has at most `width` columns. If the panel
-    would be taller than `height`, each device has one line.
+    """Return the panel. Without `history`, the panel has no sparklines. Every line has at most `width` columns. If the
+    panel would be taller than `height`, each device has one line.
     """
     devices = devices_of(snapshot)
     lines_per_device = 2 if width >= TWO_BARS_FROM else 3

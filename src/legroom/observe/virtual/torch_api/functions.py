@@ -107,8 +107,8 @@ def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
     """Create wrapper tensors (`AsyncCollectiveTensor`), which contain other tensors, on the CPU and register their
     device.
 
-    If they were created on a device that this build of torch does not support, a backward pass through them would end
-    the process.
+    If a wrapper tensor were created on a device that this build of torch does not support, a backward pass through it
+    would end the process.
     """
     original: Any = getattr(torch.Tensor, "_make_wrapper_subclass", None)
     if original is None:

@@ -1,8 +1,8 @@
 """Implements the memory statistics of `torch.cuda.memory_*` with the replayed allocator.
 
 Only the C functions are replaced, so torch's own Python code formats `memory_summary()`. Training loops call four of
-the Python functions in every step. These four are also replaced, because torch builds and sorts about ninety statistics
-for each call.
+the Python functions in every step. These four functions are also replaced, because torch builds and sorts about ninety
+statistics for each call.
 """
 
 import os

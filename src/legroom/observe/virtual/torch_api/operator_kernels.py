@@ -141,8 +141,8 @@ _operators: dict[str, _Kernels] = {}
 library is deleted, so this dict is kept after a virtual GPU ends.
 """
 _composites: dict[str, _Kernel] = {}
-"""The kernel that the program registered for all devices, by the qualified name of the operator. Versions of torch
-without `get_kernel` cannot return such a kernel.
+"""The kernel that the program registered for all devices, by the qualified name of the operator. The kernels are stored
+because versions of torch without `get_kernel` cannot return them.
 """
 
 
@@ -170,8 +170,8 @@ def _register(
     kernel: Callable[..., Any],
     with_keyset: bool,
 ) -> bool:
-    """Add a kernel to those among which the operator's function selects. Return False if the operator has an existing
-    kernel that this function cannot call.
+    """Add a kernel that the registered function of the operator can select. Return False if the operator has an
+    existing kernel that the function cannot call.
     """
     name = _qualified(library, op_name)
     known = _operators.get(name)

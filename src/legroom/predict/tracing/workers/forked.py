@@ -33,8 +33,8 @@ class ForkedWorkers:
     """
 
     def __init__(self, function: str) -> None:
-        """Start the server. `function` has the form `module:name`. A worker calls it with the job and the worker's end
-        of a pipe.
+        """Start the server. `function` has the form `module:name`. A worker calls the function with the job and the
+        worker's end of a pipe.
         """
         self.settings = startup_settings()
         self._ours, theirs = socket.socketpair()

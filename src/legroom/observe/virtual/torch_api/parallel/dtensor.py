@@ -1,5 +1,5 @@
-"""Random numbers in sharded tensors (`DTensor`), which FSDP2 and tensor parallelism use for initial parameters and
-dropout.
+"""Random numbers in sharded tensors (`DTensor`). FSDP2 and tensor parallelism need random numbers for initial
+parameters and dropout.
 
 On CUDA, each rank advances the generator of its GPU to the offset that belongs to its shard. A virtual GPU uses the
 generator of the CPU, which has no offsets. Instead, each shard has its own seed. Therefore replicas of the same shard

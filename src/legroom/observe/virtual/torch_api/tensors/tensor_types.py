@@ -55,8 +55,8 @@ def _tensor_type(host: VirtualHost, name: str, data_type: torch.dtype) -> type:
             )
 
         def __call__(cls, *arguments: Any, **_options: Any) -> Any:
-            """Create a tensor. Integers or a `torch.Size` are the size of an uninitialized tensor. The values of a
-            sequence, an array or a tensor are copied.
+            """Create a tensor. If the arguments are integers or a `torch.Size`, the tensor has this size and is
+            uninitialized. The values of a sequence, an array or a tensor are copied.
             """
             device = torch.device("cuda", host.current)
             if not arguments:
