@@ -22,10 +22,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.event_base import Frame
 from legroom.observe.leaks import storing_trace
 from legroom.observe.leaks.counters import MemoryCounters
@@ -39,6 +39,9 @@ from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow
 from legroom.observe.source.storing_lines import usage_at_line
 from legroom.observe.training_threads import exclusive_scan, other_threads_train
 from legroom.observe.virtual import active_virtual_gpu
+
+if TYPE_CHECKING:
+    from legroom.memory.detected_leak import DetectedLeak
 
 _SYMPTOMS = ("device", "host", "graph")
 FIRST_SCAN = 2
@@ -96,7 +99,7 @@ class LeakDetector:
 
     def __init__(
         self,
-        on_leak: Callable[[DetectedLeak], None],
+        on_leak: Callable[["DetectedLeak"], None],
         *,
         allocated: Callable[[], int] | None = None,
         on_device: Callable[[torch.Tensor], bool] | None = None,
@@ -192,13 +195,13 @@ class LeakDetector:
         if self._unnamed is not None and not self.leaks and not steady.suspects:
             self._report(self._unnamed)
 
-    def _continues(self, leak: DetectedLeak, last_scan: int) -> bool:
+    def _continues(self, leak: "DetectedLeak", last_scan: int) -> bool:
         if last_scan >= MAX_AGE_AT_END * self.iteration:
             return True
         grown = self._trends[not leak.evaluation].growth_at_end()
         return grown is not None and grown >= MIN_CONTINUED * leak.bytes_per_step * self.iteration
 
-    def _has_ended(self, leak: DetectedLeak) -> bool:
+    def _has_ended(self, leak: "DetectedLeak") -> bool:
         if leak.kind == "graph" or leak.on_host or not leak.bytes_per_step:
             return False
         grown = self._trends[not leak.evaluation].growth_at_end()
@@ -410,7 +413,7 @@ class LeakDetector:
         self._report(leak, suspect.retained)
         return True
 
-    def _report(self, leak: DetectedLeak, retained: "weakref.ref[torch.Tensor] | None" = None) -> None:
+    def _report(self, leak: "DetectedLeak", retained: "weakref.ref[torch.Tensor] | None" = None) -> None:
         self.leaks[leak.identity] = leak
         if retained is not None:
             self._retained.setdefault(leak.identity, retained)
@@ -464,7 +467,7 @@ def _is_limited(suspect: Suspect, line: Frame) -> bool:
     return found.limited or (found.emptied and suspect.leak.kind != "graph")
 
 
-def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
+def _with_line(leak: "DetectedLeak", line: Frame) -> "DetectedLeak":
     return replace(leak, file=line.file, line=line.line, function=line.function)
 
 

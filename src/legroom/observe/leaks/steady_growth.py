@@ -11,10 +11,10 @@ such as `deque(maxlen=...)`, or if the source checks its length.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
-from legroom.memory.detected_leak import DetectedLeak
 from legroom.observe.leaks.graph_ages import with_graph
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import bytes_of, other_views
@@ -36,6 +36,9 @@ from legroom.observe.leaks.suspects import (
     usage_of_links,
 )
 from legroom.observe.source.user_files import is_user_file
+
+if TYPE_CHECKING:
+    pass
 
 MAX_ENSEMBLE = 8
 """A program probably retains up to this many models in a container on purpose."""
@@ -155,6 +158,8 @@ class SteadyGrowth:
         statement = statements[0] if statements else None
         by_user = path is not None and is_user_file(path.file or "")
         has_graph = holder is not None and holder.target in self._with_graph
+        from legroom.memory.detected_leak import DetectedLeak  # slow to import
+
         leak = DetectedLeak(
             kind="graph" if has_graph else "tensor",
             how=leak_how(path, holder.usage) if holder is not None and path is not None else "unknown",

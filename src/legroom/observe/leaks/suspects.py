@@ -11,11 +11,10 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from legroom.memory.detected_leak import DetectedLeak, LeakHolder, LeakKind
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
 from legroom.observe.holders.python_names import Variables
@@ -41,6 +40,9 @@ from legroom.observe.source.storing_lines import (
 )
 from legroom.observe.source.user_files import is_user_file
 
+if TYPE_CHECKING:
+    from legroom.memory.detected_leak import DetectedLeak, LeakHolder, LeakKind
+
 MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4
 """If a holder was found, no further search starts after this number of seconds. The limit applies to the CPU time of
@@ -65,7 +67,7 @@ coincidence.
 class Suspect(NamedTuple):
     """A result of a scan: a leak, or a cache that may stop growing (`may_be_warming_up`)."""
 
-    leak: DetectedLeak
+    leak: "DetectedLeak"
     may_be_warming_up: bool
     length: int
     container_to_trace: int = 0
@@ -170,7 +172,7 @@ def _is_overwritten(path: HolderPath, usage: NameUsage) -> bool:
     return path.how == "variable" and not path.is_attribute and usage.is_reassigned_in_loop
 
 
-def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
+def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> Iterator[Suspect]:
     """Yield a `Suspect` for a variable that retains tensors, unless the source code shows that the variable is not a
     leak.
     """
@@ -208,6 +210,8 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
         )
     )
     traceable = path.container and path.how in ("container", "variable", "closure", "generator", "exception")
+    from legroom.memory.detected_leak import DetectedLeak  # slow to import
+
     leak = DetectedLeak(
         kind=kind,
         how=how,
@@ -246,7 +250,7 @@ def as_series(suspect: Suspect, *, collects: bool) -> Suspect:
     )
 
 
-def leak_how(path: HolderPath, usage: NameUsage) -> LeakHolder:
+def leak_how(path: HolderPath, usage: NameUsage) -> "LeakHolder":
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
         carried = any(
             each.uses_itself and not each.adds and not each.concatenates for each in usage.statements

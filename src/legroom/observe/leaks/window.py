@@ -15,10 +15,10 @@ import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 
-from legroom.memory.detected_leak import DetectedLeak, LeakKind
 from legroom.observe.leaks.graph_ages import GraphPart, NodeNumbers, NodesByIteration, with_graph
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import (
@@ -63,6 +63,9 @@ from legroom.observe.leaks.suspects import (
 from legroom.observe.source import storing_lines
 from legroom.observe.source.statements import StoringStatement
 from legroom.observe.source.storing_lines import find_usage
+
+if TYPE_CHECKING:
+    from legroom.memory.detected_leak import DetectedLeak, LeakKind
 
 MAX_SCANS = 7
 ITERATIONS_BEFORE_FIRST_STEP = 16
@@ -162,7 +165,7 @@ class ScanWindow:
             self.found_holder = holders.found
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
-    def _is_first(self, leak: DetectedLeak) -> bool:
+    def _is_first(self, leak: "DetectedLeak") -> bool:
         """Return whether this leak is reported for the first time. A list of tensors with graphs is both a `graph` and
         a `tensor` leak. The kind `graph` is reported first, because its numbers are more complete.
         """
@@ -457,6 +460,8 @@ class ScanWindow:
             if calls and statement is not None and is_fed_back(named, usage, statement):
                 continue
             if statement is not None and not usage.shrinks and not restarts and not statement.below_limit:
+                from legroom.memory.detected_leak import DetectedLeak  # slow to import
+
                 leak = DetectedLeak(
                     kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
                     line=statement.line, function=statement.function, nodes_per_step=0, storages_per_step=0,

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from legroom.errors import UsageError
 from legroom.log import log
-from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.live.history import TREND_READINGS, StepHistory, trend
 from legroom.observe.leaks.counters import cuda_allocated, cuda_allocated_and_peak, resident_bytes
 from legroom.observe.leaks.detector import LeakDetector
@@ -29,6 +28,7 @@ from legroom.show.watch.bar import ProgressStats, bar_text, plain_text
 
 if TYPE_CHECKING:
     from legroom.diagnose.report.growing_lines import Leak
+    from legroom.memory.detected_leak import DetectedLeak
     from legroom.show.watch.live_status import LoopStatus
     from legroom.show.watch.notebook_line import NotebookLine
 
@@ -109,7 +109,7 @@ class Watched(Generic[Item]):
     def _finding(self) -> str:
         return f"{self.leaks[-1].code} {self.leaks[-1].holder or ''}" if self.leaks else ""
 
-    def _report(self, detected: DetectedLeak, line: "_Line") -> None:
+    def _report(self, detected: "DetectedLeak", line: "_Line") -> None:
         from legroom.diagnose.report.leaks import leaks_from
 
         (leak,) = leaks_from([detected], [], detected.step, 0)
@@ -131,7 +131,7 @@ class _WatchedIterator(Iterator[Item]):
         items: Iterator[Item],
         place: tuple[str, int],
         line: "_Line",
-        report: Callable[[DetectedLeak, "_Line"], None],
+        report: Callable[["DetectedLeak", "_Line"], None],
     ) -> None:
         self._items = items
         self._line = line
@@ -171,7 +171,7 @@ class _SharedDetector:
         self._lock = threading.RLock()  # reentrant: garbage collection of an iterator may end its loop
         self._has_warned = False
 
-    def begin(self, listener: Callable[[DetectedLeak], None], place: tuple[str, int]) -> None:
+    def begin(self, listener: Callable[["DetectedLeak"], None], place: tuple[str, int]) -> None:
         """Begin to watch the loop at `place` (file and line). In later epochs of the loop, a scan runs only if memory
         use suggests a leak."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
@@ -190,7 +190,7 @@ class _SharedDetector:
             self._has_warned = True
             log.warning("Several threads train at the same time, so watch() does not search for leaks.")
 
-    def end(self, listener: Callable[[DetectedLeak], None]) -> None:
+    def end(self, listener: Callable[["DetectedLeak"], None]) -> None:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
@@ -199,7 +199,7 @@ class _SharedDetector:
                     if _live is not None:
                         _live.remove()
 
-    def _report(self, detected: DetectedLeak) -> None:
+    def _report(self, detected: "DetectedLeak") -> None:
         if self._listeners:
             self._listeners[-1](detected)
 
