@@ -1,7 +1,7 @@
 """The segments and blocks of a device at one moment in a run.
 
-A capture does not contain addresses, so the simulated allocator replays the recorded requests. The replay may reserve a
-different amount of memory than the recorded run, for example if events were dropped. `is_exact` is then False.
+A capture does not contain addresses, so the simulated allocator replays the recorded requests. If events were dropped,
+the replay may reserve a different amount of memory than the recorded run, and `is_exact` is False.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,9 +4,9 @@ A ledger is built from a complete capture or during a run. During a run, `apply`
 the list is processed in batches. A storage can be freed at any moment, so `apply` may be called in any thread, even
 during a query.
 
-A long run has more events than fit into memory. With `keep_events`, a ledger keeps only about this number of events. It
-keeps the newest events, and the events around the peaks, the out-of-memory events and the end of the last step. Totals
-always cover the whole run. If there are more than `_MAX_STEPS` steps, every second older step is dropped.
+A long run has more events than fit into memory. With `keep_events`, a ledger keeps only about this number of events:
+the newest events, and the events around the peaks, the out-of-memory events and the end of the last step. Totals always
+cover the whole run. If there are more than `_MAX_STEPS` steps, every second older step is dropped.
 
 The category of a storage may become known after its allocation. The last tag of a storage applies to its whole
 lifetime.
@@ -50,8 +50,8 @@ class Ledger:
         self._time = 0.0
         self._live: dict[int, Alloc] = {}
         self._fresh: dict[int, Alloc] = {}
-        """The storages in `_live` that were allocated since the end of the last step. These storages are not yet
-        counted in `_DeviceTotals.lines`.
+        """The live storages that were allocated since the end of the last step and are not yet counted in
+        `_DeviceTotals.lines`.
         """
         self._tags: dict[int, Category] = {}
         self._tags_to_keep = 1 << 16

@@ -28,7 +28,7 @@ class Moment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
     file: str | None
-    """The file, or None if the line is not known. `line` and `function` are then None too."""
+    """The file, or None if the line is not known. If `file` is None, `line` and `function` are None too."""
     line: int | None
     function: str | None
     bytes: int

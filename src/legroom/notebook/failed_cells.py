@@ -1,8 +1,8 @@
 """Releases the tensors of a notebook cell that ran out of memory, so that the next cell can run.
 
 After an error, IPython keeps the traceback for the debugger, and the traceback references every frame of the failed
-call with all its tensors. Results of earlier cells (`Out`) may also be tensors. The user's variables are never deleted.
-They are listed together with the command that deletes them.
+call with all its tensors. Results of earlier cells (`Out`) may also be tensors. The user's variables are never deleted,
+but listed with the command that deletes them.
 """
 
 import os

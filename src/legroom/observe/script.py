@@ -81,9 +81,9 @@ class Outcome:
 
 
 Describe = Callable[[BaseException, bool], tuple[str, str]]
-"""A function that is called with `(exception, hooked)` while an uncaught exception is handled. It returns the exception
-in one line, and the rendered traceback. `hooked` means that the script has set `sys.excepthook`, which will also show
-the exception.
+"""A function that is called with `(exception, hooked)` while an uncaught exception is handled, and that returns the
+exception in one line and the rendered traceback. `hooked` means that the script has set `sys.excepthook`, which will
+also show the exception.
 """
 
 

@@ -172,8 +172,8 @@ def _is_running(document: dict[str, Any]) -> bool:
 
 
 def _is_abandoned(path: Path, document: Any) -> bool:
-    """Return True if no process updates the file anymore. A process may still be writing an incomplete file, and the
-    processes of another container cannot be checked. Such a file counts as abandoned only after a minimum age.
+    """Return True if no process updates the file anymore. An incomplete file, or a file from another container, counts
+    as abandoned only after a minimum age.
     """
     if isinstance(document, dict) and document.get("machine") == _machine():
         return True

@@ -31,7 +31,7 @@ class StepHistory:
 def trend(readings: Sequence[tuple[int, int]]) -> int | None:
     """Return the change in bytes per step, from pairs of a step number and a number of bytes.
 
-    The result is 0 if memory fluctuates, that is, if the measurements neither all increase nor all decrease. The result
+    The change is 0 if memory fluctuates, that is, if the measurements neither all increase nor all decrease. The change
     is None if there are too few measurements.
     """
     if len(readings) < 3:

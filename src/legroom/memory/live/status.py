@@ -44,8 +44,8 @@ class RunStatus:
     total_steps: int | None = None
     seconds_per_step: float | None = None
     trend: int | None = None
-    """The growth of allocated memory in bytes per step. The value is 0 if memory fluctuates, and None if the growth is
-    not known yet.
+    """The growth of allocated memory in bytes per step. The growth is 0 if memory fluctuates, and None if it is not
+    known yet.
     """
     finding: str = ""
     """The latest finding, for example `LG101 train.py:41 losses (list, 412 items) → …`."""

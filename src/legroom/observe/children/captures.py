@@ -26,7 +26,7 @@ MAX_BYTES = 8 * MiB
 
 class ChildCaptures:
     def __init__(self, parent: Mapping[str, object] | None = None) -> None:
-        """`parent` describes this process. Its children copy these values to their live files."""
+        """`parent` describes this process. Child processes copy this description to their live files."""
         self._folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
         with contextlib.suppress(OSError):  # the disk is full; the live files then contain no command
             Path(self._folder.name, PARENT).write_text(json.dumps(parent or {}), encoding="utf-8")

@@ -32,7 +32,7 @@ class OwnedAddresses(NamedTuple):
 
 class AddressOwners:
     KEEP_TRANSIENT = 4096
-    """The maximum number of records of gradients and inputs. This number is enough for the steps in the history."""
+    """The maximum number of records of gradients and inputs. This maximum is enough for the steps in the history."""
     KEEP_PERSISTENT = 64
 
     def __init__(self) -> None:

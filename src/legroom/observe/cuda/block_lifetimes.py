@@ -127,8 +127,8 @@ class LibraryWorkspaces:
 
 
 def _side(block: BlockLifetime) -> tuple[int, int, bool]:
-    """Return the key of a workspace: its size, its stream, and whether the autograd engine's thread allocated it. This
-    thread also recomputes checkpoints.
+    """Return the key of a workspace: its size, its stream, and whether the autograd engine's thread allocated it. The
+    engine's thread also recomputes checkpoints.
     """
     return block.requested, block.stream, block.activity == BACKWARD
 

@@ -15,7 +15,7 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import MiB
 
 _MAX_SMALL = 1 * MiB
-"""Blocks up to this size use the small pool. This pool splits off every remainder."""
+"""Blocks up to this size use the small pool, which splits off every remainder."""
 _MAX_REMAINDER = 1 * MiB
 """In the large pool, a remainder up to this size stays part of the block."""
 
@@ -30,7 +30,7 @@ class BlocksInUse:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
         self._uncertain: set[int] = set()
-        """Large blocks that were in use before the history started. These blocks may include a remainder."""
+        """Large blocks that were in use before the history started and that may include a remainder."""
         self.corrected: dict[int, int] = {}
         """The corrected sizes of blocks that were in use before the history started, by address. The caller removes
         each entry after it has used the corrected size.

@@ -117,7 +117,7 @@ class CudaHistory:
         self._max_per_step = 0
         self._batches: deque[LoaderBatch] = deque(maxlen=AddressOwners.KEEP_TRANSIENT)
         self._pending: deque[tuple[int, PendingEvent]] = deque()
-        """The events to send later. Each has the number of history entries that its device had at the time of the
+        """The events to send later, each with the number of history entries that its device had at the time of the
         event.
         """
         self._started = time.time()
@@ -469,7 +469,9 @@ class _Ring:
         self.peak_allocated = 0
         self.peak_reserved = 0
         self._peak_start: int | None = None
-        """The number of entries before the step with the highest peak. The value is None after this peak was read."""
+        """The number of entries before the step with the highest peak, or None after the entries of this peak were
+        read.
+        """
 
     def update(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
         if peak_allocated > self.peak_allocated or peak_reserved > self.peak_reserved:
@@ -481,8 +483,8 @@ class _Ring:
 
     @property
     def age_of_peak(self) -> int:
-        """The number of entries since the start of the step with the highest peak. The value is 0 after this peak was
-        read.
+        """The number of entries since the start of the step with the highest peak, or 0 after the entries of this peak
+        were read.
         """
         return 0 if self._peak_start is None else self.entries - self._peak_start
 

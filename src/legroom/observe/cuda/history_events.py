@@ -1,8 +1,8 @@
 """Converts the CUDA allocator's history of one device to events.
 
 First, the state at the start of the history is compared with the events sent so far, and events for the difference are
-sent. The events are therefore consistent even if entries were lost. Then each block is followed through the history. At
-the end, the categories and code locations of all blocks are determined (`block_lifetimes`).
+sent. The events are therefore consistent even if entries were lost. Each block is followed through the history. At the
+end, the categories and code locations of all blocks are determined (`block_lifetimes`).
 """
 
 import sys
@@ -52,7 +52,7 @@ class PendingEvent(NamedTuple):
 
 
 TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
-"""What happened at a tick (see `markers`). These records are merged with the history entries."""
+"""What happened at a tick (see `markers`), to be merged with the history entries."""
 
 
 class AllocationFailure(NamedTuple):

@@ -1,7 +1,7 @@
 """Marks the running module in the CUDA history.
 
-This code runs twice per module and step, so it is optimized for speed. PyTorch's global module hooks are not used,
-because with any hook a module call takes a slower path through torch. This path costs several times as much as
+The code of this module runs twice per module and step, so it is optimized for speed. PyTorch's global module hooks are
+not used, because with any hook a module call takes a slower path through torch, which costs several times as much as
 replacing a method. Instead, this class replaces `nn.Module._call_impl` while it is attached.
 """
 
@@ -85,8 +85,8 @@ class ModuleMarkers:
 
     @property
     def progress(self) -> float | None:
-        """The approximate fraction of the root's modules that have started. The value is None outside a forward pass.
-        The value is also None if modules are called repeatedly.
+        """The approximate fraction of the root's modules that have started. The fraction is None outside a forward
+        pass, and if modules are called repeatedly.
         """
         return fraction_entered(self._entered, self._names) if self._path and not self._recomputes else None
 

@@ -1,9 +1,9 @@
 """Reads a pickle that contains only plain data: dicts, lists, tuples, strings, bytes, numbers, booleans and None.
 
 A pickle is a program for a stack machine, and a pickle from an untrusted source may run any code. This reader
-implements only the instructions that create plain data. It has no instruction that imports a name or calls an object,
-so nothing in a pickle can run. The fast reader of the standard library can be restricted too. However, that reader
-allocates gigabytes if a small file asks for a large memo.
+implements only the instructions that create plain data. No instruction can import a name or call an object, so nothing
+in a pickle can run. The reader of the standard library can be restricted too, but it allocates gigabytes if a small
+file asks for a large memo.
 """
 
 import pickle

@@ -3,8 +3,8 @@
 For each statistic, torch stores the peak since the last reset. To measure a single step, the peak must be reset at
 every step. However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore
 this class saves the peaks before each of its resets. After such a reset, torch's functions return the maximum of the
-saved and the current peaks, until the script resets the peaks itself. This continues after the recording, because torch
-has no function that restores a peak.
+saved and the current peaks, until the script resets the peaks itself. Torch has no function that restores a peak, so
+this maximum is returned even after the recording.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,11 +24,9 @@ class StepPeaks:
         self._namespace = namespace
         self._originals: dict[str, Callable[[int], Any]] = {}
         self._saved: dict[int, _SavedPeaks] = {}
-        """The peaks of each device since the script's last reset. They are saved before this class resets them."""
+        """The peaks of each device since the script's last reset, saved before this class resets them."""
         self._peaks_before_reset: dict[int, tuple[int, int]] = {}
-        """The allocated and reserved peaks of each device in the current step. They are saved before the script resets
-        them.
-        """
+        """The allocated and reserved peaks of each device in the current step, saved before the script resets them."""
         self._exit = ExitStack()
         self._is_stopped = False
 

@@ -86,8 +86,8 @@ class CudaApi:
         return None
 
     def grow(self, entries: int) -> None:
-        """Increase the length of the history. Call this method only before entries are overwritten. Afterwards, torch
-        would return the entries in the wrong order.
+        """Increase the length of the history. Call this method only before entries are overwritten, because torch later
+        returns the entries in the wrong order.
         """
         self._options["max_entries"] = entries
         torch.cuda.memory._record_memory_history("all", **self._options)

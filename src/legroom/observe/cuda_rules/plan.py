@@ -41,7 +41,7 @@ class ScratchFree(NamedTuple):
 
 
 class PersistentAlloc(NamedTuple):
-    """Memory that a library allocates once and never frees. Further allocations with the same name have no effect."""
+    """Memory that a library allocates once and never frees. The same name is allocated only once."""
 
     name: str
     bytes: int

@@ -120,7 +120,7 @@ class CudaRules:
 class FakeTensorChecks:
     """Makes libraries that check for fake tensors behave as on a GPU.
 
-    If transformers finds a fake tensor, it assumes that a graph is being traced. It then builds attention masks that it
+    If transformers finds a fake tensor, it assumes that a graph is being traced, and builds attention masks that it
     skips in real runs. Even a mask of ones allocates a matrix with one value for each query and key. Until `restore` is
     called, the check in transformers returns False.
     """

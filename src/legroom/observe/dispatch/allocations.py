@@ -38,7 +38,7 @@ class HostBlock(NamedTuple):
 
 
 class HostMemory:
-    """Host memory as a device. Its allocator only counts bytes, has no cache and never fails."""
+    """Host memory as a device, with an allocator that only counts bytes, has no cache and never fails."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -84,11 +84,11 @@ class DeviceAllocations:
         on_failure: Callable[[AllocationFailed, int, OpLocation, str], BaseException | None],
     ) -> None:
         """`stream_on(device)` returns the current stream of a device, if the program uses several streams.
-        `on_failure(failure, device, location, op)` returns the exception that the operation raises. It returns None if
-        memory was freed and the allocation should be retried.
+        `on_failure(failure, device, location, op)` returns the exception that the operation raises, or None to retry
+        because memory was freed.
         """
         self.sink = sink
-        """The sink that receives the events. It may be replaced at any time."""
+        """The sink that receives the events, which may be replaced at any time."""
         self.followers = 0
         """The number of other recordings that also receive the events (see `observe.following`)."""
         self.devices = devices

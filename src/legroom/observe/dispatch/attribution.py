@@ -163,8 +163,8 @@ class ModuleStack(threading.local):
 
     @property
     def progress(self) -> float | None:
-        """The approximate fraction of the root module's submodules that were called. The value is None outside the root
-        module. The value is also None if submodules are called repeatedly.
+        """The approximate fraction of the root module's submodules that were called. The fraction is None outside the
+        root module, and if submodules are called repeatedly.
         """
         return fraction_entered(self._entered, self._names) if self.stack else None
 

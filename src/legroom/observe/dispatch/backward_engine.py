@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 ACCUMULATE_GRAD = 2**63
-"""`AccumulateGrad` nodes have at least this sequence number. Such a node stays alive as long as its parameter, so it
-does not belong to a single iteration.
+"""`AccumulateGrad` nodes have at least this sequence number. An `AccumulateGrad` node does not belong to a single
+iteration, because it stays alive as long as its parameter.
 """
 
 
@@ -38,8 +38,7 @@ current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_i
 def in_backward_pass() -> bool:
     """Return whether the engine is running on this thread.
 
-    Without torch's private graph task id, the result is always False. Every operation is then treated as part of the
-    forward pass, and tensors that a backward pass creates are treated as host memory. Gradients are assumed to be
-    accumulated out of place.
+    Without torch's private graph task id, the result is always False. In this case, a backward pass
+    is treated as part of the forward pass, its tensors as host memory, and its gradients as accumulated out of place.
     """
     return current_graph_task() != -1

@@ -55,8 +55,8 @@ class CategoryTracker:
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
-        """Set the category gradient for the result of `detach`, if an AccumulateGrad node is running. This result
-        becomes `.grad`.
+        """Set the category gradient for the result of `detach`, if an AccumulateGrad node is running, because the
+        result becomes `.grad`.
         """
         node = current_node()
         if node is not None and node._sequence_nr() >= ACCUMULATE_GRAD:
@@ -65,8 +65,8 @@ class CategoryTracker:
     def find_activations(self, roots: Iterable[Any]) -> None:
         """Set the category of the tensors that the graph below `roots` saved for the backward pass.
 
-        Pack hooks, as in checkpointing, hide the saved tensors. In this case, all live storages of the forward pass are
-        treated as saved, because the graph keeps them alive.
+        If pack hooks hide the saved tensors, as in checkpointing, all live storages of the forward pass are treated as
+        saved, because the graph keeps them alive.
         """
         hidden = False
         for node in autograd_graph.nodes(roots):
@@ -87,8 +87,8 @@ class CategoryTracker:
     ) -> None:
         """Update every category that can be determined now, before a report on the current state.
 
-        The autograd graphs of `tensors` are searched for activations. These tensors may be local variables on the call
-        stack. `by_holder` maps storage keys to categories derived from the objects that retain the storages.
+        The autograd graphs of `tensors`, for example local variables on the call stack, are searched for activations.
+        `by_holder` maps storage keys to categories derived from the objects that retain the storages.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
         for key, category in by_holder.items():

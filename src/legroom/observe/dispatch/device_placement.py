@@ -24,13 +24,13 @@ INHERIT = -2
 class CallContext(threading.local):
     target: int = INHERIT
     factory_target: int = INHERIT
-    """The device of the results of operations without tensor inputs. These operations run inside larger operations. For
-    example, attention creates a causal mask. Outside any call, the value is INHERIT, because the autograd engine runs
-    these operations on the device of the backward pass.
+    """The device of the results of operations without tensor inputs, such as the causal mask that attention creates.
+    Outside any call, the value is INHERIT, because the autograd engine runs operations on the device of the backward
+    pass.
     """
     only_named_factories: bool = False
-    """True if `factory_target` applies only to operations that have a `device` argument. The results of operations
-    without this argument are then on the host.
+    """True if `factory_target` applies only to operations that have a `device` argument. If so, the results of all
+    other operations are on the host.
     """
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None

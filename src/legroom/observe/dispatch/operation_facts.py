@@ -1,6 +1,5 @@
-"""Properties of an operation that the recorder needs before and after the operation runs.
-
-They are determined once per operation.
+"""Properties of an operation that the recorder needs before and after the operation runs, determined once per
+operation.
 """
 
 from typing import Any
@@ -47,12 +46,12 @@ class OperationFacts:
         version counters of these tensors, but the CPU kernels that run below a dispatch mode do not.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
-        """True if the recorder can skip the operation in a run in host memory. The result must be in a recorded
-        storage.
+        """True if the recorder can skip the operation in a run in host memory, provided that its result is in a
+        recorded storage.
         """
         self.is_silent = self.is_silent_on_host and not self.checks_in_place
-        """True if the recorder can skip the operation in a run on a virtual GPU. The result must be in a recorded
-        storage.
+        """True if the recorder can skip the operation in a run on a virtual GPU, provided that its result is in a
+        recorded storage.
         """
 
 
@@ -68,7 +67,7 @@ def facts_of(func: Any) -> OperationFacts:
 
 
 def _fast_call(func: Any) -> Any:
-    """Return the fastest function that runs this operation. It takes the same arguments as `__torch_dispatch__`.
+    """Return the fastest function that runs this operation with the arguments of `__torch_dispatch__`.
 
     The generic function of an operation reads its arguments according to a schema, which takes longer than a small
     kernel. Calling the operation through `_op`, which is private to torch, saves a call to a Python function.

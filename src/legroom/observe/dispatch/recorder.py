@@ -113,8 +113,8 @@ class Recorder:
         self._locator = OpLocator(self.modules, self.clock, self.categories)
         self._kernels = KernelMemory(rules) if rules is not None else None
         self._fake_mode = None if fake_tensors is None else fake_tensors.mode
-        """The mode whose fake tensors are recorded. It is the mode of `fake_tensors`, or a mode that the program
-        entered itself.
+        """The mode whose fake tensors are recorded: the mode of `fake_tensors`, or a mode that the program entered
+        itself.
         """
         self._eager = eager
         self._modes: weakref.WeakSet[RecordingMode] = weakref.WeakSet()
@@ -129,7 +129,7 @@ class Recorder:
         self.lock = threading.RLock()
         self._expired: deque[LiveStorage] = deque()
         self._on_expired = self._storage_expired
-        """The callback of all weak references. It is stored because each access to a method creates a new object."""
+        """The callback of all weak references, stored because each access to a method creates a new object."""
         self._exit = contextlib.ExitStack()
         self.on_line: Callable[[Frame | None], None] | None = None
         """Called with the user's line after each operation that allocates memory."""
@@ -184,7 +184,7 @@ class Recorder:
                 mode.__class__ = RecordingMode
 
     def is_recording(self) -> bool:
-        """Return whether operations of this thread are recorded. The result is False inside an operation."""
+        """Return whether operations of this thread are recorded. Inside an operation, no operations are recorded."""
         return any(
             isinstance(mode, RecordingMode) and mode._recorder is self
             for mode in _get_current_dispatch_mode_stack()
@@ -332,8 +332,8 @@ class Recorder:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
         During the call, the dispatch modes are disabled, because they would take about ten times as long as creating a
-        small tensor. Some operations must go through the modes: if other modes are active, if CUDA rules or fake
-        tensors are used, or if the result may be too large. In these cases, this method runs nothing and returns None.
+        small tensor. This method runs nothing and returns None if other modes are active, if CUDA rules or fake tensors
+        are used, or if the result may be too large.
         """
         if (
             self.rules is not None
@@ -366,8 +366,8 @@ class Recorder:
         category: Category | None = None,
         nbytes: int | None = None,
     ) -> None:
-        """Record a storage that no operation created as memory of `device`. Such a storage was loaded, copied or
-        shared. `nbytes` is the memory that the storage uses on the device, if it differs from the storage size.
+        """Record a storage that no operation created (it was loaded, copied or shared) as memory of `device`. `nbytes`
+        is the memory that the storage uses on the device, if it differs from the storage size.
         """
         key = storage._cdata
         known = self.live.get(key)
@@ -643,7 +643,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
-    """A `RecordingMode` for programs that do not use `torch.compile`. It omits torch's wrapper that disables the
+    """A `RecordingMode` for programs that do not use `torch.compile`, without torch's wrapper that disables the
     compiler inside a mode.
     """
 
@@ -676,10 +676,10 @@ if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Return whether an operation is composed of other operations. These operations are recorded instead.
+    """Return whether an operation is composed of other operations, which are recorded in its place.
 
     An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager
-    mode. It cannot be run as a composite operation, because there is no composite C++ kernel.
+    mode. There is no composite C++ kernel that could run in its place.
     """
     if getattr(func, "namespace", "") != "aten" or _COMPOSITE in getattr(func, "py_kernels", ()):
         return False
@@ -702,8 +702,8 @@ def active_recorder() -> Recorder | None:
 
 
 def _discard_events_of_forks() -> None:
-    """Discard the events of a forked child, such as a DataLoader worker. They must not mix with the events of the
-    parent.
+    """Discard the events of a forked child, such as a DataLoader worker, because they must not mix with the events of
+    the parent.
     """
     for recorder in _attached:
         recorder.allocations.sink = discard

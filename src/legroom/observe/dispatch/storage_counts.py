@@ -1,7 +1,7 @@
 """Reads the reference counts of storages, and handles weak references that expire before the storage is freed.
 
-Both depend on torch internals. This module therefore checks once, on a small storage, how they behave in this version
-of torch.
+Reference counts and weak references of storages depend on torch internals. This module checks once, on a small storage,
+how they behave in this version of torch.
 """
 
 import ctypes
@@ -52,8 +52,8 @@ with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorc
     count_references: Callable[[int], int] | None = _first_correct(
         getattr(torch._C, "_storage_Use_Count", None), _in_memory
     )
-    """Returns the number of references to the storage at an address (`_cdata`). The value is None if this version of
-    torch does not expose the count. Gradients are then assumed to be added out of place.
+    """Returns the number of references to the storage at an address (`_cdata`). If this version of torch does not
+    expose the count, the value is None, and gradients are assumed to be added out of place.
     """
     weak_references_end_early = _can_end_early()
     """True if a weak reference to a storage can expire although tensors still use the storage. In torch 2.6 to 2.8, the

@@ -85,8 +85,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _storage_of_wrapped(tensor: Any) -> Any:
     """Return the storage of a tensor wrapped by a `torch.func` transform (`vmap`, `jvp`, `hessian`).
 
-    If torch's private functions for these tensors are missing, the result is None. Tensors that a `torch.func`
-    transform creates are then treated as host memory.
+    If torch's private functions for these tensors are missing, the result is None, and tensors that a `torch.func`
+    transform creates are treated as host memory.
     """
     functions: Any = getattr(torch._C, "_functorch", None)
     is_wrapped = getattr(functions, "is_functorch_wrapped_tensor", None)
@@ -107,7 +107,8 @@ def _storage_of_values(tensor: Any) -> Any:
 
 
 def is_shape_inference(out: Any, mode: Any) -> bool:
-    """Return whether a result is a fake tensor from a mode other than `mode`. Torch then only computed its shape.
+    """Return whether a result is a fake tensor from a mode other than `mode`, which means that torch only computed its
+    shape.
 
     For example, torch computes the shapes of full tensors to decide how to shard the results of an operation.
     """

@@ -33,8 +33,8 @@ from legroom.observe.fake.known_values import MAX_TRACKED_BYTES, KnownValues, ne
 from legroom.observe.fake.shape_cache import ShapeCache
 
 SMALL = 64 * 1024
-"""Tensors below this size that a module's constructor creates stay real. They use little memory, and the constructor
-may read their values (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`).
+"""Tensors below this size that a module's constructor creates stay real. Small tensors use little memory, and the
+constructor may read their values (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`).
 """
 
 DEVICE_QUERY = torch.ops.prim.device.default

@@ -1,9 +1,9 @@
 """Creates large random tensors on the host without filling them, which saves time and memory.
 
 A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling
-these batches would take most of the time. Their values are not needed, because the values of large tensors are not
-tracked (see `known_values`). Only the beginning of a large random tensor is therefore filled. The rest contains zeros,
-and the operating system reserves physical memory for it only when a program writes to it.
+these batches would take most of the time. The values of large tensors are not tracked (see `known_values`), so they are
+not needed. Only the beginning of a large random tensor is therefore filled. The rest contains zeros, and the operating
+system reserves physical memory for it only when a program writes to it.
 """
 
 from typing import Any

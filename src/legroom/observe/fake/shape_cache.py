@@ -2,8 +2,8 @@
 
 The layers of a model and the steps of a loop repeat the same operations, and the cache of torch's fake mode is slow.
 The key of this cache is the operation and the metadata of its arguments. Three kinds of results are cached: new memory,
-views of the first argument, and the first argument itself, modified in place. All other operations run in fake mode.
-Their result shapes depend on values, or their arguments include real tensors, other layouts or complex numbers.
+views of the first argument, and the first argument itself, modified in place. An operation runs in fake mode if its
+result shapes depend on values, or if its arguments include real tensors, other layouts or complex numbers.
 """
 
 import functools

@@ -130,8 +130,8 @@ def _saved_variables(node: Any) -> Iterator[Any]:
 def _data_of(saved: Any) -> Any:
     """Return the content of a saved variable: the tensor itself, or the object that a pack hook returned.
 
-    In versions of torch without `SavedTensor.data`, the result is always None. If a program then uses a pack hook,
-    activations are recognized only by their lifetime.
+    In versions of torch without `SavedTensor.data`, the result is always None. If a program uses a pack hook with one
+    of these versions, activations are recognized only by their lifetime.
     """
     try:
         return saved.data
@@ -144,8 +144,8 @@ def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
 
     The unpack hook of the checkpoint references these tensors. Since 2.13, torch stores the inputs in saved variables.
     Before 2.13, it stored them in a node outside the graph. If torch stores the tensors elsewhere or does not expose
-    the hook (2.6), nothing is yielded. The report of a failed forward pass then cannot show which variable retains the
-    inputs of a checkpointed block.
+    the hook (2.6), nothing is yielded, and a report cannot show which variable retains the inputs of a checkpointed
+    block.
     """
     try:
         for saved in _saved_variables(node):
@@ -195,9 +195,7 @@ _can_read_saved = can_read_saved()
 
 
 def saved_tensors_are_readable() -> bool:
-    """Return whether saved tensors can be read now. Otherwise, the search does not find the storages that a graph
-    saved.
-    """
+    """Return whether saved tensors can be read now. If not, the search does not find the storages that a graph saved."""
     return can_read_saved() or _unpacks_freely
 
 

@@ -1,8 +1,8 @@
 """Describes a chain of references from a name to a tensor as in source code (`trainer.history`, a list of 412 items).
 
 The chain may contain several containers, but usually only one container grows. If the iteration that created each
-tensor is known, the growing container is the innermost container with tensors from the most iterations. Otherwise, it
-is the longest container.
+tensor is known, the growing container is the innermost container with tensors from the most iterations. If the
+iterations are unknown, the growing container is the longest container.
 """
 
 import gc
@@ -85,10 +85,11 @@ class HolderPath(NamedTuple):
     names: tuple[StoredName, ...]
     """Every name on the path. The name closest to the object comes first."""
     contents: frozenset[int]
-    """The `id`s of the container's items, including nested items. They identify other tensors in the same container."""
+    """The `id`s of the container's items, including nested items, which identify other tensors in the same container.
+    """
     container: int = 0
     is_mapping: bool = False
-    """True if the container stores its items in a dict whose keys can repeat. Such a container may stop growing."""
+    """True if the container stores its items in a dict whose keys can repeat, so that it may stop growing."""
     iterations: int = 0
     keys: tuple[str, ...] = ()
     """The keys on the path that are literals in the source code."""
@@ -100,7 +101,7 @@ class HolderPath(NamedTuple):
     """True if a bounded container inside this container, such as `deque(maxlen=...)`, contains the object."""
     contains_models: bool = False
     filled_by_iterator: bool = False
-    """True if an `itertools` iterator (`cycle`) fills the container. The line that creates the iterator is then
+    """True if an `itertools` iterator (`cycle`) fills the container. If so, the line that creates the iterator is
     reported.
     """
     has_small_limit: bool = False
@@ -280,8 +281,8 @@ def _has_small_limit(container: Any) -> bool:
 
 def _fills_slots(container: Any, chain: list[Any]) -> bool:
     """Return whether the keys of a dict are indices in a fixed range, and some of these indices are still missing. Keys
-    count as indices if they are in random order with gaps. They also count as indices if they are below a size that is
-    stored in the same object as the dict.
+    count as indices if they are in random order with gaps, or if they are below a size that is stored in the same
+    object as the dict.
     """
     if not isinstance(container, dict) or not container or not all(type(key) is int for key in container):
         return False

@@ -4,9 +4,9 @@ Tensors inside a running torch call (the layers of an LSTM, a recomputed block) 
 variable yet. The running call retains these tensors, so the report shows the user's line that made the call. The caller
 passes the location and time at which each storage was allocated (`StepStorage`).
 
-The search must not change the program. It therefore calls no `repr` and no property, and keeps no references. Up to
-Python 3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy, because
-it would keep the tensors alive.
+The search must not change the program, so it calls no `repr` and no property, and keeps no references. Up to Python
+3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy, because it
+would keep the tensors alive.
 """
 
 import inspect
@@ -40,20 +40,20 @@ class StepStorage(NamedTuple):
 class LargestHolders(NamedTuple):
     largest: list[Holder]
     total_bytes: int
-    """The number of bytes that all variables and running calls retain together. Each storage is counted once."""
+    """The number of bytes that all variables and running calls retain together, with each storage counted once."""
 
 
 class HolderSurvey(NamedTuple):
-    """The storages that each variable and each running call retains at one moment. This object references no object of
-    the program.
+    """The storages that each variable and each running call retains at one moment, without references to the program's
+    objects.
     """
 
     variables: list[Holder]
     by_variables: dict[int, int]
     """The size of each storage that the user's variables retain, by storage key."""
     by_calls: dict[Frame, dict[int, int]]
-    """The storages that local variables of library functions retain, by the user's line that called the functions. Each
-    line has a dict of storage keys and sizes.
+    """The keys and sizes of the storages that local variables of library functions retain, by the user's line that
+    called the functions.
     """
     lines: list[Frame]
     backward_line: Frame | None
@@ -77,7 +77,7 @@ class HolderSurvey(NamedTuple):
         """Return the largest holders.
 
         A storage in `allocated` that no variable retains is attributed to the call that allocated it, if this call is
-        still running in `module`. Otherwise, the storage is attributed to the graph of the running backward pass.
+        still running in `module`, or else to the graph of the running backward pass.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}

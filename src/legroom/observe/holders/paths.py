@@ -97,8 +97,8 @@ class _Search:
         self._created_in = created_in
         self._own_lists: set[int] = set()
         self._seen: dict[int, Any] = {}
-        """The objects that the search found, by `id`. They are all in one dict, because the search must ignore its own
-        references to them.
+        """The objects that the search found, by `id`. One dict contains all of these objects, because the search must
+        ignore its own references to them.
         """
         self._leads_to: dict[int, int] = {}
         """The `id` of the next object towards the target, by the `id` of the object before it."""
@@ -241,8 +241,8 @@ class _Search:
         )
 
     def _being_built(self) -> HolderPath | None:
-        """Return a list that a running statement builds, as in `losses = [step(x) for x in data]`. Such a list has no
-        name until the statement ends.
+        """Return a list that a running statement builds, as in `losses = [step(x) for x in data]`. A list that is being
+        built has no name until the statement ends.
         """
         long_enough = [
             item

@@ -101,8 +101,8 @@ class Variables:
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """Yield the local variables of a frame. Up to CPython 3.12, reading them creates a copy in the frame. This function
-    clears the copy.
+    """Yield the local variables of a frame. Up to CPython 3.12, reading local variables creates a copy in the frame,
+    which this function clears.
     """
     variables = frame.f_locals
     try:

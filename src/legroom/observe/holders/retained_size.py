@@ -1,13 +1,13 @@
 """Computes the device memory that an object retains, directly and through all objects that it references.
 
 A process may have hundreds of thousands of objects that reference no tensor (samples in a dataset, a tokenizer's
-vocabulary). The search must be fast, because the user waits for the report. It therefore proceeds level by level, and
-handles all objects of one type with a single call to a function that is implemented in C. Only tensors, modules and
-optimizers are handled one by one.
+vocabulary). The user waits for the report, so the search must be fast. The search proceeds level by level, and handles
+all objects of one type with a single call to a function that is implemented in C. Only tensors, modules and optimizers
+are handled one by one.
 
-The search does not change the program. It runs no code from the user's classes, and keeps no references after a
-`RetainedStorages` is freed. It does not follow Legroom's objects that only observe tensors, but follows objects that
-train or distribute a model (`Guard`).
+The search runs no code from the user's classes, and keeps no references after a `RetainedStorages` is freed. The search
+does not follow Legroom's objects that only observe tensors, but follows objects that train or distribute a model
+(`Guard`).
 """
 
 import gc

@@ -1,14 +1,14 @@
 """Detects memory leaks in a training loop, with negligible overhead.
 
-After an iteration, the detector reads two counters: bytes in use on the devices, and bytes in use in the C heap. It
-also checks whether the graphs of earlier backward passes are freed. If iterations take only a few milliseconds, only
-some iterations are sampled (see `sampling_budget`).
+After an iteration, the detector reads two counters: bytes in use on the devices, and bytes in use in the C heap. The
+detector also checks whether the graphs of earlier backward passes are freed. If iterations take only a few
+milliseconds, only some iterations are sampled (see `sampling_budget`).
 
 There are three signs of a leak: growing device memory, growing host memory, and retained graphs. A series of scans (see
 `ScanWindow`) starts if a counter reaches a new maximum in two consecutive iterations, or if graphs of earlier backward
 passes stay alive. A series also starts shortly after the start of the loop, and from time to time later, to find growth
-that the counters do not show. A series that finds nothing ends after three scans. The same sign then starts another
-series only after a longer delay. If memory grows in only a few iterations, infrequent scans detect the growth.
+that the counters do not show. A series that finds nothing ends after three scans. Each further series for the same sign
+starts after a longer delay. If memory grows in only a few iterations, infrequent scans detect the growth.
 
 A scan reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If
 the source does not show which line stores the tensors, the user's lines are traced for one or two iterations before the
@@ -76,16 +76,16 @@ HOST_GROWTH = 32
 numbers.
 """
 MAX_STEADY_SECONDS = 2.0
-"""The total time in seconds for searches for the variables that cause steady growth. If `MAX_SCAN_FRACTION` of the run
-time is longer, that time applies. Afterwards, a search runs only when the number of iterations has doubled.
+"""The total time in seconds for searches for the variables that cause steady growth, or `MAX_SCAN_FRACTION` of the run
+time if that is longer. When this time is used up, a search runs only after the number of iterations has doubled.
 """
 MAX_AGE_AT_END = 0.7
 """If the last scan ran after at least this fraction of the iterations, its growth is assumed to continue until the end
 of the run.
 """
 MIN_CONTINUED = 0.15
-"""If the last scan ran earlier than `MAX_AGE_AT_END`, growth counts as continued only if device memory also grew in the
-second half of the run. It must have grown by at least this fraction of `bytes_per_step` times the number of iterations.
+"""If the last scan ran earlier than `MAX_AGE_AT_END`, growth counts as continued only if device memory grew enough in
+the second half of the run: by at least this fraction of `bytes_per_step` times the number of iterations.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
@@ -151,8 +151,8 @@ class LeakDetector:
         """A tensor that each leak retained when it was reported, by the identity of the leak."""
         self._released: set[tuple[object, ...]] = set()
         self._unnamed: DetectedLeak | None = None
-        """A retained graph whose holder was not found. It is reported at the end of the run, unless another leak is
-        found.
+        """A retained graph whose holder was not found. The leak is reported at the end of the run, unless another leak
+        is found.
         """
         self._is_finished = False
 
@@ -259,8 +259,8 @@ class LeakDetector:
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
         """Return whether a sign of a leak starts a series of scans. After many series, another series starts only if
-        scans have used a small fraction of the run time, or if the number of iterations has doubled. This limit
-        applies, for example, to a heap that grows without a leak.
+        scans have used a small fraction of the run time, or if the number of iterations has doubled. For example, a
+        heap may grow without a leak.
         """
         if iteration < self._not_before[symptom]:
             return False

@@ -84,8 +84,8 @@ class _Token:
 
 
 class GraphPart(NamedTuple):
-    """The part of a tensor's graph that was created in one iteration: its nodes, and the bytes that they retain. It
-    contains only numbers, no references.
+    """The part of a tensor's graph that was created in one iteration: its nodes, and the bytes that they retain. The
+    part contains only numbers, no references.
     """
 
     iteration: int

@@ -107,7 +107,8 @@ class IterationTracker:
         self._calls = _ModelCalls(self._model_called)
         self._evaluates = False
         """True while the program evaluates. An evaluation starts with `model.eval()`, or when gradients are disabled
-        more than twice as often as in a training step. It ends with the next backward pass, optimizer step or batch.
+        more than twice as often as in a training step. An evaluation ends with the next backward pass, optimizer step
+        or batch.
         """
         self._without_grad = self._max_without_grad = 0
         """`_without_grad` counts how often gradients were disabled between the last step and the next backward pass.
@@ -134,7 +135,7 @@ class IterationTracker:
         self._calls.detach()
 
     def next_batch(self) -> None:
-        """Record that the program requests the next batch from a loader. This may end the iteration of the previous
+        """Record that the program requests the next batch from a loader, which may end the iteration of the previous
         batch.
         """
         is_in_loop = self._is_in_loop(trains=False)
@@ -180,8 +181,8 @@ class IterationTracker:
 
     @property
     def has_better_signal(self) -> bool:
-        """True if repeated lines are ignored. A model, an optimizer or a loader then marks the end of an iteration, or
-        the program uses `torch.compile`.
+        """True if repeated lines are ignored, because a model, an optimizer or a loader marks the end of an iteration,
+        or because the program uses `torch.compile`.
         """
         return self._has_better_signal() or self._calls.has_model or self._calls.is_disabled
 
@@ -279,8 +280,9 @@ class IterationTracker:
             self._on_iteration()
 
     def _grad_with_graph(self) -> None:
-        """Handle `torch.autograd.grad` with `create_graph`. Such a call is usually part of a step whose backward pass
-        comes later (a penalty, an inner loop). If no backward pass follows, each call is treated as a step of its own.
+        """Handle `torch.autograd.grad` with `create_graph`. A call with `create_graph` is usually part of a step whose
+        backward pass comes later (a penalty, an inner loop). If no backward pass follows, each call is treated as a
+        step of its own.
         """
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:

@@ -18,7 +18,7 @@ _CERTAIN = 24
 """A line that has allocated memory this many times is in a loop."""
 _MIN_REPEATS = 8
 _ONE_LINE = 64
-"""If the same line makes this many consecutive allocations, the loop consists of one line. Each allocation is then an
+"""If the same line makes this many consecutive allocations, the loop consists of one line, and each allocation is an
 iteration.
 """
 READS_ON_ONE_LINE = 8

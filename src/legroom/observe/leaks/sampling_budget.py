@@ -49,7 +49,7 @@ class SamplingBudget:
         """Samples may use at most `fraction` of the run time. The first `free` iterations are always sampled."""
         self.fraction = fraction
         self.expects_sample = True
-        """True if the iteration that starts now will probably be sampled. Its backward passes are then marked."""
+        """True if the iteration that starts now will probably be sampled, so that its backward passes are marked."""
         self._next = 0.0
         self._debt = 0.0
         self._last = 0.0

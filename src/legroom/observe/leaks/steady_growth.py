@@ -59,7 +59,7 @@ length.
 class SteadyGrowth:
     def __init__(self, iterations: IterationTracker, on_device: Callable[[torch.Tensor], bool]) -> None:
         self.suspects: list[Suspect] = []
-        """The suspects of the last scan. They are reported if the run ends before the next scan."""
+        """The suspects of the last scan, which are reported if the run ends before the next scan."""
         self.history = SurvivorHistory()
         self._iterations = iterations
         self._on_device = on_device

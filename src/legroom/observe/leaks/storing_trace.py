@@ -2,10 +2,10 @@
 
 The detector first searches the source code for the name of the container, which does not slow down the loop. This
 search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no source
-code. It finds too many lines if several lines store items under the same name. In these cases, the user's lines are
-traced for at most two iterations, until the container grows once. If the tensors in a small container are replaced and
-none are added, the trace ends when a tensor is replaced. The trace always ends after `MAX_EVENTS`, because a program
-may run for a long time after its last iteration.
+code. The search finds too many lines if several lines store items under the same name. If the search does not find
+exactly one line, the user's lines are traced for at most two iterations, until the container grows once. If the tensors
+in a small container are replaced and none are added, the trace ends when a tensor is replaced. The trace always ends
+after `MAX_EVENTS`, because a program may run for a long time after its last iteration.
 
 A trace function that a debugger or a coverage tool has set is not replaced. The trace keeps a reference to the
 container until no other object references the container.
@@ -90,7 +90,7 @@ class StoringTrace:
         return self._trace
 
     def _measure(self) -> Any:
-        """Return a value that changes when an item is stored. It is the length of the container, or the identities and
+        """Return a value that changes when an item is stored: the length of the container, or the identities and
         versions of its tensors.
         """
         if not self._replaced:

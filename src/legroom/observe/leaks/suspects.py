@@ -49,11 +49,11 @@ MAX_SEARCH_SECONDS = 0.4
 this thread, so the machine load does not affect the result.
 """
 MAX_FRUITLESS_SECONDS = 4.0
-"""If no holder was found, no further search starts after this number of seconds. A huge heap then does not block the
+"""If no holder was found, no further search starts after this number of seconds, so that a huge heap does not block the
 loop.
 """
 MANY_ITEMS = 20
-"""A container with this many items may still grow although the source code limits its length. The limit is then assumed
+"""If a container has this many items and still grows although the source code limits its length, the limit is assumed
 to be too high to prevent a leak.
 """
 COLLECTED_RESULTS = 48
@@ -462,7 +462,7 @@ def is_read(holder: FoundHolder, *, by_key: bool = False) -> bool:
 
 def is_sequence(holder: FoundHolder) -> bool:
     """Return whether calls to a model extend a sequence that is the input of the next call, such as a generated text
-    and its key-value cache. Such a sequence ends, so its growth is not a leak.
+    and its key-value cache. The growth of this sequence is not a leak, because the sequence ends.
     """
     path, usage = holder.path, holder.usage
     if path.contains_tokens:

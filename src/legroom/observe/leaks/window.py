@@ -300,8 +300,8 @@ class ScanWindow:
         return self._iterations.by_model_calls and iteration < UNROLLED_CALLS
 
     def _is_conclusive(self, evaluating: bool) -> bool:
-        """Return whether retained graphs indicate a leak. Before the first optimizer step, they may belong to the
-        micro-batches of that step.
+        """Return whether retained graphs indicate a leak. Before the first optimizer step, retained graphs may belong
+        to the micro-batches of that step.
         """
         if (
             self._iterations.has_stepped

@@ -3,7 +3,7 @@
 The rules follow ATen/native/transformers/cuda/sdp_utils.cpp. PyTorch tries the kernels in order and uses the first
 kernel whose conditions are met. Since torch 2.9, cuDNN comes first on Hopper and Blackwell. On other GPUs, flash
 attention comes first. The kernel determines which tensors are saved for the backward pass. The math kernel saves
-matrices of queries × keys. The other kernels save one sum per row.
+matrices of queries × keys. All other kernels save one sum per row.
 """
 
 from collections.abc import Callable
@@ -104,8 +104,8 @@ def _cudnn(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
 
 
 def _cudnn_width(gpu: GpuSpec, release: tuple[int, int]) -> int:
-    """Return the maximum head dimension. It is 256 on Hopper, as measured with torch 2.11. Later releases of torch
-    allow only 128, because the backward pass failed for larger head dimensions.
+    """Return the maximum head dimension: 256 on Hopper, as measured with torch 2.11. Later releases of torch allow only
+    128, because the backward pass failed for larger head dimensions.
     """
     return 256 if gpu.capability == (9, 0) and release < (2, 13) else 128
 

@@ -1,8 +1,8 @@
 """Access to the cuDNN library for queries: loads the library, and creates and reads its descriptors.
 
-Every object in cuDNN's graph API is an opaque descriptor with numbered attributes. The numbers come from cudnn_graph.h.
-A `DescriptorSet` creates the descriptors of one query and destroys them after the query. Every call is checked: if
-cuDNN rejects a call, `RejectedError` is raised.
+Every object in cuDNN's graph API is an opaque descriptor with numbered attributes. The numbers of the attributes come
+from cudnn_graph.h. A `DescriptorSet` creates the descriptors of one query and destroys them after the query. Every call
+is checked: if cuDNN rejects a call, `RejectedError` is raised.
 """
 
 import ctypes

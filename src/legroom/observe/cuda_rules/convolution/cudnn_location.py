@@ -53,7 +53,7 @@ def packaged_version() -> str | None:
 
 
 def _loaded(name: str) -> list[str]:
-    """Return the libraries that this process has already loaded. A CUDA build of torch loads them."""
+    """Return the libraries that this process has already loaded. A CUDA build of torch loads cuDNN."""
     try:
         maps = _LOADED.read_text()
     except OSError:

@@ -87,8 +87,8 @@ class CudnnProcess:
         return self._ask((query, c, gpu))
 
     def close(self) -> None:
-        """Terminate the process that loads cuDNN, if this process started it. That process also ends when no connection
-        to it remains.
+        """Terminate the process that loads cuDNN, if this process started it. The process also ends when its last
+        connection ends.
         """
         atexit.unregister(self.close)
         self._disconnect()

@@ -3,9 +3,8 @@
 cuDNN's choice of kernels is not documented. Since 9.8, the library can be queried about a GPU that is not present. The
 query contains a description of the GPU (a "device property descriptor", for ahead-of-time compilation).
 
-Without `cudnn.benchmark`, torch goes through the heuristic's list of configurations. It uses the first configuration
-that is allowed and whose plan can be built, and allocates the workspace of this plan (`try_configs` in
-ATen/native/cudnn/Conv_v8.cpp). This module selects the configuration in the same way.
+Without `cudnn.benchmark`, torch uses the first configuration in the heuristic's list that is allowed and whose plan can
+be built (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module selects the configuration in the same way.
 """
 
 import json
@@ -226,9 +225,9 @@ class Cudnn:
 def logs_skipped_kernels(functions: Any) -> bool:
     """Return whether the library logs the kernels that it skips because there is no GPU.
 
-    The check queries a convolution for which cuDNN prefers one of these kernels. The result is also True if cuDNN
-    selects this kernel, because then a GPU is present. If the result is False, the library's results are unreliable for
-    convolutions that the skipped kernels might compute.
+    The check queries a convolution for which cuDNN prefers one of these kernels. If cuDNN selects this kernel, a GPU is
+    present, and the result is also True. If the result is False, the library's results are unreliable for convolutions
+    that the skipped kernels might compute.
     """
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
@@ -257,7 +256,9 @@ def _knobs(descriptors: DescriptorSet, configuration: int) -> dict[int, int]:
 
 _MOST_KNOBS = 24
 _INSTANT, _FALLBACK = 0, 2
-"""The heuristic modes that torch uses. It uses the fallback mode if no kernel of the default mode can run."""
+"""The heuristic modes that torch uses: the default mode, and the fallback mode if no kernel of the default mode can
+run.
+"""
 _FIRST, _ALL = 4, 100
 """The number of kernels to request from cuDNN. Torch usually runs the first kernel, so a few are requested first."""
 
@@ -307,7 +308,7 @@ _FIRST_ATTRIBUTE = {
     ConvOperation.INPUT_GRADIENT: Attribute.INPUT_GRADIENT_ALPHA,
     ConvOperation.WEIGHT_GRADIENT: Attribute.WEIGHT_GRADIENT_ALPHA,
 }
-"""The first of the six attributes of each operation. Their numbers are consecutive. The attributes are two scaling
+"""The first of the six attributes of each operation, whose numbers are consecutive. The attributes are two scaling
 factors (alpha and beta), the convolution, the weights, the input and the output.
 """
 

@@ -140,7 +140,7 @@ class _Forest:
 
 
 _BLOCK = 64
-"""The number of nodes in a block. For each block, the number of inner nodes before it is stored. Counting all earlier
+"""The number of nodes in a block. The number of inner nodes before each block is stored, because counting all earlier
 inner nodes for each node would take longer than reading the file.
 """
 

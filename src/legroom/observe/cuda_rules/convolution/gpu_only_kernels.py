@@ -65,8 +65,8 @@ even without a GPU.
 
 
 class KernelProblem(NamedTuple):
-    """The forward pass or a gradient of a convolution. Its sizes determine the workspace of a kernel that cuDNN skips
-    without a GPU. A transposed convolution is treated as the gradient of an ordinary convolution.
+    """The forward pass or a gradient of a convolution, with the sizes that determine the workspace of a kernel that
+    cuDNN skips without a GPU. A transposed convolution is treated as the gradient of an ordinary convolution.
     """
 
     operation: ConvOperation

@@ -163,11 +163,11 @@ channels, the number of groups and the number of rows.
 """
 DIMENSION_COLUMNS = "IHH"
 """The type codes of the columns with one number per dimension of a layer: the size, the dilation, and the padding plus
-1. The last number is 0 if the padding is not recorded.
+1 (0 if the padding is not recorded).
 """
 ROW_COLUMNS = "BBIBIBI"
 """The type codes of the columns of `Row`. The batch size is an index into the list of all batch sizes. The workspace
-sizes are stored in blocks of `BLOCK` rows. Within each block, they are sorted by workspace kind.
+sizes are stored in blocks of `BLOCK` rows. Within each block, the sizes are sorted by workspace kind.
 """
 BLOCK = 4096
 
@@ -183,8 +183,8 @@ class _Table(NamedTuple):
 
 @lru_cache(maxsize=256)
 def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
-    """Return the recorded layers of one family. A network uses only a few families, and converting all families takes
-    more than a second. Each family is therefore converted on demand.
+    """Return the recorded layers of one family. A network uses only a few families, so each family is converted on
+    demand. Converting all families takes more than a second.
     """
     columns = _table()
     if family not in columns.families:
@@ -227,8 +227,8 @@ def _block_remainders(place: int, block: int) -> Sequence[int]:
 
 @lru_cache(maxsize=1)
 def _table() -> _Table:
-    """Read the table. The first line of the file is JSON. It lists all families, with their numbers of layers and rows.
-    The second line lists all batch sizes. The columns follow as arrays.
+    """Read the table. The first line of the file lists all families as JSON, with their numbers of layers and rows. The
+    second line lists all batch sizes. The columns follow as arrays.
     """
     if not TABLE.exists():
         return _Table({}, [], [], [], [])

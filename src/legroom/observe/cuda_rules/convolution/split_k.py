@@ -7,7 +7,7 @@ float32.
 
 cuDNN reports the tile and the cluster of blocks. Without a GPU, the number of clusters that run at once is unknown, so
 the workspace size that cuDNN reports includes too few partial sums or none. The formula was derived from queries on a
-real H200. It is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
+real H200. The formula is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
 """
 
 from dataclasses import replace
@@ -28,9 +28,9 @@ class MatrixProduct(NamedTuple):
     columns: int
     depth: int
     column_taps: int = 1
-    """The number of kernel positions that have their own columns. The value is 1 except for weight gradients."""
+    """The number of kernel positions that have their own columns, which is 1 except for weight gradients."""
     depth_taps: int = 1
-    """The number of kernel positions that are part of the depth. The value is 1 for weight gradients."""
+    """The number of kernel positions that are part of the depth, which is 1 for weight gradients."""
 
 
 def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
@@ -116,8 +116,8 @@ def _count(product: MatrixProduct, tile: int, cluster: tuple[int, int]) -> int:
 
 MANY_PARTS = 8
 _MIN_DEPTH = 1024
-"""A matrix product is split into as many parts of at least this depth as possible if there are more than `MANY_PARTS`
-such parts. Otherwise, the product is split into the number of parts with the lowest cost.
+"""A matrix product is split into as many parts of at least this depth as possible, if there are more than `MANY_PARTS`
+such parts. With fewer such parts, the product is split into the number of parts with the lowest cost.
 """
 
 

@@ -1,8 +1,8 @@
 """Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes.
 
-cuDNN's kernels differ in the copies that they make in a different layout, and in their partial sums. Both follow
-exactly from the number of the kernel and a few of its settings. The formulas were derived from 424,000 queries to cuDNN
-9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
+cuDNN's kernels differ in the copies that they make in a different layout, and in their partial sums. The copies and the
+partial sums follow exactly from the number of the kernel and a few of its settings. The formulas were derived from
+424,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
 """
 
 # | formula | bytes |
@@ -100,7 +100,7 @@ copies weights, or copies weights in tiles.
 
 def _tiled_copies(c: Convolution, operation: ConvOperation, unpadded: bool, tile: int, count: int) -> int:
     """Return the workspace size in bytes. The workspace contains `count` copies of the result, padded to whole tiles.
-    The result and each copy also have one semaphore per tile.
+    There is one semaphore for each tile in the result and in each copy.
     """
     height, width = _TILES[tile]
     if c.groups > 1:
@@ -121,8 +121,9 @@ def formula_for(
     c: Convolution,
     operation: ConvOperation,
 ) -> str:
-    """Return the formula for a kernel whose workspace has this size. The number and the settings of the kernel may
-    determine a formula that yields exactly this size. Otherwise, return the formula with the closest result.
+    """Return the formula for a kernel whose workspace has this size. The formula follows from the number and the
+    settings of the kernel if it yields exactly this size. If it does not, the formula with the closest result is
+    returned.
     """
     if size < _NEGLIGIBLE:
         return NO_BYTES

@@ -141,8 +141,8 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
     """Return the workspace size in bytes for a pointwise convolution. Each image has its own matrix product and its own
-    copy of the weight gradient. If these copies would be much larger than the images, cuDNN uses a different kernel.
-    That kernel needs as much workspace as for other convolutions.
+    copy of the weight gradient. If these copies would be much larger than the images, cuDNN uses another kernel, which
+    needs as much workspace as for other convolutions.
     """
     if c.output_area == 1:
         return 0
@@ -157,7 +157,7 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
 
 def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
     """Return the size in bytes of the partial sums for channels-last tensors. Each image and channel has eight partial
-    sums. For float32 tensors and large convolution kernels, the image is unrolled. Each of four blocks per SM then has
+    sums. For float32 tensors and large convolution kernels, the image is unrolled, and each of four blocks per SM has
     its own partial sums.
     """
     if not c.channels_last or c.batch < 8:
@@ -179,7 +179,7 @@ def group_width(c: Convolution) -> int:
 
 
 PARALLEL_GROUPS = 8
-"""Kernels without group support compute this number of groups at the same time. Each group has its own workspace."""
+"""Kernels without group support compute this number of groups at the same time, each with its own workspace."""
 
 
 def tensor_bytes(c: Convolution) -> int:

@@ -2,11 +2,11 @@
 or the rules.
 
 The table contains cuDNN's choices on a real H200, so it is used first if it was recorded with the installed version of
-cuDNN. Otherwise, the installed library is the most reliable source, because it chooses the kernels that will run.
-Without a GPU, cuDNN reports a wrong size for 1 to 2% of the convolutions, because it omits partial sums and kernels
-that only a GPU can compile. If the table was recorded with another version, its size is only an alternative. If cuDNN
-crashes, the table, the forest and the rules are used. Only Hopper GPUs were measured. For other GPUs, the library or
-the rules are used.
+cuDNN. For any other version, the installed library is the most reliable source, because it chooses the kernels that
+will run. Without a GPU, cuDNN reports a wrong size for 1 to 2% of the convolutions, because it omits partial sums and
+kernels that only a GPU can compile. If the table was recorded with another version, its size is only an alternative. If
+cuDNN crashes, the table, the forest and the rules are used. Only Hopper GPUs were measured. For other GPUs, the library
+or the rules are used.
 """
 
 from dataclasses import replace

@@ -48,9 +48,7 @@ _IN_PLACE_FORMULA = "BinaryCrossEntropyWithLogitsBackward0"
 _COUNT_EQUALS = frozenset(("ScatterReduceBackward0", "IndexReduceBackward0"))
 """Autograd nodes whose formulas allocate a separate tensor to count equal values (`scatter_reduce_backward`)."""
 _TWO_GRADIENTS = frozenset(("VarMeanBackward0", "StdMeanBackward0"))
-"""Autograd nodes of functions with two results. Their formulas add the gradients of both results (`var_mean_backward`
-in FunctionsManual.cpp).
-"""
+"""Autograd nodes whose formulas add the gradients of two results (`var_mean_backward` in FunctionsManual.cpp)."""
 
 
 class Accumulation:
@@ -148,8 +146,8 @@ class _CountAtAddition(TorchDispatchMode):
 
 @lru_cache(maxsize=1)
 def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
-    """Return the reference counts of a gradient that no other object references. Return None if this version of torch
-    does not expose them.
+    """Return the reference counts of a gradient that no other object references, or None if this version of torch does
+    not expose reference counts.
     """
     if count_references is None or not hasattr(torch.Tensor, "_use_count"):
         return None
@@ -177,7 +175,7 @@ def _view(call: OpCall) -> MemoryPlan | None:
 
 
 def _precedes_copy_slices() -> bool:
-    """Return whether the next autograd node is `CopySlices`. This node writes the gradient of a modified view into the
+    """Return whether the next autograd node is `CopySlices`, which writes the gradient of a modified view into the
     gradient of its base.
     """
     node = current_node()

@@ -103,8 +103,8 @@ def _unfold(call: OpCall) -> MemoryPlan | None:
 
 
 def _fold(call: OpCall) -> MemoryPlan:
-    """The columns of `col2im` are summed into the storage of the result. This storage is therefore at least as large as
-    the columns, even if the result itself is smaller.
+    """The columns of `col2im` are summed into the storage of the result, which is therefore at least as large as the
+    columns.
     """
     columns = call.arguments["self"]
     steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]

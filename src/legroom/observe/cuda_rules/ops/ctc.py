@@ -1,9 +1,9 @@
 """CTC loss saves a score for every frame and every target position for the backward pass.
 
 The rules follow ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. The number of scores depends on
-the longest target length, which is a value in a tensor, so PyTorch cannot infer their shape. However, the lengths are
-on the host or were copied from the host, so their values are known. The cuDNN kernel that torch uses for int32 targets
-on the host is not modeled.
+the longest target length, which is a value in a tensor, so PyTorch cannot infer the shape of the scores. However, the
+lengths are on the host or were copied from the host, so their values are known. The cuDNN kernel that torch uses for
+int32 targets on the host is not modeled.
 """
 
 from typing import Any

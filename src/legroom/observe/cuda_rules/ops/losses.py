@@ -52,8 +52,8 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """`binary_cross_entropy_with_logits` (Loss.cpp) computes the log sigmoid and multiplies it by `pos_weight`, if
-    given. Then it computes the losses.
+    """`binary_cross_entropy_with_logits` (Loss.cpp) computes the log sigmoid, multiplies it by `pos_weight` if given,
+    and computes the losses.
     """
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]

@@ -75,8 +75,8 @@ def _product(*operands: str, bias: str | None = None) -> Rule:
 
 
 def _uses_cublaslt(bias: Any, matrix: Any) -> bool:
-    """Return whether torch uses cuBLASLt. It uses cuBLASLt to add a bias per column, unless there is a single column
-    (`isInputCompliesAddmmCudaLt` in Blas.cpp).
+    """Return whether torch uses cuBLASLt, which adds a bias per column. If there is a single column, torch does not use
+    cuBLASLt (`isInputCompliesAddmmCudaLt` in Blas.cpp).
     """
     return bool(bias.dim() == 1 and min(matrix.shape) > 1)
 
@@ -207,9 +207,9 @@ def install_linear(overrides: Overrides) -> None:
 
     The rule follows `linear` in ATen/native/Linear.cpp. For matrices and contiguous inputs, torch calls `addmm`. For
     other inputs, such as permuted images or the output of a recurrent layer, it calls `add_` after the product. Under a
-    dispatch mode, or if a tensor is a subclass, it calls `add`, which allocates a second tensor. A trace would then
-    allocate and free different blocks than the real run. With this rule, the estimated reserved memory of LSTMs under
-    autocast is exact.
+    dispatch mode, or if a tensor is a subclass, it calls `add`, which allocates a second tensor. Without this rule, a
+    trace would allocate and free different blocks than the real run. With the rule, the estimated reserved memory of
+    LSTMs under autocast is exact.
     """
     overrides.composite("linear", _linear)
 

@@ -114,7 +114,7 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
-    """For channels-last images, cuDNN allocates partial sums. Their size is proportional to the size of the image, with
+    """For channels-last images, cuDNN allocates partial sums, whose size is proportional to the size of the image, with
     channels padded to a multiple of 64. The forward pass allocates one pair of float32 values for every 32 pixels (80
     pixels in half precision), and one more value for every 128 of these values. The backward pass allocates one value
     for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of bytes. The partial sums
@@ -144,7 +144,9 @@ def _batch_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _batch_norm_results(input: Any) -> MemoryPlan | None:
-    """Means and standard deviations are float32. For 2D inputs, they are also allocated in evaluation mode."""
+    """Means and standard deviations are float32. For 2D inputs, means and standard deviations are also allocated in
+    evaluation mode.
+    """
     if input.element_size() == 4 and input.dim() > 2:
         return None
     saved = input.shape[1] * 4
@@ -177,8 +179,8 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """This is torch's own kernel for a batch norm of contiguous channels. If there are eight or more blocks of rows,
-    each block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated
+    """Torch has its own kernel for a batch norm of contiguous channels. If there are eight or more blocks of rows, each
+    block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated
     after the sums.
     """
     rows, channels = input.shape[0], input.shape[1] * 4
@@ -270,8 +272,8 @@ def _rms_norm(
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """An autograd function that allocates and saves the same tensors as the fused kernel. It computes nothing, because
-    fake tensors have no values.
+    """An autograd function that allocates and saves the same tensors as the fused kernel. Fake tensors have no values,
+    so the function computes nothing.
     """
 
     @staticmethod

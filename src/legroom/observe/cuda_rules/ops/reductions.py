@@ -50,11 +50,11 @@ def buffers(
     accumulator: int,
     vector: int = 4,
 ) -> tuple[int, int]:
-    """Return the sizes in bytes of the staging buffer and of its semaphores. Both sizes are 0 if one block per output
-    is enough.
+    """Return the sizes in bytes of the staging buffer and of its semaphores. If one block per output is enough, both
+    sizes are 0.
 
     `accumulator` is the size in bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector` is the
-    number of inputs that are loaded at once if all dimensions are reduced. It is 1 if the kernel does not vectorize.
+    number of inputs that are loaded at once if all dimensions are reduced, or 1 if the kernel does not vectorize.
     """
     inner = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d in reduced])
     outer = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d not in reduced])
@@ -196,8 +196,8 @@ def _widened(call: OpCall, tensor: Any) -> int:
 
 
 SUM, WELFORD, INDEXED = 4, 16, 16
-"""The sizes in bytes of three kinds of partial results. The first is a float. The second is the statistics of a
-variance (mean, squared distance and two counts). The third is a value with its index.
+"""The sizes in bytes of three kinds of partial results: a float, the statistics of a variance (mean, squared distance
+and two counts), and a value with its index.
 """
 
 _VALUES_ONLY = ("aten::max", "aten::min")

@@ -1,8 +1,8 @@
 """Sorting and operations that sort: top-k, medians, permutations, sampling, membership.
 
 The rules follow Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Each row of up
-to 4096 values is sorted in place by one block. Longer rows are first copied, so that the values of each row are
-adjacent in memory. Then cub sorts these rows together with their int64 indices.
+to 4096 values is sorted in place by one block. Longer rows are copied, so that the values of each row are adjacent in
+memory, and cub sorts the copies with their int64 indices.
 """
 
 from typing import Any
@@ -116,8 +116,8 @@ def _multinomial(call: OpCall) -> MemoryPlan | None:
 
 
 def _isin(call: OpCall) -> MemoryPlan | None:
-    """In `isin` (TensorCompare.cpp), each test value is compared with all elements at once if there are only a few test
-    values. Otherwise, the test values are sorted together with the elements.
+    """If `isin` (TensorCompare.cpp) receives only a few test values, each is compared with all elements at once. Many
+    test values are sorted together with the elements.
     """
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()

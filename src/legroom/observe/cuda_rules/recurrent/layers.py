@@ -316,8 +316,8 @@ def _has_biases(arguments: dict[str, Any]) -> bool:
 
 
 def _forward(call: OpCall) -> MemoryPlan:
-    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve. This order was
-    measured.
+    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve, in the measured
+    order.
     """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
@@ -336,9 +336,9 @@ def _forward(call: OpCall) -> MemoryPlan:
 
 
 def _backward(call: OpCall) -> MemoryPlan:
-    """Allocate the gradients of the inputs and states, even if they are not needed, then the gradients of the weights.
-    Both need a workspace. This order was measured. If only the last states are used, the gradient of the outputs is
-    allocated as zeros first (RNN.cpp).
+    """Allocate the gradients of the inputs and states, even if they are not needed, then the gradients of the weights,
+    in the measured order. If only the last states are used, the gradient of the outputs is allocated as zeros first
+    (RNN.cpp).
     """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])

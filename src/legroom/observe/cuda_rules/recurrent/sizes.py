@@ -91,8 +91,8 @@ class WorkspaceParts(NamedTuple):
     inputs: int
     states: int
     wider: tuple[tuple[float, float], ...] = ()
-    """Each pair (a, b) adds a × (inputs - b × hidden) values, if this number is positive. The values belong to
-    additional buffers for inputs or outputs.
+    """Each pair (a, b) adds a × (inputs - b × hidden) values for further buffers of inputs or outputs, if this number
+    is positive.
     """
 
 

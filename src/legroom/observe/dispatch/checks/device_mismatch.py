@@ -36,7 +36,7 @@ IN_PLACE = overloads(
     "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "addmm_", "baddbmm_", "eq_", "pow_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
-"""Operations that allocate no storage, most of them in-place operations. Their inputs are checked as well."""
+"""Operations that allocate no storage but whose inputs are also checked. Most of them work in place."""
 LAST_RESULT_ON_HOST = overloads("_pack_padded_sequence")
 """Operations whose last result is in host memory, regardless of the device of their inputs."""
 _ACCEPT_HOST_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
@@ -97,7 +97,7 @@ def _check_indexing(
     """Check the devices of an indexing operation. A device tensor accepts indices on the host. A host tensor accepts
     only indices on the host. Values must be on the same device as the tensor.
 
-    Inside `vmap`, an assigned number becomes a host tensor with dimensions. This is allowed, because the user's call
+    Inside `vmap`, an assigned number becomes a host tensor with dimensions, which is allowed because the user's call
     contains no host tensor.
     """
     indexed, indices = device_of(args[0]), args[1]

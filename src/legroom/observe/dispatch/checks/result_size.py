@@ -23,8 +23,8 @@ class ResultSizes:
         self._known: dict[Any, int] = {}
 
     def new_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, room: int) -> int:
-        """Return the size in bytes of the results that share no memory with an input. Return 0 if they certainly need
-        at most `room` bytes, or if their size is unknown.
+        """Return the size in bytes of the results that share no memory with an input. Return 0 if the results certainly
+        need at most `room` bytes, or if their size is unknown.
         """
         if upper_bound(args) * LARGEST_ELEMENT <= room:
             return 0
