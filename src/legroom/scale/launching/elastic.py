@@ -1,8 +1,9 @@
 """Runs a plan with torchrun's own agent, including its rendezvous, its restarts and its termination of ranks.
 
 `torch.distributed.elastic` starts one process per rank, monitors the processes, and connects to other nodes. This
-module adds the output files of the ranks and a callback at the end of an attempt, through two methods of the agent.
-`LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers` returns the state of the workers.
+module adds the output files of the ranks and a callback at the end of an attempt, through two extension points of
+torchrun. `LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers` returns the state of
+the workers.
 """
 
 import contextlib

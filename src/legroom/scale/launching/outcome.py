@@ -95,7 +95,7 @@ class RankResult:
 
     def _figures(self) -> tuple[int, int, int]:
         """Return the number of steps and the peaks of allocated and reserved memory. A rank that was killed wrote no
-        exit record, so these numbers are read from its capture.
+        memory sizes to its exit record, so these numbers are read from its capture.
         """
         record = self.exit_record
         if record is not None and record.device is not None:
