@@ -68,7 +68,7 @@ def _best_for_cuda(device: torch.device) -> tuple[str, str]:
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Return True if the CPU has bfloat16 instructions, according to torch's private functions. If torch lacks these
+    """Return True if private torch functions report that the CPU has bfloat16 instructions. If torch lacks these
     private functions, `auto` selects float32 on every CPU.
     """
     checks = [

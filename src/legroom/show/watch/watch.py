@@ -238,7 +238,7 @@ class _Line:
         self._last_logged = 0
 
     def advance(self) -> None:
-        """Mark the previous item as done. Call this method when the next item is requested."""
+        """Count the previous item as finished. Call this method when the next item is requested."""
         self._done += 1
         now = time.perf_counter()
         if now >= self._next and not self._quiet:

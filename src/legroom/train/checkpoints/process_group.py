@@ -40,7 +40,7 @@ def is_main_rank() -> bool:
 
 
 class CheckpointGroup:
-    """A group of all ranks, or of this process only if `alone` is set or if there is no process group."""
+    """A group of all ranks. If `alone` is set or if there is no process group, the group contains only this process."""
 
     def __init__(self, *, alone: bool = False) -> None:
         distributed = is_distributed() and not alone

@@ -64,8 +64,8 @@ class CheckpointContents:
 
 
 def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> bool:
-    """Return True if the ranks have different tensors of a model. Tensors are different if they are shards or if their
-    names differ.
+    """Return True if the ranks have different tensors of a model. The ranks have different tensors if the tensors are
+    shards or have different names.
     """
 
     def own_tensors() -> tuple[bool, dict[str, list[str]]]:

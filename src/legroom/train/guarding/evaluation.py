@@ -1,5 +1,5 @@
-"""Runs a function without an optimizer, such as an evaluation or an embedding, on a batch. If memory is short, the
-function runs in micro-batches.
+"""Runs an evaluation, or another function without an optimizer, on a batch. If memory is short, the function runs in
+micro-batches.
 
 Evaluation has its own micro-batch sizes, because it needs much less memory than training. If memory runs out, the
 micro-batch size is reduced, if necessary to one sample. If a single sample does not fit and the CPU is allowed, the

@@ -1,4 +1,5 @@
-"""Announcements of collectives. A failed rank reads from them which collectives the other ranks will issue.
+"""Lets ranks announce their collectives to each other. A failed rank reads which collectives the other ranks will
+issue.
 
 In the first step, and in a step of a new kind, a failed rank does not know the collectives of the step. In these steps,
 each rank announces each collective in the store of the process group before issuing it. A write takes microseconds and

@@ -12,8 +12,8 @@ from legroom.observe.source.user_files import is_user_file
 from legroom.observe.virtual import active_virtual_gpu
 
 _BUSY_FRACTION = 0.05
-"""The fraction of a core above which a process is treated as computing. A process that waits in gloo uses almost no CPU
-time.
+"""A process that uses more than this fraction of a core is treated as computing. A process that waits in gloo uses
+almost no CPU time.
 """
 
 _TORCH = os.path.dirname(torch.__file__)

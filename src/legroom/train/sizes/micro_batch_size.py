@@ -109,7 +109,7 @@ class MicroBatchSizer:
             )
         self._max_size = max_size
         self._limit: int | None = max_size
-        """The size that is expected to fit, or None as long as no size has failed."""
+        """The size that is expected to fit, or None if no size has failed."""
         self._failed_at: int | None = None
         """The smallest size that has failed, or None. After a step with this size or a larger size fits, the value is
         None again.

@@ -33,7 +33,7 @@ class SegmentLayout(NamedTuple):
 class RequestLog:
     segments: list[SegmentLayout] = field(default_factory=list)
     requests: list[MemoryRequest] | None = None
-    """The requests in order, or None if the history is not available. A free has negative `bytes`."""
+    """The requests in order, or None if the history is not available. An entry that frees memory has negative `bytes`."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Gradual unfreezing. The head is trained first, then one block after the other from the end of the model.
+"""Gradually unfreezes a model. The head is trained first, then one block after the other from the end of the model.
 
 All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter
 has no gradient, so the optimizer creates its state only in the first step that trains it.

@@ -39,8 +39,8 @@ class TrialGpu:
 
     @property
     def available(self) -> int:
-        """The bytes available to PyTorch in a single process, if no trial runs. The memory of other programs is
-        subtracted as of the start of the study.
+        """The bytes available to PyTorch in a single process, if no trial runs. The memory that other programs used at
+        the start of the study is subtracted.
         """
         return max(0, self.memory - self.used_by_others - self.context)
 
@@ -70,7 +70,7 @@ class AdmissionVerdict(StrEnum):
 class Admission:
     verdict: AdmissionVerdict
     fits: Mapping[int, Fit]
-    """The fit of the configuration by GPU index. GPUs on which the configuration cannot run are omitted."""
+    """How the configuration fits on each GPU, by GPU index. GPUs on which the configuration cannot run are omitted."""
     reason: str = ""
     """The reason why the configuration can never fit, or why the estimate failed."""
     batch_size: int | None = None

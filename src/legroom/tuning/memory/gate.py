@@ -42,8 +42,8 @@ NEAR = 0.75
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
 """The priorities of traces, highest first: full batches, micro-batches, and the ends of ranges."""
 OOM_MARGIN = 1.05
-"""The factor from the memory that a failed trial used to the memory that the trial probably needed. A trial that runs
-out of memory needs more than it was able to allocate.
+"""The assumed ratio between the memory that a failed trial needed and the memory that it used. A trial that runs out of
+memory needs more than it was able to allocate.
 """
 
 

@@ -18,9 +18,7 @@ from legroom.tuning.memory.admission import TrialGpu
 from legroom.units import format_size
 
 MIN_REPORTED_PART = 50
-"""The inverse of the smallest fraction of a GPU's memory that is reported as a change. Drivers and displays cause
-smaller changes.
-"""
+"""A change of less than 1/50 of a GPU's memory is not reported. Drivers and displays cause smaller changes."""
 
 RETRY_FACTOR, SLOW_SECONDS = 10, 0.05
 """If a query takes more than `SLOW_SECONDS` seconds, the next query waits for `RETRY_FACTOR` times its duration.

@@ -21,9 +21,7 @@ stay empty more often until the waiting trial fits (see bench.tuning.packing).
 """
 
 MARGIN = 50
-"""The inverse of the fraction of a real GPU's memory that a trial gets in addition to its bound, if this memory is
-free.
-"""
+"""A trial gets 1/50 of the memory of a real GPU in addition to its bound, if this memory is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +29,7 @@ class TrialPlacement:
     number: int
     gpus: tuple[TrialGpu, ...] = ()
     fits: tuple[Fit, ...] = ()
-    """The fit of the trial on each GPU. Without a GPU, the tuple is empty."""
+    """How the trial fits on each of its GPUs. Without a GPU, the tuple is empty."""
     is_alone: bool = False
 
     @property

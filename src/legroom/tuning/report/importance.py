@@ -47,8 +47,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _groups(values: Sequence[Any]) -> list[int]:
-    """Return the group of each trial. Few values form one group each, and many numbers are divided into groups of equal
-    size.
+    """Return the group of each trial. If the parameter has many numeric values, the numbers are divided into groups of
+    equal size.
     """
     most = max(2, min(5, len(values) // 4))
     numbers = [value for value in values if _is_number(value)]

@@ -18,8 +18,8 @@ from legroom.tuning.trial.records import Mode
 
 
 class Asha:
-    """Asynchronous successive halving. At the steps `grace_period`, `grace_period * reduction_factor`, ..., only the
-    best 1/`reduction_factor` of the trials continue.
+    """Stops trials by asynchronous successive halving (ASHA). At the steps `grace_period`, `grace_period *
+    reduction_factor`, ..., only the best 1/`reduction_factor` of the trials continue.
 
     A trial is complete after `max_steps` steps.
     """

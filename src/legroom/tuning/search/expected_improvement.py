@@ -33,7 +33,9 @@ NEAR have little effect, and differences above FAR have no effect.
 DRAWN, KEPT = 96, 16
 """The number of sampled length scales, and the number of the most likely samples that are used."""
 LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
-"""The prior of the length scales: the median as a fraction of a range, and the standard deviation of the logarithm."""
+"""The median of the length scales as a fraction of a range, and the standard deviation of their logarithms. Both define
+the prior.
+"""
 MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
 """The range of the noise variance of transformed losses. The noise variance is not zero, because two runs of the same
 configuration do not end with exactly the same loss.

@@ -7,7 +7,7 @@
     momentum = {uniform = [0.5, 0.99], when = {optimizer = "sgd"}}
     epochs = 10
 
-A space can be written in TOML or as a Python dict. An inactive parameter is not in the configuration.
+A space can be written in TOML or as a Python dict. The configuration contains no inactive parameters.
 """
 
 import itertools
@@ -34,8 +34,8 @@ class Parameter:
     name: str
     domain: AnyDomain
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """For each other parameter in the condition, the values with which this parameter is active. All conditions must
-    hold.
+    """For each other parameter in the condition, the values with which this parameter is active. The parameter is
+    active only if all conditions hold.
     """
 
     def is_active_in(self, config: Mapping[str, Any]) -> bool:

@@ -110,7 +110,7 @@ class TrialRecord:
     parent: int | None = None
     """The trial whose checkpoint was last copied (population-based training)."""
     earlier: list[tuple[int, Config]] = field(default_factory=list)
-    """The previous configurations, each with its last step (population-based training)."""
+    """The earlier configurations of the trial, each with its last step (population-based training)."""
 
     def value(self, metric: str, mode: Mode) -> float | None:
         """Return the best reported value, or None if there is no finite value."""

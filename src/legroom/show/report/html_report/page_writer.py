@@ -133,7 +133,7 @@ class _Names:
 
 
 def _site(site: Site, names: _Names, sources: Sources) -> list[int]:
-    """Return the properties of a site as numbers, to keep the page small. The numbers are positions in the list of
+    """Return the properties of a site as numbers, which keeps the page small. The numbers are positions in the list of
     names, and the index of the category.
     """
     frame = site.frame or Frame("", 0, "")

@@ -91,7 +91,9 @@ def facts(report: RunReport) -> str:
 
 
 def memory_bar(snapshot: MemorySnapshot, report: RunReport) -> str:
-    """Return the bar by category, and a table with the same values. The values add up to the device's total."""
+    """Return a bar with the memory by category, and a table with the same values. The values add up to the device's
+    total.
+    """
     shares = [
         (share, f"c{CATEGORIES.index(share.category)}" if share.category else _share_class(share.label))
         for share in snapshot.shares

@@ -52,7 +52,7 @@ class SharedState:
 
 
 class DispatchSearcher(Searcher):
-    """Passes the next trial that fits to Ray. Ray receives one task per rank as the configuration."""
+    """Passes the next trial that fits to Ray. The configuration that Ray receives contains one task per rank."""
 
     def __init__(self, shared: SharedState) -> None:
         super().__init__()

@@ -31,8 +31,8 @@ def reused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_environment() -> Iterator[None]:
-    """Remove the environment variables that Ray Tune sets for each trial (for Lightning). Ray would start a new worker
-    for a different environment.
+    """Remove the environment variables that Ray Tune sets for each trial (for Lightning). For a trial with a different
+    environment, Ray would start a new worker.
 
     If Ray's internals differ, the first trial starts about two seconds later.
     """
