@@ -268,8 +268,8 @@ def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
 
 
 def _missing_of_ray() -> str | None:
-    """Return the dependencies of Ray Tune that are missing, because `pip install ray` does not install all of them. The
-    check does not import Ray, which takes seconds.
+    """Return a description of the packages that Ray Tune needs and that are missing. `pip install ray` does not install
+    all of them. The check does not import Ray, which takes seconds.
     """
     if find_spec("ray") is None:
         return "Ray"

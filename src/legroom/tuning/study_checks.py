@@ -10,8 +10,8 @@ from legroom.tuning.job import TuneJob
 from legroom.tuning.trial.records import TrialRecord, TrialState
 
 SAME_NAME = 0.85
-"""The similarity above which one of two names is treated as a misspelling, as for `los` and `loss`, but not for
-`loss_g` and `loss_d`.
+"""If the similarity of two names is above this value, one of them is treated as a misspelling. `los` and `loss` are
+similar enough, but `loss_g` and `loss_d` are not.
 """
 ALIKE_FAILURES = 3
 """The number of trials that fail for the same reason before the study ends. The study continues if any trial has

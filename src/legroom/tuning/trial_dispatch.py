@@ -31,8 +31,8 @@ PREPARED_PER_SLOT = 4
 from results.
 """
 MANY_MICRO_BATCHES = 8
-"""The multiple of the median number of micro-batches above which a trial is treated as slow. If the searcher chooses
-the order, slow trials start last.
+"""A trial is treated as slow if its number of micro-batches is more than this many times the median. If the searcher
+chooses the order, slow trials start last.
 """
 STUCK_SECONDS = 5.0
 """The number of seconds after which a trial that finds no free memory is estimated again. The memory of a trial that
@@ -299,8 +299,8 @@ class TrialDispatcher:
 
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
-    """Return the number of trials to prepare, among which the dispatcher chooses. The number is small if the searcher
-    learns from results, if time is limited, or if there is no GPU. Without a GPU, any trial can start next.
+    """Return the number of trials to prepare, so that the dispatcher can choose among them. The number is small if the
+    searcher learns from results, if time is limited, or if there is no GPU. Without a GPU, any trial can start next.
     """
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots

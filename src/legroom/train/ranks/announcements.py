@@ -26,7 +26,7 @@ class Announcements:
         self._timeout = timeout
 
     def announce(self, pass_key: str, index: int, call: CollectiveCall) -> None:
-        """Announce a collective before this rank issues the collective. All ranks make the same announcements."""
+        """Announce a collective that this rank is about to issue. All ranks make the same announcements."""
         self._store.set(f"{pass_key}/{index}", pickle.dumps(call))
 
     def finished(self, pass_key: str) -> None:

@@ -426,7 +426,9 @@ class _AttemptResult:
     short: int = 0
     """1 if this rank needs more passes than the ranks agreed on, otherwise 0."""
     raised_by: int = 0
-    """1 plus the number of the rank that raised an error other than an out-of-memory error, or 0."""
+    """The number of the rank that raised an error other than an out-of-memory error, plus 1. The value is 0 if no rank
+    raised an error.
+    """
     passes: int = 1
     """The number of passes that this rank proposes for the next attempt."""
 

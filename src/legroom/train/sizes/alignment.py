@@ -14,7 +14,7 @@ MATCHES_TO_ALIGN = 4
 MAX_SKIPPED = 120
 """The maximum number of skipped requests at one position, in both logs together."""
 MAX_EXCESS_BYTES = 1024
-"""The maximum number of bytes by which padding may make a request exceed proportional growth."""
+"""The maximum number of bytes by which a request may exceed proportional growth, because of padding."""
 MIN_GROWTH = 0.7
 """The minimum growth of a request, as a fraction of proportional growth. If part of a workspace has a fixed size, the
 growth is below proportional growth.

@@ -36,7 +36,7 @@ MAX_WAIT = 4096
 """The maximum number of successful steps before a larger size is tried, after many failed attempts."""
 MIN_TIMED_STEPS = 5
 SLOWER = 0.98
-"""The fraction of the speed of another size below which a size counts as slower."""
+"""A size is treated as slower than another size if its speed is below this fraction of the other speed."""
 MARGIN = 0.97
 """The maximum fraction of the available memory that a predicted size may need. The rest is left for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
@@ -117,7 +117,7 @@ class MicroBatchSizer:
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
         self._compared_with_smaller: set[int] = set()
-        """The sizes at which the allocator often freed its cache and whose next smaller size was already tried."""
+        """Sizes at which the allocator often frees its cache. For these sizes, the next smaller size was already tried."""
         self._change: _SizeChange | None = None
         self._successes = 0
         self._failures = 0

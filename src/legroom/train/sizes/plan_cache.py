@@ -1,9 +1,9 @@
 """Stores the micro-batch sizes that fit, so that the next run can use them. Each configuration has one small JSON file
 in the user's cache folder.
 
-A configuration includes everything that affects which micro-batch sizes fit. This is the model (names, shapes and
-dtypes of its tensors), the GPU and its memory, the precision, the shapes of a batch, the torch version, and the
-allocator settings.
+A configuration includes everything that affects which micro-batch sizes fit. The configuration consists of the model
+(names, shapes and dtypes of its tensors), the GPU and its memory, the precision, the shapes of a batch, the torch
+version, and the allocator settings.
 
 The cache is optional, so this module raises no errors. If the folder is not writable, nothing is stored. Files that
 cannot be read or have a different format are ignored. Files are replaced atomically, so a file is complete even if

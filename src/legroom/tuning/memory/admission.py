@@ -102,7 +102,9 @@ NO_GPU = Admission(verdict=AdmissionVerdict.FITS, fits={})
 class Gate(Protocol):
     @property
     def has_unseen_configs(self) -> bool:
-        """True if a configuration waits for the estimate of its full batch. Estimates of micro-batches do not count."""
+        """True if a configuration waits for the estimate of its full batch. A configuration that waits only for
+        estimates of micro-batches does not count.
+        """
 
     def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         """`checkpoint` is the path of the checkpoint from which the trial continues, if any."""

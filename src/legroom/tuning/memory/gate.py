@@ -361,7 +361,8 @@ def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
 
 def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
     """Return the index of the size to try next, by linear interpolation between `low` and `high`. If no size between
-    them should fit, return None, or the first of them if only the smallest size is known to fit.
+    `low` and `high` should fit, return None. If only the smallest size is known to fit, return the next larger size
+    instead.
     """
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)

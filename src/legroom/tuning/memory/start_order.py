@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 """The weights of the runtime in candidate orders. Trials are sorted by size plus weighted runtime. A large trial should
-start early because it needs much free memory, and a long trial so that it does not end last.
+start early because it needs much free memory. A long trial should start early so that it does not end last.
 """
 MAX_SIMULATIONS = 16 * 32 * 32
-"""The maximum of samples × trials², which corresponds to about 10 ms of simulation."""
+"""The maximum product of the number of samples and the square of the number of trials. A simulation of this size takes
+about 10 ms.
+"""
 MAX_PLANNED = 128
 """The maximum number of waiting trials whose order is planned. Further trials start afterwards, in the order of their
 numbers.

@@ -5,8 +5,8 @@ With the same seed, this searcher proposes the same configurations as Ray, as lo
 run one after the other.
 
 Only numeric parameters are supported. Linear float ranges are used unchanged, and every other range is mapped to the
-interval from 0 to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are assumed
-to have an average result, because their configurations would otherwise be proposed again.
+interval from 0 to 1. Ray treats logarithmic ranges as linear and rejects integer ranges. Running trials are assumed to
+have an average result, because their configurations would otherwise be proposed again.
 
 Unlike Ray's searcher, this searcher continues if one of its ten random trials fails, and learns from configurations
 that can never fit. After the random points, the searcher proposes the point with the best score among the points that
@@ -46,8 +46,8 @@ Point = dict[str, float]
 
 
 class BayesSearcher:
-    """Proposes the point with the highest upper confidence bound. Once a configuration did not fit, proposes the point
-    with the highest score.
+    """Proposes the point with the highest upper confidence bound. After a configuration did not fit, the searcher
+    proposes the point with the highest score instead.
     """
 
     startup_trials: int | None = STARTUP_TRIALS

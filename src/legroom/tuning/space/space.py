@@ -34,8 +34,8 @@ class Parameter:
     name: str
     domain: AnyDomain
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """For each other parameter in the condition, the values with which this parameter is active. The parameter is
-    active only if all conditions hold.
+    """For each other parameter in the condition, the values for which this parameter is active. The parameter is active
+    only if all conditions hold.
     """
 
     def is_active_in(self, config: Mapping[str, Any]) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 FULL_DISK_BYTES = 1 * MiB
-"""The free disk space in bytes below which a disk is treated as full."""
+"""A disk with less than this number of free bytes is treated as full."""
 
 
 THE_METRIC = ""

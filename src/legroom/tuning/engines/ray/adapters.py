@@ -52,7 +52,9 @@ class SharedState:
 
 
 class DispatchSearcher(Searcher):
-    """Passes the next trial that fits to Ray. The configuration that Ray receives contains one task per rank."""
+    """Gives Ray the next trial that fits into the free memory. The configuration that Ray receives contains one task
+    per rank.
+    """
 
     def __init__(self, shared: SharedState) -> None:
         super().__init__()
