@@ -129,8 +129,8 @@ class Ledger:
             raise UsageError(f"Step {step} does not exist on device {device}. {known}")
 
     def at_last_step(self, device: int = 0) -> State | None:
-        """Return the state of `device` at the end of the last step whose events were kept. Return None if there is no
-        such step.
+        """Return the state of `device` at the end of the last step whose events were kept, or None if no such step
+        exists.
         """
         with self._up_to_date():
             ended = self._totals[device].ended if device in self._totals else None
@@ -180,8 +180,8 @@ class Ledger:
             until = span.start
 
     def progress(self, number: int = 0) -> float | None:
-        """Return how much of the forward pass was complete at out-of-memory event `number`, as a fraction. Return None
-        if unknown.
+        """Return the fraction of the forward pass that was complete at out-of-memory event `number`, or None if
+        unknown.
         """
         with self._up_to_date():
             return self._failure(number).progress

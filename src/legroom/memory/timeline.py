@@ -1,8 +1,8 @@
 """The memory of a run over time, in a few hundred samples.
 
 Time is divided into equal intervals. Each interval keeps four samples: the lowest allocated memory, the highest
-allocated memory, the highest reserved memory, and the last sample. The peaks are therefore always included. Memory is
-constant from one sample to the next.
+allocated memory, the highest reserved memory, and the last sample. The samples therefore always include the peaks.
+Memory is constant from one sample to the next.
 """
 
 from collections.abc import Iterable, Mapping

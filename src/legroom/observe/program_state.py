@@ -21,8 +21,8 @@ _STATE_COPIES = {
 }  # fmt: skip
 """The number of parameter-sized tensors in the state of each optimizer."""
 UNKNOWN_COPIES = 2
-"""The assumed number of parameter-sized state tensors for optimizers from other libraries. Most of these are variants
-of Adam.
+"""The assumed number of parameter-sized state tensors for optimizers from other libraries. Most of these optimizers are
+variants of Adam.
 """
 _TEMPORARY_COPIES = {"Adam": 1, "AdamW": 1, "SGD": 0, "RMSprop": 1, "Adadelta": 2}
 """The number of parameter-sized temporary tensors that each optimizer needs to update all parameters at once. Other

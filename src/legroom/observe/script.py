@@ -1,7 +1,7 @@
 """Runs a script in this process as `python` would, and returns its outcome.
 
 `sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as with `python script.py`. Pickling,
-`multiprocessing` (fork and spawn) and data loader workers look up classes in `__main__`, so it is replaced in
+`multiprocessing` (fork and spawn) and data loader workers look up classes in `__main__`, so this module is replaced in
 `sys.modules`. `runpy` is not used, because it removes the module when the code ends, while threads and exit handlers
 still need the module.
 
@@ -224,7 +224,9 @@ def _call_hook(error: BaseException) -> None:
 
 
 def _exit_code(code: object) -> int:
-    """Return the exit code that the interpreter derives from `SystemExit.code`. A string is printed to stderr."""
+    """Return the exit code that the interpreter derives from `SystemExit.code`. If the code is a string, the string is
+    printed to stderr.
+    """
     if code is None:
         return 0
     if isinstance(code, int):

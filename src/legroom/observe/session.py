@@ -1,10 +1,11 @@
 """Records a run. A session selects the producer of events for this machine and reports the current memory use.
 
 If virtual GPUs are active, the producer is the dispatch recorder on these GPUs. On a machine with a CUDA device, the
-producer is the history of the CUDA allocator. Otherwise, the producer is the dispatch recorder in host memory.
+producer is the history of the CUDA allocator. On any other machine, the producer is the dispatch recorder in host
+memory.
 
 A session may start in the middle of a program (`legroom.record`). If a producer is already active, the session follows
-it (see `following`). Otherwise, tensors that already exist are recorded first.
+it (see `following`). If no producer is active, tensors that already exist are recorded first.
 """
 
 import contextlib
@@ -175,7 +176,9 @@ class Session:
             self._exit.close()
 
     def finish(self) -> None:
-        """Send the events that are still pending. This method may be called twice. A CUDA history is read only here."""
+        """Send the events that are still pending. This method may be called twice. A CUDA history is read only by this
+        method.
+        """
         self._producer.finish()
         self._leak_detector.finish()
         if self._leak_detector.iteration and not self._watching_reported:

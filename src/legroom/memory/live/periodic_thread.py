@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 class PeriodicThread(threading.Thread):
     """A daemon thread that calls `work` after each of `pauses` (in seconds) until the thread is stopped.
 
-    The class overrides `run`. Hooks on `Thread.run`, which track the threads of the script, therefore do not affect it.
+    The class overrides `run`, so that hooks on `Thread.run`, which track the threads of the script, do not affect it.
     """
 
     def __init__(self, work: Callable[[], None], pauses: Iterator[float], *, name: str) -> None:

@@ -52,8 +52,7 @@ class BlocksInUse:
         known.
 
         Add the block with the highest address first, because a remainder extends to the next block in use. If free
-        memory follows the block, this memory may be a remainder or a free block. Which of the two is unknown until the
-        memory is used.
+        memory follows the block, it may be a remainder or a free block, which is unknown until this memory is used.
         """
         is_known = block_size is not None
         block_size = self.add(address, requested, block_size)

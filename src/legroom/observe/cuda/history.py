@@ -64,7 +64,7 @@ FIRST_ENTRIES = 20_000
 RING_STEPS = 8
 """The number of training steps whose entries should fit into a ring buffer. Eight steps are enough to find growing
 memory. A larger ring would slow down the run, because reading an entry takes about 10 µs. A step of ResNet-50 has about
-2,700 entries. A step of a large language model has about 20,000.
+2,700 entries, and a step of a large language model has about 20,000 entries.
 """
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
 """The minimum and maximum number of entries in a ring buffer. An entry with its stack uses about 0.7 KiB of host

@@ -3,11 +3,11 @@
 The allocator adds a user-defined string to every entry of its history, and each thread can set its own string. This
 module sets a short string such as `L1234f56`, called a *stamp*. C++ can copy such a short string without an allocation.
 The stamp contains the activity, the running module and a *tick*. A tick is a counter that increases when a root module
-starts, an optimizer steps, or a step ends. The position of these events among the entries is therefore exact. Entries
+starts, an optimizer steps, or a step ends, so that the positions of these events among the entries are exact. Entries
 from the autograd engine's threads can be identified, because these threads set no stamp.
 
-Before torch 2.9, entries cannot be marked. With these versions, the tick increases at every change of activity or
-module, and the first entry after the change is found by time. Two changes within about a microsecond may be confused.
+Before torch 2.9, entries cannot be marked. Therefore the tick increases at every change of activity or module, and the
+first entry after the change is found by time. Two changes within about a microsecond may be confused.
 """
 
 import re
@@ -48,7 +48,7 @@ class Marker(NamedTuple):
 
 class Markers:
     KEEP = 200_000
-    """The number of markers to keep. A history has fewer entries than this."""
+    """The number of markers to keep, which exceeds the number of entries in a history."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self.tick = 0
@@ -59,7 +59,7 @@ class Markers:
         self._prefix = ""
         self._modules: list[str] = []
         self._codes: dict[str, str] = {}
-        """The index of each module in `_modules`. Stamps contain this index."""
+        """The index of each module in `_modules`, which is part of a stamp."""
         self._markers = [Marker(0, 0, OTHER, "")]
         self._times = [clock() // 1000]
         self._known: dict[str, Marker] = {}

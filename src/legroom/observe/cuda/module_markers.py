@@ -2,7 +2,7 @@
 
 The code of this module runs twice per module and step, so it is optimized for speed. PyTorch's global module hooks are
 not used, because with any hook a module call takes a slower path through torch, which costs several times as much as
-replacing a method. Instead, this class replaces `nn.Module._call_impl` while it is attached.
+replacing a method. `ModuleMarkers` replaces `nn.Module._call_impl` while it is attached.
 """
 
 from collections.abc import Callable

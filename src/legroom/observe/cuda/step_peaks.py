@@ -2,9 +2,9 @@
 
 For each statistic, torch stores the peak since the last reset. To measure a single step, the peak must be reset at
 every step. However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore
-this class saves the peaks before each of its resets. After such a reset, torch's functions return the maximum of the
-saved and the current peaks, until the script resets the peaks itself. Torch has no function that restores a peak, so
-this maximum is returned even after the recording.
+this class saves the peaks before each of its resets. After a reset by this class, torch's functions return the maximum
+of the saved and the current peaks, until the script resets the peaks itself. Torch has no function that restores a
+peak, so this maximum is returned even after the recording.
 """
 
 from collections.abc import Callable, Iterator

@@ -21,8 +21,7 @@ class OutputAlloc(NamedTuple):
 
 
 class ScratchAlloc(NamedTuple):
-    """Allocate scratch memory. A `ScratchFree` with the same name frees it, or else it is freed when the operation
-    ends.
+    """Allocate scratch memory. The memory is freed by a `ScratchFree` with the same name, or when the operation ends.
 
     At the end of the operation, scratch memory is freed in reverse order, because C++ destroys the variables of a
     function in this order.
@@ -41,7 +40,7 @@ class ScratchFree(NamedTuple):
 
 
 class PersistentAlloc(NamedTuple):
-    """Memory that a library allocates once and never frees. The same name is allocated only once."""
+    """Memory that a library allocates once per `name` and never frees."""
 
     name: str
     bytes: int

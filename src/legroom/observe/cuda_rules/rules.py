@@ -147,7 +147,7 @@ def _is_not_fake(tensor: Any) -> bool:
 
 
 _FAKE_TENSOR_CHECKS = {"transformers.utils.import_utils": "is_fake_tensor"}
-"""The function that checks whether a tensor is fake, by the module that defines it."""
+"""The name of the function that checks whether a tensor is fake, by the name of its module."""
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:

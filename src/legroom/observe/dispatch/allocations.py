@@ -44,7 +44,7 @@ class HostMemory:
         self.index = 0
         self.allocated = self.peak_allocated = 0
         self._blocks: dict[int, HostBlock] = {}
-        """The block of each size. All allocations of a size share one block object."""
+        """The block object that all allocations of a size share, by size."""
 
     @property
     def allocator(self) -> "HostMemory":

@@ -70,8 +70,8 @@ ENGINE = _engine_code()
 def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
     """Return the user's innermost line at or above `frame`, and whether that line runs the autograd engine.
 
-    If no frame belongs to the user, the innermost library frame is used. An example is a library that runs with `python
-    -m`.
+    If no frame belongs to the user, for example if a library runs with `python -m`, the innermost library frame is
+    used.
     """
     fallback: FrameType | None = None
     engine = False

@@ -55,7 +55,7 @@ class CategoryTracker:
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
-        """Set the category gradient for the result of `detach`, if an AccumulateGrad node is running, because the
+        """Set the category `GRADIENT` for the result of `detach`, if an AccumulateGrad node is running, because the
         result becomes `.grad`.
         """
         node = current_node()

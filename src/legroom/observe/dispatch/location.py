@@ -95,8 +95,8 @@ class OpLocator:
 
     @staticmethod
     def initial_category(func: Any, phase: Phase) -> Category:
-        """Return the initial category of a tensor. `CategoryTracker` corrects it when the tensor's purpose becomes
-        known.
+        """Return the initial category of a tensor. `CategoryTracker` corrects this category when the tensor's purpose
+        becomes known.
         """
         if phase is Phase.BACKWARD:
             node = current_node()

@@ -536,8 +536,8 @@ class Recorder:
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that runs each operation of one thread and passes it to the recorder. CUDA rules and fake tensors
-    are applied.
+    """A dispatch mode that applies CUDA rules and fake tensors to each operation of one thread, and passes the
+    operation to the recorder.
     """
 
     supports_higher_order_operators = True
@@ -679,7 +679,7 @@ def _is_composite(func: Any) -> bool:
     """Return whether an operation is composed of other operations, which are recorded in its place.
 
     An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager
-    mode. There is no composite C++ kernel that could run in its place.
+    mode. Such an operation has no composite C++ kernel.
     """
     if getattr(func, "namespace", "") != "aten" or _COMPOSITE in getattr(func, "py_kernels", ()):
         return False

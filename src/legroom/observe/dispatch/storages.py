@@ -16,8 +16,8 @@ class AllocatedBlock(Protocol):
 
 
 class LiveStorage(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage on a device, with the known properties of the storage. A program has many storages,
-    so both are one object to save memory.
+    """A weak reference to a storage on a device, with the known properties of the storage. Attributes of the reference
+    use less memory than a second object, and a program has many storages.
     """
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")

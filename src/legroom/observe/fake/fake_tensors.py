@@ -188,8 +188,8 @@ class FakeTensors:
         swap = torch.utils.swap_tensors
 
         def swap_data(tensor: Any, other: Any) -> None:
-            """Make `Module.to` assign `data` for fake tensors. By default, it would swap the tensors, which fails if a
-            tensor has weak references.
+            """Make `Module.to` assign `data` for fake tensors. By default, `Module.to` would swap the tensors, which
+            fails if a tensor has weak references.
             """
             if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
                 tensor.data = other.data

@@ -15,7 +15,7 @@ def hide_real_gpus() -> None:
     Autograd starts one thread per GPU at the first backward pass, and a process with these threads cannot continue
     after a fork. PyTorch counts the GPUs only once, so this function makes torch count them while no GPU is visible.
     The function has no effect if torch has already counted the GPUs. If torch lacks the private function that counts
-    them, a CUDA build on a machine with a GPU cannot trace in forked processes.
+    the GPUs, a CUDA build on a machine with a GPU cannot trace in forked processes.
     """
     count = getattr(torch._C, "_cuda_getDeviceCount", None)
     if count is None:  # a build without CUDA

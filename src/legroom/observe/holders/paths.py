@@ -317,7 +317,7 @@ def _closes_cycle(owner: Any) -> str | None:
 def _completing_attribute(owner: Any, name: str) -> tuple[type, str]:
     """Return the attribute whose assignment completes a reference cycle, and the class that has the attribute.
 
-    The cycle starts with the attribute `name` of `owner`. The attribute that is assigned last completes it. A
+    The cycle starts with the attribute `name` of `owner`. The attribute that is assigned last completes the cycle. A
     constructor assigns the object that it receives (`self.parent = parent`) before its caller assigns the new object
     (`self.child = Child(self)`).
     """

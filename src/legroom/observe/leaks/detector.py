@@ -80,8 +80,8 @@ MAX_STEADY_SECONDS = 2.0
 time if that is longer. When this time is used up, a search runs only after the number of iterations has doubled.
 """
 MAX_AGE_AT_END = 0.7
-"""If the last scan ran after at least this fraction of the iterations, its growth is assumed to continue until the end
-of the run.
+"""If the last scan ran after at least this fraction of the iterations, the growth that it found is assumed to continue
+until the end of the run.
 """
 MIN_CONTINUED = 0.15
 """If the last scan ran earlier than `MAX_AGE_AT_END`, growth counts as continued only if device memory grew enough in
@@ -114,7 +114,7 @@ class LeakDetector:
         self.scan_seconds = 0.0
         self.error = ""
         self.several_threads = False
-        """True if several threads trained at the same time. No scans run in that case."""
+        """True if several threads trained at the same time, so that no scans run."""
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._unsampled = 0
@@ -259,8 +259,7 @@ class LeakDetector:
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
         """Return whether a sign of a leak starts a series of scans. After many series, another series starts only if
-        scans have used a small fraction of the run time, or if the number of iterations has doubled. For example, a
-        heap may grow without a leak.
+        scans have used a small fraction of the run time, or if the number of iterations has doubled.
         """
         if iteration < self._not_before[symptom]:
             return False

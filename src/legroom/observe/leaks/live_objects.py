@@ -111,8 +111,8 @@ def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Return the storage keys of gradients and optimizer state. A loop without a leak may create them at any time, but
-    only once per parameter.
+    """Return the storage keys of gradients and optimizer state. A loop without a leak may create gradients and
+    optimizer state at any time, but only once per parameter.
     """
     keys: set[int] = set()
     for tensor in _gradients_and_state(tensors, optimizers):

@@ -6,7 +6,7 @@ total time of all samples is within the budget. If iterations take 20 ms or more
 iterations take 5 ms, about every fourth iteration is sampled. If memory may be growing, the next iteration is always
 sampled, and later samples are delayed to stay within the budget.
 
-The result must not depend on the speed of the machine. Therefore the first iterations are always sampled. Later, the
+The first iterations are always sampled, because the result must not depend on the speed of the machine. Later, the
 distance between two samples is at most `MAX_DISTANCE` iterations, or a small fraction of all iterations if that is
 more.
 
@@ -32,7 +32,8 @@ MAX_DISTANCE = 16
 MAX_DISTANCE_FRACTION = 1 / 64
 FIRST_RARE_SCAN = 5
 """Before this iteration, a new maximum of a counter does not start a scan. The next scan is due when the number of
-iterations has grown by half. From iteration `STEADY_FROM` on, it is due when the number has grown by a quarter.
+iterations has grown by half. From iteration `STEADY_FROM` on, the next scan is due when the number of iterations has
+grown by a quarter.
 """
 STEADY_FROM = 22
 """Steady growth is recorded from this iteration on. Growth is steady only if it is visible in several scans in the last

@@ -5,8 +5,8 @@ Some healthy containers are filled slowly. The result is therefore reported only
 was found.
 
 In a short series of scans, a container is not a leak if the source contains code that empties it. If the growth is
-steady, this code did not run, so the container can be a leak. A container is excluded only if it limits its own length,
-such as `deque(maxlen=...)`, or if the source checks its length.
+steady, the code that empties the container did not run, so the container can be a leak. A container is excluded only if
+it limits its own length, such as `deque(maxlen=...)`, or if the source checks its length.
 """
 
 import weakref
@@ -45,9 +45,10 @@ MAX_ENSEMBLE = 8
 MIN_LENGTH = 8
 """A container with fewer items than this is reported only if no container with more items is found."""
 NUMBER_BYTES = 8
-"""A host tensor of at most this many bytes is a single number. A list of numbers is not a leak."""
+"""A host tensor of at most this many bytes is a single number, and a list of numbers is not a leak."""
 MIN_HOST_BYTES = 4096
-"""Host memory that grows by fewer bytes per iteration is not reported. Filling 1 GB takes 250,000 such iterations."""
+"""Host memory that grows by fewer bytes per iteration is not reported, because filling 1 GB takes 250,000 iterations.
+"""
 UNROLLED_CALLS = 100
 """The maximum number of calls to a model that may be the time steps of one graph."""
 ABOVE_COUNTER = 64

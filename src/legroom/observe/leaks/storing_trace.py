@@ -30,8 +30,8 @@ class StoringTrace:
     """Traces one container from `begin` to `end`. `line` is the storing line once it is found."""
 
     def __init__(self, container: int, *, replaced: bool = False) -> None:
-        """`container` is the `id` of the container. `replaced` means that its items are replaced and that it does not
-        grow.
+        """`container` is the `id` of the container. `replaced` means that the items of the container are replaced and
+        that the container does not grow.
         """
         self.line: Frame | None = None
         self._container_id = container

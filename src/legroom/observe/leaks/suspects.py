@@ -79,8 +79,8 @@ class Suspect(NamedTuple):
     min_rate: float = 0.9
     """During the warm-up time, a container that adds fewer items per iteration than this number is not a leak."""
     min_iterations: int = 0
-    """Growth that ends before this number of iterations is not a leak. An example is a short evaluation that collects
-    its results.
+    """Growth that ends before this number of iterations is not a leak, as in a short evaluation that collects its
+    results.
     """
     at_end: bool = False
     """True if the leak is certain only after the growth has continued until the end of the run."""
@@ -310,7 +310,7 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
 
 def linked_name(path: HolderPath) -> StoredName | None:
     """Return the attribute through which objects of one class reference each other (`node.parent`). The path must
-    contain it at least twice.
+    contain the attribute at least twice.
     """
     # An item of a dict (`state.params["weight"]`) is stored under the attribute of the dict, so it is not another link.
     links = [name for name in path.names if name.is_attribute and name.name.endswith(f".{name.stored_as}")]

@@ -416,7 +416,9 @@ class ScanWindow:
         return suspects
 
     def _is_negligible_on_host(self, sizes: Collection[int]) -> bool:
-        """Return whether the tensors that were new in one scan are single numbers, or few bytes per iteration."""
+        """Return whether the tensors that were new in one scan are single numbers, or use only a few bytes per
+        iteration.
+        """
         iterations = (self._scanned_at[-1] - self._scanned_at[0]) / (len(self._scanned_at) - 1)
         return max(sizes, default=0) <= NUMBER_BYTES or sum(sizes) < MIN_HOST_BYTES * iterations
 

@@ -60,7 +60,9 @@ class KernelChoice(NamedTuple):
     workspace: int
     engine: int
     rank: int
-    """The position of the kernel in the heuristic's list. From `_ALL` on, the position is in the list of fallbacks."""
+    """The position of the kernel in the heuristic's list. A position of `_ALL` or higher refers to the list of
+    fallbacks.
+    """
     knobs: dict[int, int]
     """The value of each setting, by cuDNN's number for the setting."""
 
@@ -308,8 +310,8 @@ _FIRST_ATTRIBUTE = {
     ConvOperation.INPUT_GRADIENT: Attribute.INPUT_GRADIENT_ALPHA,
     ConvOperation.WEIGHT_GRADIENT: Attribute.WEIGHT_GRADIENT_ALPHA,
 }
-"""The first of the six attributes of each operation, whose numbers are consecutive. The attributes are two scaling
-factors (alpha and beta), the convolution, the weights, the input and the output.
+"""The number of the first attribute of each operation. The six attributes have consecutive numbers: two scaling factors
+(alpha and beta), the convolution, the weights, the input and the output.
 """
 
 

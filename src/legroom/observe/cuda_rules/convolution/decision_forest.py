@@ -163,9 +163,9 @@ class ForestHeader(NamedTuple):
 def _forests() -> dict[ConvOperation, _Forest]:
     """Read the forests.
 
-    The file starts with a line of JSON, which contains the number of thresholds of each feature. A line per operation
-    follows (`ForestHeader`). Next are the thresholds of all operations, sorted by feature and value. Four arrays per
-    operation come last:
+    The file starts with a line of JSON, which contains the number of thresholds of each feature. The file continues
+    with one line per operation (`ForestHeader`), and with the thresholds of all operations, sorted by feature and
+    value. Four arrays per operation come last:
 
     - one bit per node, which is 1 for inner nodes;
     - the feature of each inner node;
@@ -193,7 +193,7 @@ def _forests() -> dict[ConvOperation, _Forest]:
 
 
 def _read_bits(file: BytesIO, count: int) -> str:
-    """Read `count` bits as characters. The file pads the last byte with zeros."""
+    """Read `count` bits and return them as a string of zeros and ones. The file pads the last byte with zeros."""
     data = file.read(-(-count // 8))
     return f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"[:count]
 

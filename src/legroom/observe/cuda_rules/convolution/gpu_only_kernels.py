@@ -39,8 +39,8 @@ class Algorithm(Enum):
     COMPILED = auto()
     """A direct kernel that is compiled at run time and needs no workspace."""
     SUMMED = auto()
-    """A direct kernel that is compiled at run time. For depthwise convolutions, it stores partial sums in its
-    workspace.
+    """A direct kernel that is compiled at run time, and that stores partial sums in its workspace for depthwise
+    convolutions.
     """
 
 
@@ -254,7 +254,7 @@ def _fourier(problem: KernelProblem) -> int:
 
 def _fourier_tiles(problem: KernelProblem) -> int:
     """Return the size in bytes of the Fourier transforms. For each channel and image, the workspace contains the
-    transform of one tile. If an image has several tiles, the workspace contains two.
+    transform of one tile, or of two tiles if the image has several tiles.
     """
     tiles = 1 if max(_padded(problem)) <= TILE else 2
     return _frequencies(TILE) * (tiles * problem.planes + problem.kernels)

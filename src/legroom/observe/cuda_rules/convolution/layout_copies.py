@@ -81,8 +81,8 @@ LAYOUTS = {
 """Maps each layout to its rules for input, output and weights. The first string applies to contiguous tensors, and the
 second to channels-last tensors. Each letter is a rule:
 
-- `A` copies a tensor and pads its channels to 16 bytes. It does not copy images of one pixel, and copies the weights of
-  pointwise convolutions only if they need padding.
+- `A` copies a tensor and pads its channels to 16 bytes. Rule `A` does not copy images of one pixel, and copies the
+  weights of pointwise convolutions only if they need padding.
 - `O` copies a tensor only if it needs padding.
 - `P` always copies and pads a tensor.
 - `F` copies a tensor without padding.

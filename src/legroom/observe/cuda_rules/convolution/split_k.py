@@ -45,8 +45,8 @@ def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
 
 
 def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """Like `product_of`, for convolutions with groups. A single matrix product computes all groups. The groups are in
-    its rows for weight gradients, and in its columns for other operations.
+    """Return the result of `product_of` for convolutions with groups. A single matrix product computes all groups. The
+    groups are in the rows of this product for weight gradients, and in its columns for other operations.
     """
     if c.groups == 1:
         return product_of(c, operation)

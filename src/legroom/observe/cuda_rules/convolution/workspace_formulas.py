@@ -121,9 +121,9 @@ def formula_for(
     c: Convolution,
     operation: ConvOperation,
 ) -> str:
-    """Return the formula for a kernel whose workspace has this size. The formula follows from the number and the
-    settings of the kernel if it yields exactly this size. If it does not, the formula with the closest result is
-    returned.
+    """Return the formula for a kernel whose workspace has this size. The number and the settings of the kernel
+    determine a formula, which is returned if it yields exactly this size. If it yields another size, the formula with
+    the closest result is returned.
     """
     if size < _NEGLIGIBLE:
         return NO_BYTES

@@ -118,8 +118,9 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """The kernel of `nn.Bilinear` loops over one dimension. In each iteration, it multiplies the first two operands,
-    multiplies their product by the third operand, and adds it to the result (`_trilinear` in ATen/native/Linear.cpp).
+    """The kernel of `nn.Bilinear` loops over one dimension. In each iteration, the kernel multiplies the first two
+    operands, multiplies their product by the third operand, and adds it to the result (`_trilinear` in
+    ATen/native/Linear.cpp).
     """
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
@@ -206,10 +207,10 @@ def install_linear(overrides: Overrides) -> None:
     """Make linear layers add their bias in place if a fused product cannot be used, as on CUDA.
 
     The rule follows `linear` in ATen/native/Linear.cpp. For matrices and contiguous inputs, torch calls `addmm`. For
-    other inputs, such as permuted images or the output of a recurrent layer, it calls `add_` after the product. Under a
-    dispatch mode, or if a tensor is a subclass, it calls `add`, which allocates a second tensor. Without this rule, a
-    trace would allocate and free different blocks than the real run. With the rule, the estimated reserved memory of
-    LSTMs under autocast is exact.
+    other inputs, such as permuted images or the output of a recurrent layer, torch calls `add_` after the product.
+    Under a dispatch mode, or if a tensor is a subclass, torch calls `add`, which allocates a second tensor. Without
+    this rule, a trace would allocate and free different blocks than the real run. With the rule, the estimated reserved
+    memory of LSTMs under autocast is exact.
     """
     overrides.composite("linear", _linear)
 

@@ -307,7 +307,7 @@ def _backward_shapes(*args: Any) -> tuple[Any, ...]:
 
 def _has_biases(arguments: dict[str, Any]) -> bool:
     """Return whether a layer has biases. A layer has two weight matrices (three if it has a projection). Unless
-    `bias=False`, it also has two bias vectors.
+    `bias=False`, a layer also has two bias vectors.
     """
     return int(arguments["weight_stride0"]) > (3 if arguments["proj_size"] else 2)
 

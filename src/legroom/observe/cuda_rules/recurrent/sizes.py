@@ -5,8 +5,9 @@ survey covers LSTM, GRU and RNN, one to four layers, both directions, projection
 dtypes. Reserves are exact to the byte, except for dropout masks.
 
 Workspaces are not documented. A workspace consists of a whole number of output sequences, input sequences and states,
-plus 8 MiB per layer. The tables below contain these numbers. `bench/rules/recurrent/compare.py` prints the remaining
-differences between rules and measurements. `get_algo` in ATen/native/cudnn/RNN.cpp selects cuDNN's algorithm.
+plus 8 MiB per layer. The tables below contain the numbers of sequences and states. `bench/rules/recurrent/compare.py`
+prints the remaining differences between rules and measurements. `get_algo` in ATen/native/cudnn/RNN.cpp selects cuDNN's
+algorithm.
 """
 
 from dataclasses import dataclass
@@ -238,8 +239,8 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
     """Return whether torch selects a persistent algorithm, which keeps the weights in registers. PyTorch always selects
-    a persistent algorithm for small layers. On Ampere and newer GPUs, it also selects one for a single wide layer in
-    float16, at some batch sizes.
+    a persistent algorithm for small layers. On Ampere and newer GPUs, PyTorch also selects a persistent algorithm for a
+    single wide layer in float16, at some batch sizes.
     """
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False

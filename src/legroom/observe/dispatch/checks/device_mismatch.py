@@ -36,7 +36,7 @@ IN_PLACE = overloads(
     "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "addmm_", "baddbmm_", "eq_", "pow_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
-"""Operations that allocate no storage but whose inputs are also checked. Most of them work in place."""
+"""Operations, most of them in-place operations, that allocate no storage but whose inputs are also checked."""
 LAST_RESULT_ON_HOST = overloads("_pack_padded_sequence")
 """Operations whose last result is in host memory, regardless of the device of their inputs."""
 _ACCEPT_HOST_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
