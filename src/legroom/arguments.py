@@ -2,8 +2,8 @@
 
 A wrong type raises `UsageError` with one line that says what to pass.
 
-The message shows a number or a string as it is, and only the type of any other value: its `repr` may be long or call
-user code.
+The message shows a number or a string as it is. For any other value, it shows only the type, because `repr` may be
+long or call user code.
 """
 
 import os

@@ -89,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EBADF, errno.EIO)
-"""Error numbers of a failed write to standard output. An exception with a file name is about that file instead."""
+"""Error numbers with which a write to standard output can fail.
+
+If the exception contains a file name, the write to that file failed, not the write to standard output.
+"""
 
 
 def _discard_stdout() -> None:

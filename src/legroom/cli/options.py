@@ -66,7 +66,7 @@ def script_to_run(command: str, arguments: list[str] | None, module: str | None)
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return True if a file starts like a pickle."""
+    """Return True if the first byte of a file is that of a pickle."""
     try:
         with open(path, "rb") as file:
             return file.read(1) == b"\x80"
@@ -140,8 +140,9 @@ class ScriptCommand(Command):
     """A command that runs a script or a module (`-m MODULE`).
 
     All arguments after the script or after `-m MODULE` are passed to the script, even if they look like command
-    options. Click's setting `allow_interspersed_args` does this after a script, but not after `-m MODULE`. Click also
-    does not support an option with an optional value directly before a positional argument (`--spill train.py`).
+    options. Click's setting `allow_interspersed_args` has this effect after a script, but not after `-m MODULE`.
+    Click also does not support an option with an optional value directly before a positional argument
+    (`--spill train.py`).
     """
 
     def expand(self, ctx: Any, args: list[str]) -> list[str]:

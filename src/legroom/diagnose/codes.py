@@ -1,4 +1,4 @@
-"""The codes that Legroom can report, such as `LG101`, and their pages.
+"""The codes that Legroom can report, such as `LG101`, and the pages that explain them.
 
 The source of a page is the docstring of the lint rule's module, or a section of a Markdown file in `code_pages`
 (`LG7xx.md` has the pages of LG700 to LG799). Legroom reads the docstring without importing the module, so reading a

@@ -30,7 +30,7 @@ class Machine:
     driver_cuda: tuple[int, int] | None = None
     """The newest CUDA version that the driver supports."""
     driver_error: str = ""
-    """The error message of the driver's library. It is "" if the library works or if no driver is loaded."""
+    """The error message of the driver's library, or "" if the library works or no driver is loaded."""
     gpus: tuple[Gpu, ...] = ()
     states: tuple[GpuState, ...] = ()
     """One entry per GPU, in the order of `gpus`."""

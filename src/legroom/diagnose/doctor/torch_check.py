@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 SECONDS = 120.0
-"""The timeout in seconds. Importing torch from a slow disk and creating CUDA contexts on several GPUs take long."""
+"""The timeout in seconds.
+
+The timeout is long, because importing torch from a slow disk and creating CUDA contexts can be slow.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +134,9 @@ def _try(device: str, name: str, capability: tuple[int, int] | None, work: Calla
 
 
 def compute(device: str) -> str:
-    """Compare a matrix product, a convolution and their gradients with those of the CPU, and return an error message
-    or "".
+    """Compare a matrix product, a convolution and their gradients with the results on the CPU.
+
+    Return an error message, or "" if they agree.
     """
     import torch
 

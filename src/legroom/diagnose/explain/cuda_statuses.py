@@ -20,7 +20,7 @@ class CudaStatus(NamedTuple):
 
 
 _SPECIFIC_WORDS = 3
-"""A message of at least this many words is specific to CUDA."""
+"""A message with at least this many words is assumed to come only from CUDA."""
 _OF_THE_SYSTEM = ("operation not permitted", "operation not supported")
 """Messages that the operating system also uses."""
 
@@ -160,5 +160,8 @@ _NUMBER_PREFIXES = (
         )
     ),
 )
-"""Texts before a status number. Each contains a long literal, so that long logs are searched quickly."""
+"""Matches the text before a status number.
+
+Each pattern contains a long literal, so that long logs are searched quickly.
+"""
 _AFTER_CUDA = r"(?:CUDA|HIP|Triton)[^\n]{0,60}(?:error|failure|failed)[^\n]{0,30}[:' ] ?"

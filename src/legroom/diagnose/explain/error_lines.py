@@ -29,13 +29,13 @@ class ErrorLine:
     """The exception class, for example `torch.OutOfMemoryError`, or "" if the line names no class."""
     text: str
     frames: str = ""
-    """The traceback above the line, in lower case. Its file names show which library raised the error."""
+    """The traceback above the line, in lower case. The files of a traceback show which library raised the error."""
 
 
 def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
     """Return the error line of the last traceback.
 
-    Tracebacks of exit handlers and reports about other processes do not count.
+    Tracebacks of finalizers and exit handlers, and reports about errors in other processes, are ignored.
     """
     position = lowered.rfind(TRACEBACK)
     for _ in range(4):
@@ -79,10 +79,9 @@ def shorten(line: str) -> str:
 
 
 def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
-    """Return the first line after a traceback's header that is not indented and does not belong to a frame or a
-    border.
+    """Return the line after a traceback that contains the exception.
 
-    In a notebook, the header contains the exception class.
+    In a notebook, the first line of the traceback contains the exception class.
     """
     number = here = lines_before(text, position) + 1
     before = text[begin:position]
@@ -149,7 +148,7 @@ _PREFIX = re.compile(
 
 _NAME = r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure|Invalid|NotMet)"
 _RAISED = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: ?(.*))?$")
-"""Matches the line of an exception: any class name, and a message if there is one."""
+"""Matches the last line of a traceback: a class name, and a message if there is one."""
 _RAISED_ANYWHERE = re.compile(
     rf"^(?:\S{{0,40}}\]:?\s*)?((?:{_NAME}|StopIteration))(?:: ?(?:.*))?$|(?!)", re.DOTALL
 )

@@ -71,7 +71,7 @@ class Explanation:
     meaning: str = ""
     message: str = ""
     line: int | None = None
-    """The line number in the log; None without a log."""
+    """The line number in the log, or None if the error does not come from a log."""
     causes: tuple[Cause, ...] = ()
     """Possible causes, most likely first."""
     figures: dict[str, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ def explain(
 ) -> Explanation:
     """Explain an exception or a string.
 
-    `here` returns the results of this machine's checks for a code.
+    `here` is a function that returns the results of this machine's checks for a code.
     """
     if isinstance(error, BaseException):
         return _with_checks(_explain_exception(error), here)
@@ -178,7 +178,7 @@ def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
 
 
 def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | None) -> Explanation:
-    """Explain an error that matches no known message, by its class and wording."""
+    """Explain an error that matches no known message, based on its class and wording."""
     kind, code = classify_python_error(last)
     name = last.kind.rpartition(".")[2]
     if code:
@@ -269,7 +269,7 @@ def _build(
 ) -> Explanation:
     """Build the explanation.
 
-    `context` is the text of the log that mentions the cause, or "" if the message mentions it.
+    `context` is the text of the log that mentions the cause, or "" if the error message mentions the cause.
     """
     page = find_page(code)
     meaning, causes = page_parts(code)
@@ -297,7 +297,9 @@ def _named_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Ca
 
 
 def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:
-    """Return the causes of a page that the sizes in a message cannot show, such as tensors that every step retains."""
+    """Return the causes that cannot be derived from memory sizes, such as tensors that are retained from step to
+    step.
+    """
     if len(more) == 1 and "(LG601)" in more[0].cause:
         return ()
     return tuple(cause for cause in causes if "from step to step" in cause.cause)

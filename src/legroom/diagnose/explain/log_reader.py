@@ -3,7 +3,7 @@
 The log is read once, in chunks.
 
 The reader keeps the first and the last match of each known message, and the error line of the last traceback. The
-result is the last error, unless another error caused it (`weak`) or it wraps a known error.
+result is the last error, unless this error is only a consequence of another error (`weak`) or wraps a known error.
 """
 
 import re
@@ -36,7 +36,7 @@ _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
-"""The number of lines that are searched for the first error before `During handling of the above exception`."""
+"""The number of lines before `During handling of the above exception` in which the original error is searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class LogMatch:
     around: str
     """The text around the match, because sizes may be on the following lines."""
     priority: int
-    """The position in the tables. If several entries match one line, the first entry is used."""
+    """The position of the entry in the tables. If several entries match one line, the first entry is used."""
     weak: bool
     pattern: MessagePattern | None = None
 
@@ -62,7 +62,7 @@ class LogResult:
     unknown: ErrorLine | None
     """A Python error that matches no pattern, if it is the last error."""
     first: LogMatch | None
-    """The first error of another kind before `error`."""
+    """The first error of another kind that the log contains before `error`."""
     lines: int
     is_cut: bool = False
     """True if nothing was found and the log ends inside a traceback."""
@@ -96,9 +96,9 @@ _DIGITS = b"0123456789"
 
 @cache
 def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
-    """Return all variants of known messages, each with its literal.
+    """Return all variants of known messages, each with a literal that every match contains.
 
-    The literal contains no digits, because `_distinct_lines` removes all digits of the log.
+    Digits are removed from the literal, because `_distinct_lines` removes the digits of the log.
     """
     return tuple((variant, variant[1].encode().translate(None, _DIGITS)) for variant in _variants())
 
@@ -196,7 +196,7 @@ class _Search:
         )
 
     def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
-        """Return the error that caused a library's failure.
+        """Return the original error if the last error only reports the failure of a library.
 
         After a kernel failure, every CUDA call fails with a message that hides the cause. NCCL logs the reason some
         lines before it reports the failed call. If a rank fails, the collectives of the other ranks time out.
@@ -254,8 +254,9 @@ class _Search:
 
 
 def _may_follow_fault(pattern: MessagePattern) -> bool:
-    """Return True if the message may follow from a kernel failure, after which the allocations of libraries also
-    fail.
+    """Return True if the message may be a consequence of a kernel failure.
+
+    After a kernel failure, the allocations of libraries also fail.
     """
     return pattern.certainty in (Certainty.DISGUISED, Certainty.LIKELY) or pattern.source in _LIBRARIES
 
@@ -276,7 +277,7 @@ def _was_pinning(found: LogMatch) -> bool:
 def _error_of_the_operation(found: LogMatch) -> LogMatch:
     """Return the error of the operation that torch.compile could not trace.
 
-    This operation also fails without torch.compile, for example because of its shapes.
+    The same operation also fails without torch.compile, for example because of its shapes.
     """
     match = _FAILED_OPERATION.search(found.around[found.around.find(found.text) :])
     if match is None:
@@ -323,7 +324,7 @@ def _failed_rank(found: LogMatch) -> bool:
 
 
 def is_typed(line: str) -> bool:
-    """Return True if the line is a command that the user typed. Such a line may contain a comment about errors."""
+    """Return True if the line is a command that the user typed."""
     return _TYPED.match(line) is not None and _EXCEPTION.search(line) is None
 
 
@@ -391,7 +392,7 @@ _FAULTS = ("LG710", "LG711")
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"
 _NCCL_LINES = 200
-"""NCCL logs the failed call at most this many lines before its failure."""
+"""The maximum number of lines between NCCL's message about a failed call and the error that follows."""
 _ALL_LINES = 1 << 60
 _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     # NCCL logs the reason some lines before it reports the failed call.
@@ -436,16 +437,13 @@ _MENTIONED = re.compile(
 
 @cache
 def _is_single_line(pattern: re.Pattern[str]) -> bool:
-    """Return True if no match contains a line break.
-
-    Matching such a pattern against one line at a time is faster.
-    """
+    """Return True if no match can contain a line break. Matching single lines is faster."""
     return _LINE_BREAK.search(_NO_LINE_BREAK.sub("", pattern.pattern)) is None
 
 
 _NO_LINE_BREAK = re.compile(r"\[\^[^\]]*\\n[^\]]*\]")
 _LINE_BREAK = re.compile(r"\\[sWDn]|(?<!\\)[.$^]")
-"""Matches the elements of a pattern that match a line break, or the start or end of the text."""
+"""Matches any element of a pattern that can match a line break, or the start or end of the text."""
 
 
 class _Window:

@@ -1,7 +1,7 @@
 """Removes formatting that terminals, loggers and notebooks add to a log: colors, carriage returns, JSON escapes.
 
-The result is the text as the program printed it. A JSON string with escaped newlines is split into lines; `INNER`
-marks such a line break, so that line numbers still refer to the file.
+The result is the text as the program printed it. A JSON string with escaped newlines becomes several lines. `INNER`
+marks their line breaks, so that line numbers still refer to the file.
 """
 
 import json
@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 INNER = "\v\n"
-"""Marks a line break that JSON escapes in the file."""
+"""Marks a line break that is escaped in the file."""
 _COLORS = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033)\[[0-9;]*[A-Za-z]")
 _ESCAPES = re.compile(r"\\(?:n|t|r|\")")
 _UNESCAPED = {r"\n": INNER, r"\t": "\t", r"\r": "", r"\"": '"'}
@@ -58,7 +58,7 @@ def _printed(output: dict[str, Any]) -> str:
 def _is_escaped(line: str) -> bool:
     """Return True if a line is JSON or the `repr` of a string.
 
-    Elsewhere, for example in a Windows path, a backslash followed by `n` is not an escape.
+    In other text, such as a Windows path, a backslash followed by `n` is not an escape.
     """
     is_quoted = line.lstrip()[:1] in ("{", "[", '"', "'")
     return ("\\n" in line and (is_quoted or "last):\\n" in line)) or ('\\"' in line and is_quoted)

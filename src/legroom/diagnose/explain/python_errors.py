@@ -103,12 +103,12 @@ _BY_ERRNO = {
     )
     for number in numbers
 }
-"""Codes for `errno` values of files, permissions, full disks, process limits and used ports."""
+"""Codes for operating system errors: files, permissions, full disks, process limits and a port in use."""
 
 _SETTINGS_DISAGREE = re.compile(
     r"batch related parameters|batch_size is not equal|batch_size.{0,40}divisible", re.IGNORECASE
 )
-"""Matches messages about contradicting settings, which are not about tensor sizes."""
+"""Matches messages about settings that contradict each other. These messages are not about tensor sizes."""
 
 _DTYPE = re.compile(
     r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are|torch\.b?(?:float|u?int|complex)\d",
@@ -149,7 +149,7 @@ _CLEAR_CLASSES = frozenset(
 )  # fmt: skip
 """Exception classes that are always programming errors, regardless of the message."""
 _VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
-"""Exception classes whose message says more than the class."""
+"""Exception classes whose message says more about the error than the class."""
 
 _NOT_ABOUT_SIZE = re.compile(
     r"has not been allocated|memory[_ -](?:format|layout|location|efficient|overlap|view|order|bank|address|key|mask|map|access)\w*|(?:contiguous|laid out) in memory"
@@ -165,7 +165,10 @@ _MAY_BE_MEMORY = re.compile(
 """Words that may refer to a lack of memory."""
 
 _DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?:8|16|32|64))\b|\b(?:bool|byte|char|long|int|float|half)(?:ean)? ?tensors?\b|(?-i:\b(?:Bool|Byte|Char|Long|Int|Float)\b))"
-"""Names of dtypes. `int` and `bool` are also Python types, so they match only in a phrase such as `int tensor`."""
+"""Names of dtypes.
+
+`int` and `bool` match only in a phrase such as `int tensor`, because they are also Python types.
+"""
 _SIZE = r"\b(?:(?:\w+_)?(?:shapes?|sizes?|dims?)|dimensions?|dimensional|ndim|numel|(?:of|same|input|weight|target|output) rank|rank[- ]\d+|matri(?:x|ces)|(?:\d+|single)-element|(?:empty|scalar) tensors?|channels?|lengths?|features|feature (?:number|dim\w*|size)|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns|rows|\d-?D)\b"
 _MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few|small|large|short|long)|mis-?align\w*|resize|reshape)\b"
 _REJECTED = r"\b(?:invalid|cannot|can't|could not|unable|but|support\w*|only|negative|empty|previously|one of|don't|doesn't|do(?:es)? not)\b"
@@ -207,7 +210,9 @@ _FAMILIES = tuple(
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip
-"""Codes and patterns of wordings; the first match is used.
+"""Patterns of error messages, each with its code.
+
+The first match is used.
 
 Patterns for the source of an error, such as NCCL, come before patterns for devices and dtypes. Patterns for sizes
 come last.

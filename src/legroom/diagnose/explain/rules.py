@@ -299,4 +299,7 @@ CAUSE_PATTERNS = tuple(
         ("LG783", 4, r"permission|not permitted|read-only"),
     )
 )
-"""Patterns of messages that name a cause, with the code and the number of the cause on the code's page."""
+"""Patterns of messages that name a cause.
+
+Each pattern has a code, and the number of the cause on the page of this code.
+"""

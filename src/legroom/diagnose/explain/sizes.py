@@ -7,7 +7,10 @@ from legroom.diagnose.oom.sizes import ReportedSizes
 from legroom.units import GiB, format_size
 
 _CONTEXT = 3 * GiB // 2
-"""The maximum size of the CUDA context and libraries. More non-PyTorch memory means that another process uses the GPU."""
+"""The maximum size of the CUDA context and libraries.
+
+A larger amount of non-PyTorch memory means that another process uses the GPU.
+"""
 
 
 def summarize_sizes(sizes: ReportedSizes) -> str:
@@ -88,7 +91,9 @@ def _unused(sizes: ReportedSizes) -> int | None:
 
 
 def summarize_shapes(message: str) -> str:
-    """Return a sentence such as `A linear layer expects 256 input features but got 512.`, or ""."""
+    """Return a sentence such as `A linear layer expects 256 input features but got 512.`, or "" if the message has no
+    shapes.
+    """
     for pattern, sentence in _SHAPES:
         match = pattern.search(message)
         if match is not None:

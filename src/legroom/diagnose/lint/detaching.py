@@ -25,8 +25,9 @@ _SAME_STORAGE = split_words(
 def parts_with_graph(
     program: Program, expression: cst.BaseExpression, *, but: str = ""
 ) -> list[cst.BaseExpression]:
-    """Return the smallest subexpressions of a stored expression that have a graph. The name `but` and its items are
-    skipped.
+    """Return the smallest subexpressions of a stored expression that have a graph.
+
+    The name in the argument `but` and its items are skipped.
     """
     if but and path_of(expression) == but:  # or an item of `but`
         return []

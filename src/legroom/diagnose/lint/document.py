@@ -56,7 +56,7 @@ class PythonFile:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook, whose code cells form one program, so that a name of one cell is known in all cells."""
+    """A notebook. All code cells form one program, so that names are known across cells."""
 
     raw: str
     cells: tuple[Cell, ...]

@@ -38,7 +38,7 @@ _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat|compute_metrics"
 """A file that contains none of these words cannot violate a rule."""
 _MAX_PASSES = 12
 _MIN_PARALLEL_BYTES = 400_000
-"""Several processes are faster than one for more than this many bytes of code."""
+"""Several processes are used if the files have more than this many bytes, because starting processes takes time."""
 _CHUNK = 4
 
 
@@ -79,7 +79,10 @@ def lint_paths(
 def _known_report(
     file: Path, *, select: tuple[str, ...], ignore: tuple[str, ...], fix: bool, unsafe: bool
 ) -> LintReport | None:
-    """Return the report of an earlier run for the same content, or None if its fixes are to be applied now."""
+    """Return the report of an earlier run for the same content.
+
+    Return None if fixes are requested and the report contains one.
+    """
     report = load_report(file, settings_for(file).with_options(select, ignore).codes_for(file))
     if report is not None and fix and any(each.edits and (each.safe or unsafe) for each in report.findings):
         return None
@@ -304,10 +307,7 @@ def _as_diff(report: LintReport, before: Document, after: Document, name: str) -
 def _map_files(
     work: Callable[[Path], LintReport], files: Sequence[Path], known: Mapping[Path, LintReport]
 ) -> Iterator[LintReport]:
-    """Yield the report of each file in order.
-
-    Several processes are used only for many files, because starting them takes time.
-    """
+    """Yield the report of each file in order."""
     unknown = [file for file in files if file not in known]
     processes = min(processors(), 8)
     if processes < 2 or len(unknown) < 2 * processes or sum(map(_size, unknown)) < _MIN_PARALLEL_BYTES:

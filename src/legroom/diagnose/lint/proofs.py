@@ -1,7 +1,7 @@
 """Proofs that a fix is safe.
 
-For a finding, the flow analysis may guess from names. A fix that `--fix` applies requires a proof: each function
-returns True only if the code in the file proves its condition.
+The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires a proof:
+each function returns True only if the code in the file proves its condition.
 """
 
 import libcst as cst

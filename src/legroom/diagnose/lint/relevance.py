@@ -46,7 +46,7 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
 
 
 def _builds_model(node: ast.AST) -> bool:
-    """Return True for a method whose loops iterate over the layers of a model and have no steps."""
+    """Return True for a method whose loops iterate over the layers of a model, and not over steps."""
     return isinstance(node, _Function) and node.name in {"forward", "__init__"}
 
 
@@ -66,7 +66,7 @@ def _functions_of_forward(nodes: list[ast.AST]) -> list[_Function]:
 
 
 class _Names:
-    """The names that a file imports or defines, and its names for torch."""
+    """The names that a file imports or defines, and the names under which it imports torch."""
 
     def __init__(self, nodes: list[ast.AST]) -> None:
         self.defined: set[str] = set()

@@ -14,7 +14,7 @@ class Problem:
     node: cst.CSTNode
     """The expression or statement with the problem."""
     message: str
-    """The problem in one sentence without a final period, with the names of the code."""
+    """The problem in one sentence without a final period, using the names in the code."""
     help: str
     """The fix, without a final period."""
     edits: tuple[Edit, ...] = ()

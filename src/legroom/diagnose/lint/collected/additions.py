@@ -54,8 +54,7 @@ class _Passed:
 def passed_to_storing_functions(program: Program) -> Iterator[Problem]:
     """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument.
 
-    The finding is at the statement that stores the value. The finding is at the call if other calls pass values
-    without a graph.
+    The finding is at the statement that stores the value, or at the call if other calls pass values without a graph.
     """
     found: dict[cst.CSTNode, list[_Passed]] = {}
     for call in program.calls:
@@ -102,10 +101,8 @@ def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
 
 
 def is_for_any_value(store: StoreFact) -> bool:
-    """Return True if a function stores any value that it receives, such as `*args`, the fields of a record or the
-    values of a meter.
-
-    The function is then correct, and the mistake is in the call.
+    """Return True if a function is meant to store any value, such as `*args`, the fields of a record or the values of
+    a meter. In this case, the mistake is in the call, and not in the function.
     """
     function = store.function
     names = [name for name, each in function.stored_parameters.items() if each.node is store.node]
@@ -276,7 +273,7 @@ def is_reported_at_store(store: StoreFact) -> bool:
 
 
 def is_closure(program: Program, expression: cst.BaseExpression) -> bool:
-    """Return True for a function that keeps a graph alive and runs later, such as `lambda: log(loss)`."""
+    """Return True for a function that runs later and keeps a graph alive until then, such as `lambda: log(loss)`."""
     value = program.value(expression)
     return (isinstance(expression, cst.Lambda) or value.function is not None) and value.has_graph
 
@@ -294,7 +291,7 @@ def describe(program: Program, parts: list[cst.BaseExpression]) -> str:
 
 
 def is_passed_directly(function: Function, name: str) -> bool:
-    """Return True if a caller passes a value with a graph.
+    """Return True if a caller passes a value with an autograd graph.
 
     A comprehension does not count, because its elements are easier to detach in the statement that stores them.
     """
@@ -322,8 +319,8 @@ def _added_call(call: str) -> str:
 def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, StoreFact]]:
     """Find calls of functions in this file that store an argument.
 
-    Each call comes with two facts: the first describes the call as if the caller stored the value, the second
-    describes the statement in the function.
+    Yield each call with two facts. The first fact describes the call as if the caller stored the value. The second
+    fact describes the statement in the function.
     """
     for call in program.calls:
         local = call.local
@@ -350,7 +347,9 @@ def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, 
 
 
 def _seen_by_caller(call: CallFact, store: StoreFact) -> str:
-    """Return the caller's name for a container: `log.items` instead of `self.items` for the call `log.add(x)`."""
+    """Return the name that the caller uses for a container: `log.items` for `self.items`, if the call is
+    `log.add(x)`.
+    """
     first, dot, rest = store.target.partition(".")
     local = call.local
     if first in {"self", "cls"}:

@@ -310,7 +310,8 @@ def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck
 
 
 def _is_added_by_updates(program: Program, store: StoreFact) -> bool:
-    """Return True if each batch of a loader is followed by an optimizer step and stores its gradients in an object.
+    """Return True if a method stores gradients in its object for each batch, and each batch is followed by an
+    optimizer step.
 
     A program may store the gradients of a few batches on purpose, but those of a whole epoch use too much memory.
     """

@@ -15,7 +15,7 @@ from legroom.diagnose.lint.rule import Problem
 
 
 def idle_models(program: Program) -> Iterator[Problem]:
-    """Find `self.model = copy.deepcopy(model).to(device)` in a constructor, if the program draws a few of these
+    """Find `self.model = copy.deepcopy(model).to(device)` in a constructor, if the program uses only a few of the
     objects in each round.
 
     For example, a program for federated learning draws a few clients in each round.

@@ -104,7 +104,7 @@ def _creating_functions(program: Program, path: str, loop: LoopFact) -> list[cst
 
 
 def _is_scored(program: Program, store: StoreFact, loop: LoopFact, model: cst.BaseExpression) -> bool:
-    """Return True if the loop also stores a score of the model. The program then no longer needs the model."""
+    """Return True if the loop also stores a score of the model."""
     if any(
         program.value(each).kind in (ValueKind.PLAIN, ValueKind.UNKNOWN)
         and each is not model
@@ -185,7 +185,7 @@ def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpressio
 
 
 def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
-    """Return False for another item of an entry, such as `r["fold"]`, and for a variable that is probably a number."""
+    """Return False if a name is probably not the model, for example `r["fold"]` or `score`."""
     parent = program.parent.get(name)
     if key is None or not isinstance(parent, cst.Subscript) or parent.value is not name:
         return _NUMBERS.search(name.value) is None

@@ -45,7 +45,7 @@ def key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -
 
 
 def _is_part_of_model(program: Program, store: StoreFact, name: str, depth: int = 0) -> bool:
-    """Return True if a key contains the name or index of a parameter or layer, which each step repeats."""
+    """Return True if a key is the name or index of a parameter or layer, so that each step uses the same keys."""
     first = root(name)
     if first in _TEXT_FUNCTIONS:
         return True
@@ -106,7 +106,9 @@ def _goes_through_names(program: Program, loop: LoopFact) -> bool:
 
 
 def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
-    """Return True if the keys are sample indices of a batch, as in `for i, value in zip(indices.tolist(), values)`."""
+    """Return True if the keys are the indices of the samples in a batch, as in
+    `for i, value in zip(indices.tolist(), values)`.
+    """
     if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
         return False
     source = loop.node.iter
@@ -143,8 +145,10 @@ _FEW_VALUES = re.compile(r"device|dtype|rank|mode$|phase$|split$", re.IGNORECASE
 
 
 def averages_itself(store: StoreFact) -> bool:
-    """Return True for a moving average such as `shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`. The graph of
-    every step includes the graph of the previous step."""
+    """Return True for a moving average such as `shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`.
+
+    In a moving average, the graph of every step includes the graph of the previous step.
+    """
     made = store.expression
     sides = (made.body, made.orelse) if isinstance(made, cst.IfExp) else (made,)
     return store.uses_old_value and any(

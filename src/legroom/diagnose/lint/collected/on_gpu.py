@@ -318,5 +318,5 @@ def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _is_consumed(program: Program, node: cst.ListComp) -> bool:
-    """Return True for a list that is only an argument, as in `sum([x.cuda().mean() for x in loader])`."""
+    """Return True if a list is only an argument of a call, as in `sum([x.cuda().mean() for x in loader])`."""
     return isinstance(program.parent.get(node), cst.Arg)

@@ -255,10 +255,7 @@ def _iterated(node: cst.BaseExpression, path: str, loop: LoopFact) -> list[cst.B
 
 
 def _is_view(program: Program, index: cst.BaseSlice) -> bool:
-    """Return True for an index whose result shares the tensor's memory.
-
-    A mask or a tensor of indices creates a copy.
-    """
+    """Return True if indexing returns a view. Indexing with a mask or a tensor of indices creates a copy."""
     if isinstance(index, cst.Slice):
         return True
     if not isinstance(index, cst.Index):

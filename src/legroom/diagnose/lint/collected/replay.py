@@ -26,8 +26,8 @@ from legroom.diagnose.lint.rule import Problem
 def replayed_on_gpu(program: Program) -> Iterator[Problem]:
     """Find `memory.append((state, action))` with a state on the GPU.
 
-    The memory has no limit, or a limit of more than 10,000 entries. A program that moves each sample to the GPU
-    expects the entries in host memory.
+    The container `memory` has no limit, or a limit of more than 10,000 entries. A program that moves each sample to
+    the GPU expects the entries in host memory.
     """
     if not program.drawn_names or not program.uses_gpu:
         return

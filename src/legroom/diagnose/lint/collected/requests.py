@@ -94,9 +94,7 @@ def _key_of(store: StoreFact) -> list[cst.CSTNode]:
 
 
 def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
-    """Return the last component of each name in a key, including the names in the assignments and loops that define
-    it.
-    """
+    """Return the last component of each name in a key, and of each name from which the key is computed."""
     names = sorted(names_in(key))
     made = [
         each.expression
@@ -120,7 +118,9 @@ def _sources(program: Program, store: StoreFact, key: cst.CSTNode) -> list[str]:
 
 
 def _is_unbounded(program: Program, store: StoreFact) -> bool:
-    """Return True if the file creates a plain dict or list, and neither removes entries nor passes it to other code."""
+    """Return True if the container is a plain dict or list, and the file neither removes entries nor passes the
+    container to other code.
+    """
     if store.bounded or is_length_limited(program, store):
         return False
     known = program.classes.get(store.function.class_name or "")

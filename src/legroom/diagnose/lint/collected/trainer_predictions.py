@@ -16,8 +16,10 @@ _LARGE_LOGITS = re.compile(
 
 
 def collected_by_trainer(program: Program) -> Iterator[Problem]:
-    """Find `Trainer(model, args, compute_metrics=...)` without `eval_accumulation_steps`. The trainer then copies the
-    predictions to host memory only after the last batch."""
+    """Find `Trainer(model, args, compute_metrics=...)` without `eval_accumulation_steps`.
+
+    Without this option, the trainer copies the predictions to host memory only after the last batch.
+    """
     if not program.mentions("compute_metrics") or not program.mentions("Trainer", "Seq2SeqTrainer"):
         return
     models = {name for name in program.imports.full_names if _LARGE_LOGITS.search(name)}

@@ -6,8 +6,8 @@ the results of the first iteration. Branches are analyzed separately, and then t
 analyzed repeatedly until return values, arguments and gradient modes no longer change. The lint rules use the facts
 of the last pass.
 
-The first pass assumes that the inputs of a model have no graph, and analyzes callers last. If an output is an input
-of the next step, it then has a graph only if the model itself adds one.
+The first pass assumes that the inputs of a model have no graph, and analyzes callers last. An output that is an input
+of the next step therefore has a graph only if the model itself adds a graph.
 
 A value that cannot be determined stays unknown, and the rules report nothing for unknown values. False findings would
 make the linter useless.
@@ -164,7 +164,7 @@ class _Walker(Assignments):
     def _bind_outputs_of_step(self) -> None:
         """Bind the results of a step to the names under which an Ignite or Lightning handler receives them.
 
-        Lightning detaches only the loss.
+        In these results, Lightning detaches only the loss.
         """
         function = self.function
         step = self.program.handlers.steps.get(function)

@@ -134,7 +134,8 @@ class Assignments(FactRecorder):
     def _freeze(self, path: str, expression: cst.BaseExpression) -> None:
         """Track `requires_grad`.
 
-        A model is frozen after `requires_grad` is set to False for all parameters, until a submodule is added.
+        Setting `requires_grad` to False for all parameters freezes a model, and adding a submodule unfreezes the
+        model.
         """
         if path.endswith(".requires_grad") and isinstance(expression, cst.Name):
             if expression.value == "True":
@@ -148,7 +149,7 @@ class Assignments(FactRecorder):
                 self.names[outer] = replace(self.names[outer], frozen=False)
 
     def _freeze_iterated(self, *, frozen: bool) -> None:
-        """Freeze or unfreeze the model if the innermost loop iterates over its parameters."""
+        """Freeze or unfreeze the model whose parameters the innermost loop iterates over."""
         loop = self.loops[-1].node if self.loops else None
         iterable = loop.iter if isinstance(loop, cst.For) else None
         owner = (
@@ -287,7 +288,9 @@ class Assignments(FactRecorder):
         self.bind(target, element_of(iterable_path))
 
     def _bind_elements(self, target: cst.BaseExpression, source: cst.Call) -> None:
-        """Treat an element of a parameter like the parameter, as in `for index, feature in zip(indices, features)`."""
+        """Treat a loop variable like the function parameter whose elements it refers to, as in
+        `for index, feature in zip(indices, features)`.
+        """
         parts = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
         if dotted(source.func) == "enumerate":
             parts = parts[1:]

@@ -47,8 +47,8 @@ def is_used_in_backward(program: Program, target: str) -> bool:
 def derived_names(program: Program, target: str) -> set[str]:
     """Return `target` and the names of all values in the file that are computed from it.
 
-    A name is its last component, such as `loss` for `self.loss`, so two values with the same last component count as
-    one.
+    Only the last component of each name is returned, such as `loss` for `self.loss`. Two values whose names have the
+    same last component are treated as one value.
     """
     names = {last_name(target)}
     for _ in range(4):
@@ -90,7 +90,7 @@ def _returned_to_backward(program: Program, function: Function, wanted: set[str]
 def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
     """Return True if a name still refers to the stored value at a later position.
 
-    For example, `loss` in a validation loop is not the `loss` of the training loop before it.
+    For example, `loss` in a validation loop does not refer to the `loss` of an earlier training loop.
     """
     in_order = store.order < later.order
     shared = [loop for loop in store.loops if loop in later.loops]

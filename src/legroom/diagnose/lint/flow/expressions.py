@@ -194,7 +194,7 @@ class Expressions:
         )
 
     def _bound_method(self, owner: Value, name: str) -> Value | None:
-        """Return the method for `curve.add` in `train(on_step=curve.add)`."""
+        """Return the method that an attribute refers to, such as `curve.add` in `train(on_step=curve.add)`."""
         if owner.class_name is None or owner.kind is not ValueKind.UNKNOWN:
             return None
         method = self.program.method(owner.class_name, name)

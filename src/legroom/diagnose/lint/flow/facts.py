@@ -21,13 +21,13 @@ class Function:
     nonlocal_names: frozenset[str] = frozenset()
     """Names that the function declares global or nonlocal."""
     local_names: frozenset[str] = frozenset()
-    """Names that the function assigns, without its parameters."""
+    """Names that the function assigns, except its parameters."""
     mutable_defaults: frozenset[str] = frozenset()
-    """Parameters whose default is a list, dict or set, which all calls without this argument share."""
+    """Parameters whose default is a list, dict or set. All calls that omit the argument share the default object."""
     no_grad: bool = False
     """True if a decorator or every caller disables gradients."""
     no_grad_in_callers: bool = False
-    """True if all callers so far disable gradients, but there may be other callers."""
+    """True if all callers that are known so far disable gradients, but there may be other callers."""
     grad_mode_varies: bool = False
     """True if the gradient mode depends on a variable, as in `set_grad_enabled(training)`."""
     backward: bool = False
@@ -44,7 +44,10 @@ class Function:
     stored_parameters: dict[str, "StoreFact"] = field(default_factory=dict)
     """Parameters that the function stores in an object that outlives the call."""
     names_in_backward: frozenset[str] | None = None
-    """The paths of the tensors that the function uses in `backward`. None before the first pass."""
+    """The paths of the tensors that the function uses in `backward`.
+
+    The value is None before the first pass of the analysis.
+    """
     environment: dict[str, Value] = field(default_factory=dict)
 
     @property
@@ -81,7 +84,7 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class LoopFact:
-    """A loop and the facts about its body and the functions of this file that it calls."""
+    """A loop, with facts about its body and about the functions that the body calls."""
 
     node: Loop
     function: Function
@@ -93,7 +96,7 @@ class LoopFact:
     """The names that each iteration rebinds."""
     first: int = 0
     last: int = 0
-    """The numbers of the first and last node of the loop body."""
+    """The node numbers of the first and the last node in the loop body."""
     trains: bool = False
     backward: bool = False
     runs_model: bool = False
@@ -111,7 +114,7 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FactContext:
-    """The function, loops and blocks around a fact."""
+    """The location of a recorded fact: the enclosing function, loops and blocks."""
 
     order: int
     function: Function

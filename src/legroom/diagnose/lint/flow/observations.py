@@ -92,13 +92,13 @@ class FactRecorder(Expressions):
         A list of callbacks is mapped to the method that it contains.
         """
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
-        """Maps a name to a parameter if it refers to the parameter or to an element of it."""
+        """Maps a name to the function parameter that it refers to, or of which it is an element."""
         self.parameters_in: dict[str, list[str]] = {}
         """Maps a new tuple, list or object to the parameters that it contains."""
         self.depends_on: dict[str, set[str]] = {}
-        """Maps a name to the names from which it was last computed, without detached names."""
+        """Maps a name to the names from which it was last computed. Detached names are omitted."""
         self.alias_of: dict[str, str] = {}
-        """Maps a name to an attribute or item: `row` to `self.rows` after `row = self.rows[0]`."""
+        """Maps a name to the container that it refers to: `row` to `self.rows` after `row = self.rows[0]`."""
         self.container_of: dict[str, str] = {}
         """Maps a loop variable to the container over which it iterates."""
 
@@ -174,7 +174,8 @@ class FactRecorder(Expressions):
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
         """Return a container with the known attributes of an object as its items.
 
-        After `episode.log_probs.append(...)`, `episodes.append(episode)` also stores the log probabilities.
+        For example, `episodes.append(episode)` also stores the log probabilities after
+        `episode.log_probs.append(...)`.
         """
         path = dotted(expression)
         if path is None or value.kind is not ValueKind.UNKNOWN or value.has_graph or path in {"self", "cls"}:
@@ -325,7 +326,8 @@ class FactRecorder(Expressions):
     ) -> None:
         """Record a call that stores a value under a name.
 
-        `name` is the index of the argument with the name. The next argument is the value.
+        The parameter `name` is the index of the argument that contains the name. The next argument contains the
+        value.
         """
         self.record_store(
             node,

@@ -34,7 +34,7 @@ class ClassInfo:
     bases: tuple[str, ...]
     methods: dict[str, Function] = field(default_factory=dict)
     attributes: dict[str, Value] = field(default_factory=dict)
-    """The values of the attributes of `self` after all methods."""
+    """The values of the attributes of `self` at the end of the methods."""
 
 
 class Program:
@@ -142,7 +142,9 @@ class Program:
         return base in known.bases or any(self.inherits(each, base, seen | {name}) for each in known.bases)
 
     def are_related(self, one: str, other: str) -> bool:
-        """Return True if one class is derived from the other, or both from one class of this file."""
+        """Return True if one class is derived from the other, or if both are derived from the same class of this
+        file.
+        """
         if self.inherits(one, other) or self.inherits(other, one):
             return True
         return any(self.inherits(one, base) and self.inherits(other, base) for base in self.classes)
@@ -206,7 +208,10 @@ class Program:
         return not self._identifiers.isdisjoint(names)
 
     def guess(self, path: str) -> Value:
-        """Return the value that a name such as `model` usually has, or a model if the file uses the name as one."""
+        """Return the value that a name such as `model` usually has.
+
+        If the name suggests nothing but the file uses it as a model, return a model.
+        """
         guess = guess_from_name(path.rpartition(".")[2])
         return self.guess_called(path) if guess.kind is ValueKind.UNKNOWN else guess
 
@@ -257,7 +262,7 @@ class Program:
 
     @cached_property
     def objects(self) -> frozenset[str]:
-        """The paths whose attributes the file accesses."""
+        """The paths of all objects whose attributes the file accesses."""
         return frozenset(
             path for node in self.nodes if type(node) is cst.Attribute and (path := dotted(node.value))
         )
@@ -283,9 +288,8 @@ class Program:
 
     @cached_property
     def drawn_names(self) -> frozenset[str]:
-        """The containers from which the file draws random entries, as in `random.sample(self.memory, n)`.
-
-        A name is its last component, here `memory`.
+        """The names of containers from which the file draws random entries, such as `memory` for
+        `random.sample(self.memory, n)`.
         """
         return frozenset(
             name
@@ -334,7 +338,10 @@ class Program:
 
     @cached_property
     def passed_names(self) -> frozenset[str]:
-        """The last components of the names that the file reads without calling them, such as the target of a thread."""
+        """The names that the file reads without calling them, such as a function that is the target of a thread.
+
+        Only the last component of each name is included.
+        """
         return frozenset(
             node.attr.value if isinstance(node, cst.Attribute) else node.value
             for node in self.nodes

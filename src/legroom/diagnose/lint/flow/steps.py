@@ -62,7 +62,7 @@ def iterates_data_set(loop: LoopFact) -> bool:
 def is_step_loop(loop: LoopFact) -> bool:
     """Return True if each iteration of a loop is a training or evaluation step.
 
-    A loop over the layers of a model has no steps.
+    The iterations over the layers of a model are not steps.
     """
     return loop.trains or (loop.runs_model and loop.function.name not in {"forward", "__init__"})
 

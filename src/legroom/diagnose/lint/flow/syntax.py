@@ -1,7 +1,7 @@
 """Queries of a libcst tree, for example for the children of a node, dotted names or imports.
 
 The visitors of libcst rebuild every node, and its scope metadata is slower than all rules together. The rules need
-only a few queries of the plain nodes.
+only a few queries, which this module implements on the plain nodes.
 """
 
 from collections.abc import Iterator
@@ -108,7 +108,10 @@ def dotted(node: cst.CSTNode | None) -> str | None:
 
 
 def path_of(node: cst.CSTNode | None) -> str | None:
-    """Return the path of a node, which is the path of the container for an item: `history` for `history["loss"]`."""
+    """Return the path of a node.
+
+    The path of an item is the path of its container: `history` for `history["loss"]`.
+    """
     while True:
         if isinstance(node, cst.Subscript):
             node = node.value
@@ -149,29 +152,31 @@ def contained_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
 
 
 def has_modulo(node: cst.CSTNode) -> bool:
-    """Return True for an expression with `%`, such as `step % 8`."""
+    """Return True if an expression contains the operator `%`, as in `step % 8`."""
     return any(
         isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
     )
 
 
 def root(path: str) -> str:
-    """Return `self` for `self.losses`."""
+    """Return the first name of a path, such as `self` for `self.losses`."""
     return path.partition(".")[0]
 
 
 def last_name(path: str) -> str:
-    """Return `losses` for `self.losses`."""
+    """Return the last component of a path, such as `losses` for `self.losses`."""
     return path.rpartition(".")[2]
 
 
 def method_name(call: cst.Call) -> str | None:
-    """Return `append` for `losses.append(x)`, and None for a call of a plain name."""
+    """Return the name of the called method, such as `append` for `losses.append(x)`, or None for a call of a plain
+    name.
+    """
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
 
 
 def receiver(call: cst.Call) -> cst.BaseExpression | None:
-    """Return `losses` for `losses.append(x)`."""
+    """Return the object of a method call, such as `losses` for `losses.append(x)`."""
     return call.func.value if isinstance(call.func, cst.Attribute) else None
 
 
@@ -336,7 +341,7 @@ class Imports:
 
 
 def innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return `loader` for `enumerate(tqdm(loader))`."""
+    """Return the innermost iterable of nested calls, such as `loader` for `enumerate(tqdm(loader))`."""
     while isinstance(node, cst.Call) and (arguments := positional(node)):
         if method_name(node) in {"items", "values", "keys"}:
             break

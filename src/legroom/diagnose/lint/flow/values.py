@@ -22,7 +22,7 @@ class ValueKind(Enum):
     GRAPH = auto()
     """A tensor with an autograd graph, which keeps saved activations alive."""
     PARAMETER = auto()
-    """A tensor that requires gradients. Tensors computed from it have a graph."""
+    """A parameter: a tensor that requires gradients, so that tensors computed from it have a graph."""
     MODEL = auto()
     CRITERION = auto()
     OPTIMIZER = auto()
@@ -37,7 +37,7 @@ class ValueKind(Enum):
 class Value:
     kind: ValueKind
     element: "Value | None" = None
-    """The elements of a container. For a dict, `items_by_key` has the other elements."""
+    """The elements of a container. For a dict, these are the elements that are not in `items_by_key`."""
     items: "tuple[Value, ...] | None" = None
     """The items of a tuple, or the values that a closure keeps alive."""
     class_name: str | None = None
@@ -76,7 +76,7 @@ class Value:
         return (*_unkeyed(self), *(value for _, value in self.items_by_key))
 
     def get(self, key: str | None) -> "Value | None":
-        """Return the value under a key of this container. None stands for any key that is not a literal."""
+        """Return the value under a key of this container. The key None means a key that is not a literal."""
         if key is None:
             return _join_all(self.contents)
         named = dict(self.items_by_key).get(key)
@@ -146,7 +146,7 @@ _MAX_DEPTH = 2
 def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
     """Return the value without the contents of containers that are nested deeper than `levels`.
 
-    The value of a container that contains itself would otherwise grow without end.
+    Without this limit, the value of a container that contains itself would grow without end.
     """
     if value.kind is not ValueKind.CONTAINER or not value.contents:
         return value
@@ -196,7 +196,7 @@ def _join_all(values: Sequence[Value]) -> Value | None:
 
 
 def join_values(first: Value, second: Value) -> Value:
-    """Return an abstract value for two possible values."""
+    """Return one abstract value that represents two possible values."""
     if first == second:
         return first
     if first.kind is second.kind is ValueKind.CONTAINER:

@@ -49,8 +49,8 @@ def models_of_other_losses(program: Program) -> Iterator[tuple[CallFact, str]]:
 
 
 def _is_for_other_model(program: Program, events: list[CallFact], backward: CallFact, path: str) -> bool:
-    """Return True if the first optimizer step after a backward pass trains another model, and the gradients are set
-    to zero before the model's own step.
+    """Return True if the next optimizer step trains another model, and the model's gradients are set to zero before
+    the model's own step.
     """
     names = model_aliases(program, path)
     if may_be_frozen(program, names):

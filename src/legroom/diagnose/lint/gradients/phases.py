@@ -39,7 +39,9 @@ def evaluations_in_phases(program: Program) -> Iterator[Problem]:
 
 
 def _phase_test(program: Program, call: CallFact) -> cst.BaseExpression | None:
-    """Return the condition of the backward pass, if it does not change within the loop."""
+    """Return the condition under which the backward pass runs, if its result is the same in all iterations of the
+    loop.
+    """
     function, loop = call.function, call.loops[-1]
     if any(isinstance(node, cst.Name) and node.value in _SWITCHES for node in walk(function.node)):
         return None
@@ -91,7 +93,9 @@ def _runs_without_training(program: Program, call: CallFact, test: cst.BaseExpre
 
 
 def _compared(test: cst.BaseExpression) -> tuple[str | None, str | bool]:
-    """Return `phase` and `"train"` for `phase == "train"`, and `training` and True for `training`."""
+    """Return the compared name and value: `phase` and `"train"` for `phase == "train"`, or `training` and True for
+    `training`.
+    """
     if isinstance(test, cst.Name):
         return test.value, True
     if isinstance(test, cst.Comparison) and len(test.comparisons) == 1 and isinstance(test.left, cst.Name):

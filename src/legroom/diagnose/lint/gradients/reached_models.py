@@ -15,7 +15,10 @@ _ENVIRONMENT = re.compile(r"^(?:\w*_)?envs?$|environment", re.IGNORECASE)
 
 
 def runs_model_itself(call: CallFact) -> bool:
-    """Return True if a call runs a model on data with gradients enabled. The model's other methods do not count."""
+    """Return True if a call runs a model on data with gradients enabled.
+
+    A call of another method of the model does not count.
+    """
     return (
         call.receiver.kind is ValueKind.MODEL
         and not call.receiver.frozen

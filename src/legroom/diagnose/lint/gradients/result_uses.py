@@ -35,7 +35,9 @@ from legroom.diagnose.lint.flow.values import (
 Position = int | str | None
 Path = tuple[Position, ...]
 Visit = tuple[set[tuple[cst.CSTNode, Path]], int]
-"""The visited nodes, each with the position of the result in its value, and the depth of the search."""
+"""The nodes that the search has visited, each with the position of the result inside its value, and the depth of the
+search.
+"""
 
 
 class Use(IntEnum):
@@ -48,7 +50,7 @@ class Use(IntEnum):
     READ = 2
     """The result is converted to numbers, printed, compared or saved."""
     EVALUATED = 3
-    """The program reads a loss or an accuracy of the result, or saves the result as an image."""
+    """The program reads a loss or an accuracy that is computed from the result, or saves the result as an image."""
     ESCAPES = 4
     """Other code receives the result, and may run a backward pass."""
 
@@ -183,7 +185,7 @@ class ResultUses:
         return None if any(isinstance(each, cst.StarredElement) for each in before) else len(before)
 
     def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
-        """Return the use of an object whose attribute is read.
+        """Return how the program uses an object by reading one of its attributes.
 
         If the attribute is a method that returns a tensor with the same graph, the result is the expression for that
         tensor.
@@ -212,7 +214,10 @@ class ResultUses:
         return isinstance(outer, (cst.Comparison, cst.ComparisonTarget, cst.Assign))
 
     def _argument(self, argument: cst.Arg, function: Function, visit: Visit, path: Path) -> Use | cst.CSTNode:
-        """Return the use of an argument, or the call if it returns a tensor with the graph of the argument."""
+        """Return how a call uses one of its arguments.
+
+        If the call returns a tensor with the graph of the argument, return the call instead.
+        """
         call = self.program.parent.get(argument)
         if not isinstance(call, cst.Call):
             return Use.ESCAPES
@@ -310,7 +315,7 @@ class ResultUses:
     def _name_reads(
         self, name: str | None, stored: cst.CSTNode, function: Function, visit: Visit, path: Path
     ) -> Use:
-        """Return the use of a variable, or of a list in an attribute, in which a result is stored."""
+        """Return how the program uses a variable, or a list in an attribute, after a result is stored in it."""
         if name is None:
             return Use.ESCAPES
         if name.startswith("self.") and path:
@@ -323,9 +328,9 @@ class ResultUses:
         return self._all(reads, function, visit, path)
 
     def _attribute_reads(self, name: str, stored: cst.CSTNode, visit: Visit, path: Path) -> Use:
-        """Return the use of an attribute to which a result is added.
+        """Return how the program uses an attribute to which a result is added.
 
-        All attributes of this name in the file count.
+        All attributes in the file with the same name are included.
         """
         attribute = name.removeprefix("self.")
         found = Use.UNUSED
@@ -392,9 +397,10 @@ def _is_block(node: cst.CSTNode) -> bool:
 
 
 def _assigned(target: cst.BaseExpression, path: Path) -> list[tuple[str | None, Path]]:
-    """Return the names to which a statement assigns a result, each with the position of the result in the value.
+    """Return the names to which a statement assigns a result, each with the position of the result inside the
+    assigned value.
 
-    For an item, the name is that of the container.
+    An item of a container has the name of the container.
     """
     if isinstance(target, (cst.Tuple, cst.List)):
         parts = [each.value for each in target.elements]
@@ -407,7 +413,8 @@ def _assigned(target: cst.BaseExpression, path: Path) -> list[tuple[str | None, 
 
 
 def _passed(argument: cst.Arg, call: cst.CSTNode, path: Path) -> Path:
-    """Return the position of a result in the value of a call whose argument contains it.
+    """Return the position of a result inside the value that a call returns, if an argument of the call contains the
+    result.
 
     For example, `zip(*rows)` exchanges rows and columns.
     """

@@ -1,4 +1,4 @@
-"""Determines which models the optimizers of a file train, and all names of a model, for LG201."""
+"""Determines which models the optimizers of a file train, and all names that refer to the same model, for LG201."""
 
 import libcst as cst
 
@@ -9,7 +9,10 @@ from legroom.diagnose.lint.flow.values import SELF_METHODS, ValueKind
 
 
 def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
-    """Return the names in the expressions `sources`, which create optimizers."""
+    """Return all names from which optimizers are created.
+
+    `sources` contains the expressions that create the optimizers.
+    """
     sources = list(sources)
     for call in program.calls:  # Adam(self.trained_parameters())
         if call.local is not None and any(program.inside(call.node, each) for each in sources):
@@ -55,7 +58,10 @@ def _owners_of_parts(source: cst.CSTNode) -> set[str]:
 
 
 def optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
-    """Return the expressions that create the optimizers whose `step` a function calls, or nothing if one is unknown."""
+    """Return the expressions that create the optimizers whose `step` a function calls.
+
+    If one of these optimizers is unknown, the result is empty.
+    """
     found: list[cst.CSTNode] = []
     for call in program.calls:
         if (
@@ -72,8 +78,9 @@ def optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
 
 
 def optimizer_sources(program: Program, function: Function, path: str | None) -> list[cst.CSTNode]:
-    """Return the expressions that create the optimizer under a path, which may be a variable, an attribute or a
-    parameter.
+    """Return the expressions that create the optimizer to which a path refers.
+
+    The path is a variable, an attribute or a parameter.
     """
     made: list[cst.CSTNode] = [
         each.expression

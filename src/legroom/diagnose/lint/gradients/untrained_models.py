@@ -143,7 +143,7 @@ def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
     """Yield calls of a model in a function that trains another model, such as a generator in the step of the
     discriminator.
 
-    Another function sets the gradients of the called model to zero and trains it.
+    A different function trains the called model, and first sets the gradients of this model to zero.
     """
     reported: set[str] = set()
     for call in program.calls:
@@ -203,8 +203,8 @@ def builds_unused_graph(
 ) -> bool:
     """Return True if a training step runs a model with gradients on inputs without a graph.
 
-    `trained` means that an optimizer trains the model, so that its parameters require gradients. `argument` contains
-    the model if a function receives and runs it.
+    `trained` means that an optimizer trains the model, so that its parameters require gradients. `argument` is the
+    argument that contains the model, if the call passes the model to a function that runs it.
     """
     model = _called_model(program, call) if argument is None else program.value(argument.value)
     return (
@@ -344,8 +344,9 @@ def _optimized_names(program: Program, function: Function) -> set[str]:
 
 
 def _is_fixed(program: Program, names: set[str]) -> bool:
-    """Return True if the program does not train a model: it calls `eval()`, copies the weights of another model into
-    it, or names it `teacher`.
+    """Return True if the code shows that the program does not train a model.
+
+    Evidence is a call of `eval()`, a copy of another model's weights, or a name such as `teacher`.
     """
     switched = False
     for call in program.calls:
@@ -388,7 +389,7 @@ def may_be_frozen(program: Program, names: set[str]) -> bool:
 
 
 def _is_known(call: CallFact) -> bool:
-    """Return True for a torch function, a class or a builtin, which do not change the model."""
+    """Return True if the called function does not change the model: a torch function, a class or a builtin."""
     name = call.name or ""
     return (
         name.startswith(("torch.", "copy."))

@@ -168,7 +168,9 @@ def _is_in_comprehension(program: Program, node: cst.CSTNode) -> bool:
 
 
 def _is_evaluation(program: Program, call: CallFact, evaluated: set[str]) -> bool:
-    """Return True if the name of the function suggests evaluation, or if its model is only in evaluation mode."""
+    """Return True if the name of the function suggests evaluation, or if the file never switches the model to
+    training mode.
+    """
     function = call.function
     if isinstance(function.node, cst.Module) or function.backward or function.optimizer_step:
         return False

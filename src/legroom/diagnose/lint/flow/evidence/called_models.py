@@ -1,4 +1,4 @@
-"""Finds models by how a file uses them, because not every name of a model looks like one."""
+"""Finds models by how a file uses them, because the name of a model may not indicate a model."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,10 @@ from legroom.diagnose.lint.flow.values import LOSS_FUNCTIONS, OPTIMIZER_NAMES, s
 _MODEL_METHODS = split_words(
     "eval train parameters named_parameters named_modules state_dict load_state_dict requires_grad_"
 )
-"""Methods of a model. An optimizer also has `state_dict`, but it is never called like a function."""
+"""Methods of a model.
+
+Optimizers also have a method `state_dict`, but a program does not call an optimizer like a function.
+"""
 _OUTPUT_METHODS = split_words("argmax softmax log_softmax logits")
 """Methods and attributes of the output of a classifier."""
 _OUTPUT_FUNCTIONS = split_words("normalize softmax log_softmax")
@@ -24,8 +27,8 @@ _MODEL_CLASSES = split_words("Module LightningModule PreTrainedModel ScriptModul
 def called_models(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
     """Return the paths that a file uses as models.
 
-    Examples for `f` are `f.eval()` with `f(x)`, `f(x).argmax(1)` with a parameter `f`, and a parameter
-    `f: nn.Module`.
+    The name `f` is a model if the file contains `f.eval()` and `f(x)`, `f(x).argmax(1)` for a parameter `f`, or a
+    parameter `f: nn.Module`.
     """
     used, called, computed, parameters, annotated = set[str](), set[str](), set[str](), set[str](), set[str]()
     for node in nodes:

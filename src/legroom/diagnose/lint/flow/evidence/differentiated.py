@@ -1,4 +1,7 @@
-"""Finds the tensors that a backward pass in a function uses, because unknown functions may compute them."""
+"""Finds the names of tensors that a backward pass uses.
+
+A tensor that an unknown function computes is only recognized this way.
+"""
 
 import libcst as cst
 
@@ -13,10 +16,11 @@ from legroom.diagnose.lint.flow.values import (
 
 
 def differentiated_names(function: Function) -> frozenset[str]:
-    """Return the paths of the tensors on which `backward` is called, or that are passed to it, with the summands of
-    these tensors.
+    """Return the paths of the tensors on which `backward` is called, or that are passed to `backward`.
 
-    For `loss = reconstruction + divergence`, all three paths are returned.
+    If such a tensor is a sum, the paths of its summands are included.
+
+    For example, `loss = reconstruction + divergence` is a sum with two summands.
     """
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):

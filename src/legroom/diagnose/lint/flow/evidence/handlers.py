@@ -46,7 +46,7 @@ class Handlers:
     def called_by(self, call: cst.Call, local: Function | None) -> list[tuple[Function, dict[str, int]]]:
         """Return the handlers that a call runs.
 
-        A dict maps each parameter of a handler to the index of an argument of the call.
+        For each handler, a dict maps its parameters to the indices of the arguments in the call.
         """
         if not self.registered:
             return []
@@ -165,7 +165,7 @@ def _iterated(node: cst.BaseExpression) -> str:
 
 
 def _engines(nodes: Sequence[cst.CSTNode], by_name: Mapping[str, list[Function]]) -> dict[str, Function]:
-    """Map each Ignite engine to its step function, `update` for `trainer = Engine(update)`."""
+    """Map each Ignite engine to its step function: `trainer` to `update` for `trainer = Engine(update)`."""
     found: dict[str, Function] = {}
     for node in nodes:
         if not isinstance(node, cst.Assign) or not is_call_of(node.value, "Engine"):

@@ -50,7 +50,10 @@ def _sources(program: Program, node: cst.CSTNode, name: str) -> Iterator[cst.Bas
 def _literals(
     program: Program, source: cst.BaseExpression, function: Function
 ) -> Iterator[cst.BaseExpression]:
-    """Yield the tuple or list over which a loop iterates, or those that `self.method()` returns."""
+    """Yield the tuple or list over which a loop iterates.
+
+    For a loop over `self.method()`, yield the tuples and lists that the method returns.
+    """
     made = [source]
     if isinstance(source, cst.Call) and (dotted(source.func) or "").startswith("self."):
         called = program.method(function.class_name, method_name(source) or "")

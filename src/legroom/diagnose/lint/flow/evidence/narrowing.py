@@ -1,5 +1,7 @@
-"""Narrows values by tests. After `if torch.is_tensor(x)`, `x` is a tensor in the `if` branch and not in the `else`
-branch."""
+"""Narrows the possible values of a name by tests such as `if torch.is_tensor(x)`.
+
+After `if torch.is_tensor(x)`, `x` is a tensor in the `if` branch and not in the `else` branch.
+"""
 
 import libcst as cst
 
@@ -11,7 +13,7 @@ _TENSOR_ATTRIBUTES = {"item", "detach", "requires_grad", "grad_fn", "backward", 
 
 
 def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds: bool) -> dict[str, Value]:
-    """Map the names that cannot be tensors to their values, in the branch where the result of `test` is `holds`."""
+    """Return the names that cannot be tensors if the result of `test` is `holds`, each with its value in that branch."""
     found: dict[str, Value] = {}
     for path in _tested(test, holds=not holds):
         known = names.get(path)

@@ -13,7 +13,7 @@ _COMMON_METHODS = split_words(
     "parameters pop predict prepare push put read record register render reset run sample save send set setup shape size "
     "start state_dict step stop sum test to tolist train transform unfreeze update validate values view write zero_grad"
 )
-"""Methods that many classes have, so that they do not identify a class."""
+"""Methods that many classes have, and that therefore do not identify a class."""
 
 _MODULE_METHODS = split_words(
     "apply buffers children cpu cuda double eval extra_repr float forward half load_state_dict modules named_buffers "

@@ -64,7 +64,7 @@ def _without(parts: list[cst.BaseExpression], target: str) -> list[cst.BaseExpre
 def window_parts(program: Program, store: StoreFact) -> list[cst.BaseExpression]:
     """Return the tensors in `torch.cat([...])[-100:]`, if the result has a graph.
 
-    Without a graph, the slice limits the memory.
+    Without a graph, the slice limits the memory, so nothing grows.
     """
     expression = store.expression
     if not isinstance(expression, cst.Subscript) or store.value.kind is not ValueKind.GRAPH:

@@ -159,7 +159,10 @@ def _loops_within(program: Program, owner: Function, inner: Function) -> set[Loo
 
 
 def _survives_in_callers(program: Program, store: StoreFact) -> bool:
-    """Return True if a container that callers pass survives the step, unlike a list that is created for one episode."""
+    """Return True if a container that callers pass survives the step.
+
+    A list that is created for one episode does not survive.
+    """
     function, first = store.function, store.target.partition(".")[0]
     if first not in function.parameters or first == "cls":
         return True
@@ -241,7 +244,7 @@ def _survives_call(
 def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     """Return True if all iterations of a loop belong to one step.
 
-    The outer loop then runs one backward pass after the inner loop, and releases the stored values.
+    The outer loop runs one backward pass after these iterations, and releases the stored values.
     """
     step = loop.outer
     if step is None or iterates_data(loop) or survives(program, store.target, step):

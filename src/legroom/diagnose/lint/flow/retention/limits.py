@@ -10,7 +10,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, path_of, walk
 
 _MAX_SMALL = 10_000
-"""A limit of more entries than this has no effect, because no run reaches it."""
+"""A limit above this number of entries has no effect, because no run reaches it."""
 
 
 def is_small(program: Program, limit: cst.BaseExpression, function: Function) -> bool:
@@ -53,7 +53,7 @@ def _measures(node: cst.BaseExpression, name: str) -> bool:
 
 
 def _sizes(program: Program, limit: cst.BaseExpression, function: Function, depth: int = 0) -> list[int]:
-    """Return the numbers that an expression may have: a literal, a constant or an argument of a constructor."""
+    """Return the numbers that an expression may evaluate to: a literal, a constant or an argument of a constructor."""
     if isinstance(limit, cst.Integer):
         return [int(limit.value.replace("_", ""), 0)]
     if isinstance(limit, cst.Call) and dotted(limit.func) == "int" and limit.args:

@@ -87,7 +87,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_carried(program: Program, store: StoreFact) -> bool:
-    """Return True for a state such as `hidden = model(x, hidden)`.
+    """Return True for a state such as `hidden` in `hidden = model(x, hidden)`.
 
     Sums and concatenated tensors have their own rules.
     """
@@ -129,8 +129,9 @@ def _returns_same_object(program: Program, store: StoreFact) -> bool:
 
 
 def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
-    """Return True if an expression reads a state with its graph, and neither detaches it nor calls a function that
-    does.
+    """Return True if an expression reads a state together with its graph.
+
+    The result is False if the expression detaches the state, or calls a function that does so.
     """
     if isinstance(node, cst.Call) and program.value(node).kind in (ValueKind.TENSOR, ValueKind.PLAIN):
         return False
@@ -185,7 +186,7 @@ def _fix(program: Program, store: StoreFact, argument: cst.BaseExpression | None
 
 
 def _detached(state: str, initial: list[StoreFact]) -> str:
-    """Return an expression that detaches a state, or "" if the code does not fit on one line."""
+    """Return an expression that detaches a state, or "" if no expression of one line can do so."""
     if all(each.value.is_tensor for each in initial):
         return f"{state}.detach()"
     if any(each.value.mapping or _is_object(each) for each in initial):

@@ -126,8 +126,8 @@ def check(program: Program) -> Iterator[Problem]:
 def _is_kept(program: Program, call: CallFact) -> bool:
     """Return True if no code removes the hook.
 
-    `with layer.register_forward_hook(hook):` removes the hook. Otherwise, the handle that the registration returned
-    is needed.
+    `with layer.register_forward_hook(hook):` removes the hook. Without `with`, a hook can only be removed with the
+    handle that its registration returned.
     """
     parent = program.parent.get(call.node)
     return isinstance(parent, cst.Expr) or (isinstance(parent, cst.Assign) and not program.mentions("remove"))

@@ -113,7 +113,8 @@ def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpressio
 def _is_setting(program: Program, function: Function, path: str | None) -> bool:
     """Return True if an input of `forward` is not a tensor.
 
-    The name, the annotation or a call of the input shows this. If `*inputs` follows, the tensors are in `*inputs`.
+    The reason is the name or the annotation of the input, a call of the input, or a later parameter `*inputs`, which
+    receives the tensors.
     """
     node = function.node
     if function.name != "forward" or path not in function.parameters or not isinstance(node, cst.FunctionDef):

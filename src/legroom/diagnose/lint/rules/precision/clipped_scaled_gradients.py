@@ -72,7 +72,7 @@ def scaled_backward(program: Program, call: CallFact) -> str | None:
 
 
 def _are_in_other_branches(program: Program, first: cst.CSTNode, second: cst.CSTNode) -> bool:
-    """Return True if only one of two nodes runs, as in `if scaler is not None: ... else: ...`."""
+    """Return True if an `if` statement runs only one of two nodes, as in `if scaler is not None: ... else: ...`."""
     above = [first, *program.ancestors(first)]
     for inner, outer in pairwise(above):
         if isinstance(outer, cst.If) and program.inside(second, outer) and not program.inside(second, inner):

@@ -72,7 +72,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _steps(program: Program, node: cst.Call, order: int) -> list[cst.Call]:
-    """Return the calls that created and changed a model, last first: `half()`, `cuda()` and `from_pretrained(name)`.
+    """Return the calls that created and changed a model, such as `half()`, `cuda()` and `from_pretrained(name)`.
+
+    The last call comes first.
 
     Calls in earlier assignments to the same name are included.
     """

@@ -143,10 +143,10 @@ def _is_old(name: str) -> bool:
 
 
 def _accepts_device(call: cst.Call, name: str) -> bool:
-    """Return True if the device can become the first argument.
+    """Return True if the device can be added as the first argument.
 
-    In `autocast(False)`, the first argument is `enabled`. The second positional argument of the new function is the
-    dtype.
+    This is not possible for `autocast(False)`: the second positional argument of the new function is the dtype, and
+    not `enabled`.
     """
     return name.endswith("GradScaler") or not positional(call)
 

@@ -214,7 +214,7 @@ def _derived_names(program: Program, call: CallFact) -> set[str] | None:
 
 
 def _reads_grad(program: Program, function: Function) -> bool:
-    """Return True if a function reads `.grad`, because a loss may depend on it."""
+    """Return True if a function reads `.grad`, from which it may compute a loss."""
     return any(
         isinstance(node, cst.Attribute)
         and node.attr.value == "grad"

@@ -213,7 +213,9 @@ def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
 def _runs_for_each_batch(
     program: Program, function: Function, loops: tuple[LoopFact, ...], seen: frozenset[Function] = frozenset()
 ) -> bool:
-    """Return True if the innermost loop over data contains or calls the code."""
+    """Return True if the code runs once for each batch: in the innermost loop over data, or in a function that this
+    loop calls.
+    """
     if loops:
         loop = loops[-1]
         nested = any(isinstance(node, (cst.For, cst.While)) for node in walk(loop.node.body))  # folds

@@ -105,7 +105,7 @@ def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
 
 
 def _models_of(program: Program, name: str, node: cst.CSTNode) -> list[str]:
-    """Return `backbone` in `for p in backbone.parameters()`."""
+    """Return the model whose parameters a loop iterates over, such as `backbone` in `for p in backbone.parameters()`."""
     for each in program.ancestors(node):
         if isinstance(each, cst.For):
             return [

@@ -110,10 +110,7 @@ def _is_repeated(program: Program, call: CallFact) -> bool:
 
 
 def _is_separate(program: Program, first: CallFact) -> bool:
-    """Return True if the first loss and all later losses of the iteration have no values in common.
-
-    Both losses may depend on a value that other code computes.
-    """
+    """Return True if no later backward pass of the iteration uses a value from which the first loss is computed."""
     loop = first.loops[-1] if first.loops else None
     others = [
         each
@@ -133,8 +130,9 @@ def _is_separate(program: Program, first: CallFact) -> bool:
 
 
 def _sources(program: Program, call: CallFact, loop: LoopFact | None) -> set[str] | None:
-    """Return the names of the iteration from which the loss is computed, or None if the loss may depend on another
-    graph.
+    """Return the names assigned in the iteration from which the loss is computed.
+
+    Return None if the loss may depend on a graph that is created elsewhere.
     """
     function = call.function
     without_graph = (

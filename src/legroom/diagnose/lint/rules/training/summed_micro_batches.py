@@ -110,7 +110,9 @@ def _totals(program: Program, call: CallFact) -> set[str]:
 
 
 def _summed(program: Program, node: cst.BaseExpression | None) -> str | None:
-    """Return `total` for `(total / 4)`, `scaler.scale(total)` and `torch.stack(total).mean()`."""
+    """Return the sum or list from which `backward` starts: `total` for `(total / 4)`, `scaler.scale(total)` and
+    `torch.stack(total).mean()`.
+    """
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply)):
         return _summed(program, node.left) or _summed(program, node.right)
     if isinstance(node, cst.Call):
