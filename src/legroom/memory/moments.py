@@ -16,7 +16,7 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSites:
-    """The live memory after one event. `sites` contains indices into the list of all sites."""
+    """`sites` contains indices into the list of all sites."""
 
     index: int
     time: float

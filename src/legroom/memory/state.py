@@ -63,7 +63,7 @@ class State:
         return _sums(self.live, lambda alloc: alloc.category, at_least=Category)
 
     def by_line(self) -> dict[Frame | None, int]:
-        """Return the memory of each line, largest first. Memory without a known line has the key None."""
+        # Memory without a known line has the key None.
         first: dict[tuple[str, int], Frame] = {}
 
         def line(alloc: Alloc) -> Frame | None:

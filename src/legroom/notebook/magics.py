@@ -78,7 +78,7 @@ class LegroomMagics:
             self._failures.was_shown = True
 
     def _compiled(self, cell: str) -> list[Any]:
-        """Return the code of the cell. Line 1 is `%%legroom`, as in the notebook."""
+        # Line 1 is `%%legroom`, as in the notebook.
         shell = self._shell
         source = "\n" + shell.transform_cell(cell)
         number = max(len(shell.user_ns.get("In", ())) - 1, 1)  # `In` already contains this cell

@@ -115,7 +115,7 @@ def _accepts_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _update(optimizer: torch.optim.Optimizer) -> str:
-    """Return how the optimizer updates its parameters. On a GPU, torch updates all parameters at once by default."""
+    # On a GPU, torch updates all parameters at once by default.
     group = optimizer.param_groups[0]
     if "foreach" not in group:
         return "custom"

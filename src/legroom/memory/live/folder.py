@@ -67,7 +67,7 @@ def other_writer(file: "LiveFile") -> bool:
 
 
 class LiveFile:
-    """The live file of this process. A forked child neither writes nor removes the file of its parent."""
+    """A forked child neither writes nor removes the live file of its parent."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

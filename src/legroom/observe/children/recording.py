@@ -26,7 +26,7 @@ def spawned_processes_recorded() -> Iterator[None]:
 
 
 def record_this_process() -> None:
-    """Record this process after it imports torch. A process without GPU memory writes no capture."""
+    # A process without GPU memory writes no capture.
     after_torch_import(_record)
 
 

@@ -107,8 +107,8 @@ class BlockLifetime:
 
 
 class LibraryWorkspaces:
-    """Finds the workspaces of cuBLAS and cuBLASLt. For each size and stream, the program's thread has one workspace,
-    and the autograd engine's thread has another.
+    """For each size and stream, the program's thread has one cuBLAS or cuBLASLt workspace, and the autograd engine's
+    thread has another.
     """
 
     def __init__(self, sizes: frozenset[int]) -> None:

@@ -336,7 +336,7 @@ class CudaHistory:
         self._rings.setdefault(device, _Ring()).update(stats.entries, peak_allocated, peak_reserved)
 
     def _devices_in_use(self) -> Sequence[int]:
-        """Return the devices with reserved memory. The list is updated every 64 steps."""
+        # The list is updated every 64 steps.
         if not self._rings or self._progress[0] % 64 == 0:
             every = range(self._api.device_count())
             return [device for device in every if self._api.stats(device).reserved] or [0]
@@ -512,9 +512,8 @@ def parse_settings(settings: dict[str, Any]) -> AllocatorSettings:
 
 
 def _belongs_to(record: TickRecord, device: int) -> bool:
-    """Return whether a record belongs to `device`. Addresses are unique across devices, so records of addresses belong
-    to every device. Events without a device belong to the first device.
-    """
+    # Addresses are unique across devices, so records of addresses belong to every device. Events without a device
+    # belong to the first device.
     return not isinstance(record, PendingEvent) or getattr(record.event, "device", 0) == device
 
 

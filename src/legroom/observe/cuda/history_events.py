@@ -78,7 +78,7 @@ class AllocationFailure(NamedTuple):
 
 
 TimedEvent = tuple[float, Event]
-"""A time and an event. The events of several devices are sorted by their times."""
+"""The events of several devices are sorted by this time."""
 
 
 class DeviceHistory:
@@ -238,7 +238,7 @@ class _Reading:
             self._failed(failure, failure.wanted, NO_STACK)
 
     def _advance_to(self, mark: Marker) -> None:
-        """Continue with the tick of `mark`. Other threads may still mark entries with an older tick."""
+        # Other threads may still mark entries with an older tick.
         if mark.tick > self._marker.tick:
             self._process_records(mark.tick)
             if mark.step != self._marker.step:

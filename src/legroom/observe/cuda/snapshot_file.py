@@ -165,9 +165,7 @@ class _Snapshot:
     # --- converting
 
     def header(self, events: Sequence[Event]) -> dict[str, Any]:
-        """Return the header of a capture. Without a failed allocation, the capacity is unknown, and the peak reserved
-        memory replaces it.
-        """
+        # Without a failed allocation, the capacity is unknown, and the peak reserved memory replaces it.
         ledger = Ledger(events)
         capacities = {oom.device: oom.capacity for oom in ledger.ooms()}
         script = self._script()

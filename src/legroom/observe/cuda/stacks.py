@@ -31,7 +31,7 @@ NO_STACK = Stack(None, "", True, False)
 
 
 class Stacks:
-    """Reads the stacks of one snapshot. Equal stacks in a snapshot are the same list object, so each is read once."""
+    """Equal stacks in a snapshot are the same list object, so each is read once."""
 
     def __init__(self) -> None:
         self._known: dict[int, Stack] = {}
@@ -70,5 +70,5 @@ def _stem(file: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _is_user_line(file: str) -> bool:
-    """Return whether a file contains the user's code. Code that torch's compiler generated is not the user's code."""
+    # Code that torch's compiler generated is not the user's code.
     return is_user_file(file) and "/torchinductor_" not in slashes(file)

@@ -45,7 +45,7 @@ class StepPeaks:
             self._exit.callback(setattr, self._namespace, name, original)
 
     def stop(self) -> None:
-        """Stop measuring. Torch's functions are restored now, or when the script resets its peaks."""
+        # Torch's functions are restored now, or when the script resets its peaks.
         self._is_stopped = True
         self._restore_functions()
 

@@ -43,7 +43,7 @@ class AllocatorStats(NamedTuple):
 
 
 class CudaApi:
-    """The CUDA allocator. All calls to torch are in this class, so that tests can replace it with a simulation."""
+    """All calls to torch are in this class, so that tests can replace it with a simulation."""
 
     def __init__(self) -> None:
         self._entries_per_free = 2

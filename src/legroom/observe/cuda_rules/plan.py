@@ -59,9 +59,7 @@ MemoryStep = OutputAlloc | ScratchAlloc | ScratchFree | PersistentAlloc | Output
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The allocations and frees of one operation. If no step allocates a result, the result is allocated before the
-    first step.
-    """
+    """If no step allocates a result, the result is allocated before the first step."""
 
     steps: Sequence[MemoryStep] = ()
     notes: tuple[str, ...] = ()

@@ -34,9 +34,7 @@ _MAX_CACHED = 100_000
 
 
 def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
-    """Return an `OpLocation` with these values. A run stores a location for each operation, so equal locations share
-    one object.
-    """
+    # A run stores a location for each operation, so equal locations share one object.
     key = (id(frame), module, phase)
     known = _locations.get(key)
     if known is None or known.frame is not frame:

@@ -33,7 +33,7 @@ class AddStorage(Protocol):
 
 
 class KernelMemory:
-    """The memory that kernels allocate in one run. Memory that a library never frees is allocated only once."""
+    """Memory that a library never frees is allocated only once."""
 
     def __init__(self, rules: CudaRules) -> None:
         self.rules = rules

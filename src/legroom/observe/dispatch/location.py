@@ -53,7 +53,7 @@ class OpLocator:
         return self.threads.state.in_backward
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
-        """Return the location of the running operation. `depth` is the number of Legroom frames above this method."""
+        """`depth` is the number of Legroom frames above this method."""
         node = current_node()
         caller = sys._getframe(depth)
         state = self.threads.state
@@ -95,9 +95,7 @@ class OpLocator:
 
     @staticmethod
     def initial_category(func: Any, phase: Phase) -> Category:
-        """Return the initial category of a tensor. `CategoryTracker` corrects this category when the tensor's purpose
-        becomes known.
-        """
+        # `CategoryTracker` corrects this category when the tensor's purpose becomes known.
         if phase is Phase.BACKWARD:
             node = current_node()
             if node is not None and node._sequence_nr() >= ACCUMULATE_GRAD:

@@ -102,9 +102,7 @@ _RESIZING = overloads("resize_", "resize_as_", "set_")
 
 
 def _functions() -> dict[Any, Any]:
-    """Return torch's C++ function for each common operation. A program may replace functions in public modules, so
-    these are not used.
-    """
+    # A program may replace functions in public modules, so these are not used.
     found: dict[Any, Any] = {}
     for module, names in (
         (getattr(torch._C, "_VariableFunctions", None), _OF_TORCH),

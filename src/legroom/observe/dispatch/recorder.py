@@ -159,14 +159,12 @@ class Recorder:
         _attached.append(self)
 
     def detach(self) -> None:
-        """Stop recording. Storages that are still alive get no `Free` event."""
+        # Storages that are still alive get no `Free` event.
         self.pause()
         self.live.clear()
 
     def pause(self) -> None:
-        """Stop recording operations. Storages that the recorder already tracks stay tracked, so their `Free` events are
-        recorded.
-        """
+        # Storages that the recorder already tracks stay tracked, so their `Free` events are recorded.
         if self in _attached:
             _attached.remove(self)
         self._exit.close()
@@ -382,7 +380,7 @@ class Recorder:
             self._add_storage(key, storage, device, location, None, category, nbytes)
 
     def register_existing(self, storage: Any, device: int, category: Category) -> None:
-        """Record a storage that existed before the recording. The line that created the storage is unknown."""
+        # The line that created the storage is unknown.
         if storage._cdata not in self.live:
             with self.lock:
                 self._add_storage(storage._cdata, storage, device, _EXISTING, None, category)

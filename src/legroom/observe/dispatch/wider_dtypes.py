@@ -76,9 +76,7 @@ def _name(func: Any) -> str:
 
 
 def _widenings(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Widening, ...]:
-    """Return the wider dtypes to try. The result is empty if the arguments have different floating-point dtypes,
-    because CUDA rejects such operations too.
-    """
+    # If the arguments have different floating-point dtypes, CUDA rejects the operation too.
     dtypes: dict[torch.dtype, None] = {}
     tree_map_only(Tensor, lambda tensor: dtypes.setdefault(tensor.dtype), (args, kwargs))
     floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]

@@ -21,7 +21,7 @@ _IN_PLACE = overloads("normal_", "uniform_", "exponential_", "bernoulli_")
 
 
 def run_on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on host tensors. Only the beginning of a large random tensor is filled."""
+    """Run an operation on host tensors, and fill only the beginning of a large random tensor."""
     number = id(func)
     if number in _IN_PLACE:
         beginning = _beginning(args[0])

@@ -94,9 +94,7 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 def saved_and_packed(node: Any) -> tuple[Iterable[torch.Tensor], bool]:
-    """Return the results of `saved_by` and `has_pack_hooks`. For a node without pack hooks, the saved variables are
-    read only once.
-    """
+    # For a node without pack hooks, the saved variables are read only once.
     if not _unpacks_freely and _can_read_saved:
         names = _saved_attributes(type(node))
         if not names:

@@ -422,7 +422,7 @@ def _suspended(generator: Any, child: Any) -> Root | None:
 
 
 def _finished_tasks() -> list[Any]:
-    """Return all asyncio tasks. A finished task hides its result from the garbage collector."""
+    # A finished task hides its result from the garbage collector.
     objects = gc.get_objects()
     return list(compress(objects, map({asyncio.Task, asyncio.Future}.__contains__, map(type, objects))))
 

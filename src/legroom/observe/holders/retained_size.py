@@ -144,9 +144,7 @@ class RetainedStorages:
 
 
 def is_legroom_class(kind: type) -> bool:
-    """Return whether a class belongs to Legroom. An `nn.Module` is part of the model that contains it, so it does not
-    count.
-    """
+    # An `nn.Module` is part of the model that contains it, so it does not count.
     return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
 
 

@@ -19,8 +19,8 @@ class CounterReading(NamedTuple):
 
 
 class MemoryCounters:
-    """Reads the counters. `allocated()` returns the number of bytes in use on all devices. The default is the counter
-    of PyTorch's CUDA allocator.
+    """`allocated()` returns the number of bytes in use on all devices. The default is the counter of PyTorch's CUDA
+    allocator.
     """
 
     def __init__(self, allocated: Callable[[], int] | None = None) -> None:

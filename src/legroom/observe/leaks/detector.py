@@ -157,7 +157,7 @@ class LeakDetector:
         self._is_finished = False
 
     def begin_loop(self) -> None:
-        """Start watching a new loop. Results of earlier loops do not delay the scans of the new loop."""
+        # Results of earlier loops do not delay the scans of the new loop.
         self._next_scheduled = self.iteration + FIRST_SCAN
         self._windows_opened, self._not_before = dict.fromkeys(_SYMPTOMS, 0), dict.fromkeys(_SYMPTOMS, 0)
 
@@ -306,9 +306,7 @@ class LeakDetector:
         return RareGrowthScans(window, fraction=self._budget.fraction * 2 / 3)
 
     def _pause_scans(self) -> None:
-        """Pause scans because another thread trains. Earlier results are discarded, because they may include objects of
-        the other thread.
-        """
+        # Another thread trains. Earlier results may include objects of that thread.
         self.several_threads = self.iterations.ignores_backward = True
         self._window = None
         if self._traced is not None:
@@ -316,15 +314,12 @@ class LeakDetector:
             self._traced = None
 
     def _thread_changed(self) -> None:
-        """Switch to another thread's loop. PyTorch numbers the autograd nodes of each thread separately, so earlier
-        results are discarded.
-        """
+        # PyTorch numbers the autograd nodes of each thread separately, so earlier results are discarded.
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:
-        """Restart at the first optimizer step, because the earlier iterations were micro-batches of this step. A loop
-        on a different thread also causes a restart.
-        """
+        # The iterations before the first optimizer step were micro-batches of this step. A loop on a different thread
+        # also causes a restart.
         self._has_stepped, self._is_restart_due = self.iterations.has_stepped, False
         self._numbers = NodeNumbers()
         self._window = None

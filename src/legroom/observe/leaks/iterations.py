@@ -343,9 +343,7 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_train(self) -> None:
-        """Wrap `nn.Module.train`, which `model.eval()` calls as `train(False)`. An evaluation without a loader may
-        follow.
-        """
+        # `model.eval()` calls `train(False)`. An evaluation without a loader may follow.
         train = nn.Module.train
 
         def wrapped(module: nn.Module, mode: bool = True) -> nn.Module:

@@ -44,7 +44,7 @@ MAX_DELAY_EXPONENT = 6
 
 
 class SamplingBudget:
-    """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled iteration."""
+    """Call `is_due` after every iteration, and `spend` after a sampled iteration."""
 
     def __init__(self, fraction: float, *, free: int = FREE_ITERATIONS) -> None:
         """Samples may use at most `fraction` of the run time. The first `free` iterations are always sampled."""
@@ -95,7 +95,7 @@ class SamplingBudget:
 
 
 class RareGrowthScans:
-    """Decides when to scan for rare growth. Call `is_due` after an iteration, then `scan`."""
+    """Call `is_due` after an iteration, then `scan`."""
 
     def __init__(self, window: ScanWindow, fraction: float) -> None:
         """Scans may use at most `fraction` of the run time. The first scans are not limited."""

@@ -300,9 +300,7 @@ class ScanWindow:
         return self._iterations.by_model_calls and iteration < UNROLLED_CALLS
 
     def _is_conclusive(self, evaluating: bool) -> bool:
-        """Return whether retained graphs indicate a leak. Before the first optimizer step, retained graphs may belong
-        to the micro-batches of that step.
-        """
+        # Before the first optimizer step, retained graphs may belong to the micro-batches of that step.
         if (
             self._iterations.has_stepped
             or self._iterations.without_optimizer
@@ -493,7 +491,7 @@ def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
 
 
 def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[torch.Tensor]:
-    """Return some tensors from both ends of the list. Tensors in the same container are often adjacent in the list."""
+    # Tensors in the same container are often adjacent in the list.
     return tensors if len(tensors) <= most else [*tensors[: most // 2], *tensors[-most // 2 :]]
 
 

@@ -83,9 +83,8 @@ def _math_attention(
     scale: float | None,
     is_grouped: bool,
 ) -> torch.Tensor:
-    """Run the operations of `_scaled_dot_product_attention_math`.
-
-    The tensors belong to a subclass, so PyTorch's own function would not add the mask in place.
+    """The tensors belong to a subclass, so PyTorch's own `_scaled_dot_product_attention_math` would not add the mask in
+    place.
     """
     dtype = query.dtype
     allows_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed

@@ -95,14 +95,14 @@ def _workspaces(
 
 
 def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
-    """Return a setting with one number per dimension. A single number applies to all dimensions."""
+    # A single number applies to all dimensions.
     numbers: tuple[int, ...] = tuple(values)
     return numbers * dimensions if len(numbers) == 1 else numbers
 
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
-    """Return whether cuDNN computes a depthwise convolution. PyTorch uses cuDNN for channels-last tensors, and for
-    float16 with small square kernels (`use_cudnn_depthwise`). PyTorch's own kernels allocate the weight gradient first.
+    """PyTorch uses cuDNN for channels-last tensors, and for float16 with small square kernels (`use_cudnn_depthwise`).
+    PyTorch's own kernels allocate the weight gradient first.
     """
     if c.channels_last:
         return True
@@ -110,14 +110,13 @@ def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
 
 
 def _result_index(mask: Any, index: int) -> int:
-    """Return the index of a gradient among the results. The results contain only the gradients that are needed."""
+    # The results contain only the gradients that are needed.
     return sum(bool(is_needed) for is_needed in mask[:index])
 
 
 def _workspace(name: str, guess: WorkspaceGuess, index: int) -> list[MemoryStep]:
-    """Allocate and free a workspace. If the workspace does not fit, torch tries the next kernel in cuDNN's list, and
-    finally generic kernels without a workspace. Torch catches the out-of-memory error (`try_configs` in
-    ATen/native/cudnn/Conv_v8.cpp).
+    """If the workspace does not fit, torch tries the next kernel in cuDNN's list, and finally generic kernels without a
+    workspace. Torch catches the out-of-memory error (`try_configs` in ATen/native/cudnn/Conv_v8.cpp).
     """
     size, others = guess.likely[index], tuple(sizes[index] for sizes in guess.others)
     if not any(other != size for other in others):

@@ -269,7 +269,7 @@ def load_library(paths: Sequence[str]) -> Any | None:
 
 
 def _loads_cublas(cuda: int, paths: Sequence[str]) -> bool:
-    """Return whether cuBLASLt can be loaded. If cuBLASLt is missing, cuDNN aborts the process."""
+    # If cuBLASLt is missing, cuDNN aborts the process.
     name = f"{CUBLAS_LT}.{cuda}"
     for path in (*(path for path in paths if name in path), name):
         with suppress(OSError):

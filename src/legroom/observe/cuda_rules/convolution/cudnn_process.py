@@ -164,9 +164,7 @@ class CudnnProcess:
 
 
 def _worker_command(paths: Sequence[str]) -> list[str]:
-    """Return the command that starts the worker. With `-I`, modules in the script's folder cannot replace modules of
-    the standard library.
-    """
+    # With `-I`, modules in the script's folder cannot replace modules of the standard library.
     root = str(Path(__file__).parents[4])
     return [sys.executable, "-I", "-c", _WORKER, root, json.dumps(list(paths))]
 

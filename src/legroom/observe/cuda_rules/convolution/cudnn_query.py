@@ -275,7 +275,7 @@ _TENSOR_CORE, _ROUNDS_INPUTS, _NOT_DETERMINISTIC = 0, 1, 4
 
 
 def _operation(descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation) -> int:
-    """Return the descriptor of the operation. Torch computes a 1D convolution on images of height 1."""
+    # Torch computes a 1D convolution on images of height 1.
     layer = query.layer
     input = (query.batch, layer.inputs, *_2d(layer.sizes, 1))
     output = (query.batch, layer.outputs, *_2d(query.output_sizes, 1))

@@ -21,7 +21,7 @@ def main(paths: Sequence[str], descriptor: int) -> None:
 
 
 def serve(connection: socket.socket, load: Callable[[], Any | None]) -> None:
-    """Answer queries. At the first query, `load` is called and returns cuDNN's functions."""
+    # At the first query, `load` is called and returns cuDNN's functions.
     load = lru_cache(maxsize=1)(load)
     while message := connection.recv(MAX_MESSAGE):
         signal.alarm(2 * TIMEOUT)  # a query that hangs ends the process, even if the script is gone

@@ -199,8 +199,8 @@ def _read_bits(file: BytesIO, count: int) -> str:
 
 
 def _read_thresholds(file: BytesIO, counts: Sequence[int]) -> list[Sequence[float]]:
-    """Read the thresholds of each feature. For better compression, the first and the second bytes of the floats are
-    stored separately. The upper halves are stored as differences, because thresholds are sorted.
+    """For better compression, the first and the second bytes of the floats are stored separately. The upper halves are
+    stored as differences, because thresholds are sorted.
     """
     total = sum(counts)
     interleaved = bytearray(4 * total)

@@ -31,7 +31,7 @@ workspace, as a multiple of `UNIT`.
 
 
 class ConvLayer(NamedTuple):
-    """A convolution without its batch size. The table has one entry per layer."""
+    """A convolution without its batch size."""
 
     dtype: str
     """PyTorch's name for the dtype, or `float32_strict` if TF32 is not allowed (`torch.backends.cudnn.allow_tf32`)."""
@@ -183,8 +183,8 @@ class _Table(NamedTuple):
 
 @lru_cache(maxsize=256)
 def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
-    """Return the recorded layers of one family. A network uses only a few families, so each family is converted on
-    demand. Converting all families takes more than a second.
+    """A network uses only a few families, so each family is converted on demand. Converting all families takes more
+    than a second.
     """
     columns = _table()
     if family not in columns.families:
@@ -227,8 +227,8 @@ def _block_remainders(place: int, block: int) -> Sequence[int]:
 
 @lru_cache(maxsize=1)
 def _table() -> _Table:
-    """Read the table. The first line of the file lists all families as JSON, with their numbers of layers and rows. The
-    second line lists all batch sizes. The columns follow as arrays.
+    """The first line of the file lists all families as JSON, with their numbers of layers and rows. The second line
+    lists all batch sizes. The columns follow as arrays.
     """
     if not TABLE.exists():
         return _Table({}, [], [], [], [])

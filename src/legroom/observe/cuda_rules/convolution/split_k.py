@@ -58,9 +58,7 @@ def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct
 
 
 def actual_operation(operation: ConvOperation, transposed: bool) -> ConvOperation:
-    """Return the operation that cuDNN computes. A transposed convolution is the input gradient of an ordinary
-    convolution.
-    """
+    # A transposed convolution is the input gradient of an ordinary convolution.
     return _TRANSPOSED.get(operation, operation) if transposed else operation
 
 

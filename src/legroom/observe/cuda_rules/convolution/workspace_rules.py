@@ -23,8 +23,7 @@ TILE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """The sizes of one convolution. For a transposed convolution, `inputs` is the number of channels of its
-    argument."""
+    """For a transposed convolution, `inputs` is the number of channels of its argument."""
 
     element: int
     channels_last: bool

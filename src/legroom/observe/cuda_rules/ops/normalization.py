@@ -49,9 +49,7 @@ def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> An
 
 
 def _uses_cudnn(input: Any, weight: Any) -> bool:
-    """Return whether cuDNN computes the norm. For bfloat16 inputs, norms without weights and weights in half precision,
-    PyTorch uses its own kernel.
-    """
+    # For bfloat16 inputs, norms without weights and weights in half precision, PyTorch uses its own kernel.
     return (
         input.dtype in (torch.float32, torch.float16) and weight is not None and weight.dtype == torch.float32
     )
@@ -144,9 +142,7 @@ def _batch_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _batch_norm_results(input: Any) -> MemoryPlan | None:
-    """Means and standard deviations are float32. For 2D inputs, means and standard deviations are also allocated in
-    evaluation mode.
-    """
+    # Means and standard deviations are float32. For 2D inputs, they are also allocated in evaluation mode.
     if input.element_size() == 4 and input.dim() > 2:
         return None
     saved = input.shape[1] * 4

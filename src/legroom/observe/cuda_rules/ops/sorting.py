@@ -57,9 +57,7 @@ def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
 
 
 def _sort_buffer(count: int, pairs: int) -> int:
-    """Return the size of cub's buffer in bytes. The buffer contains a second copy of the pairs. The digit counts use
-    about three bytes for every 16 pairs.
-    """
+    # The buffer contains a second copy of the pairs. The digit counts use about three bytes for every 16 pairs.
     return pairs + count * 3 // 16
 
 

@@ -222,7 +222,7 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
 
 
 class _Packed(torch.autograd.Function):
-    """Removes the padding from sequences. The gradient of a padding element is zero."""
+    """The gradient of a padding element is zero."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:
@@ -306,9 +306,7 @@ def _backward_shapes(*args: Any) -> tuple[Any, ...]:
 
 
 def _has_biases(arguments: dict[str, Any]) -> bool:
-    """Return whether a layer has biases. A layer has two weight matrices (three if it has a projection). Unless
-    `bias=False`, a layer also has two bias vectors.
-    """
+    # A layer has two weight matrices (three if it has a projection). Unless `bias=False`, it also has two bias vectors.
     return int(arguments["weight_stride0"]) > (3 if arguments["proj_size"] else 2)
 
 
