@@ -45,7 +45,9 @@ class ModuleMarkers:
         self._replacement: Callable[..., Any] | None = None
 
     def attach(self) -> None:
-        # If torch's private method `_call_impl` is missing, modules, forward passes and inputs are not recognized.
+        """Start marking modules. If torch's private method `_call_impl` is missing, modules, forward passes and inputs
+        are not recognized.
+        """
         original = getattr(nn.Module, "_call_impl", None)
         if original is not None:
             self._is_attached = True
