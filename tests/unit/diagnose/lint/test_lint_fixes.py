@@ -31,6 +31,8 @@ UNSAFE_FIXES = {
     "LG301 on several ranks": 'torch.load("model.pt", map_location="cpu")',
     "LG303 a model": 'torch.save(model.state_dict(), "model.pt")',
     "LG404 clipped first": "    scaler.unscale_(optimizer)\n    nn.utils.clip_grad_norm_",
+    "LG309 a misspelled name": "    parameter.requires_grad = False  # here\nmodel.weight.requires_grad = False",
+    "LG309 a module": "net.layer4.requires_grad_(False)  # here\nfor child in net.children():\n    child.requires_grad_(False)",
     "LG502 set_epoch is never called": "for epoch in range(3):\n    sampler.set_epoch(epoch)\n    for x, y in loader:",
 }
 

@@ -1,6 +1,4 @@
-"""Finds lists of objects that each keep a model on the GPU, although each step uses only some of the objects, for
-LG101.
-"""
+"""Finds models and optimizers that the program keeps on the GPU although it uses only some of them at a time, for LG101."""
 
 from collections.abc import Iterator
 
@@ -9,7 +7,8 @@ import libcst as cst
 from legroom.diagnose.lint.collected.replay import is_put_on_gpu
 from legroom.diagnose.lint.flow.facts import StoreFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, walk
+from legroom.diagnose.lint.flow.retention.releases import survives
+from legroom.diagnose.lint.flow.syntax import dotted, is_call_of, last_name, method_name, walk
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
@@ -33,6 +32,67 @@ def idle_models(program: Program) -> Iterator[Problem]:
                 message=f"Every object in `{owner}` keeps its own model on the GPU, but each round uses only some of them",
                 help="Keep the models in host memory, and move a model to the GPU only while it is used",
             )
+
+
+def idle_optimizers(program: Program) -> Iterator[Problem]:
+    """Find `self.optimizers.append(optimizer)` with a new optimizer for each stage of the training, if the program never
+    steps the stored optimizers again. Each optimizer keeps its state on the GPU."""
+    for store in program.stores:
+        if (
+            store.value.kind is not ValueKind.OPTIMIZER
+            or store.how not in {"append", "item"}
+            or store.bounded
+        ):
+            continue
+        function = store.function
+        loops = (*store.loops, *(loop for site in function.call_sites for loop in site.loops))
+        callers = (
+            loop for site in function.call_sites for each in site.caller.call_sites for loop in each.loops
+        )
+        stages = [loop for loop in (*loops, *callers) if loop.trains]
+        if not stages or not _is_created_here(program, store) or _are_stepped(program, store):
+            continue
+        if all(survives(program, store.target, loop) for loop in stages):
+            yield Problem(
+                node=store.expression,
+                message=f"`{store.target}` keeps the optimizer of every stage and its state, although the program steps only the "
+                "newest",
+                help="Keep only the current optimizer",
+            )
+
+
+def _is_created_here(program: Program, store: StoreFact) -> bool:
+    path = dotted(store.expression)
+    return isinstance(store.expression, cst.Call) or any(
+        each.target == path and isinstance(each.expression, cst.Call)
+        for each in program.stores
+        if each.function is store.function and each.loops == store.loops and each.order < store.order
+    )
+
+
+def _are_stepped(program: Program, store: StoreFact) -> bool:
+    """Return True if the program may use the stored optimizers: anything but reading their learning rates."""
+    name = last_name(store.target)
+    for node in program.nodes:
+        if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:
+            continue
+        parent = program.parent.get(node)
+        if isinstance(parent, cst.Attribute) or program.inside(node, store.node):
+            continue
+        if isinstance(parent, (cst.AssignTarget, cst.AnnAssign)):
+            continue
+        if isinstance(parent, (cst.For, cst.CompFor)):
+            scope = parent if isinstance(parent, cst.For) else program.parent.get(parent)
+            read = [each.attr.value for each in walk(scope or parent) if isinstance(each, cst.Attribute)]
+            if (
+                not {"step", "zero_grad", "state_dict", "load_state_dict"} & set(read)
+                and "param_groups" in read
+            ):
+                continue
+        if isinstance(parent, cst.Arg) and is_call_of(program.parent.get(parent) or parent, "len"):
+            continue
+        return True
+    return False
 
 
 def _drawn_objects(program: Program) -> Iterator[tuple[str, str]]:

@@ -41,9 +41,16 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
             continue
         if program.is_conditional(store.node, loop.node) or _is_moved_to_host(program, path, loop):
             continue
-        if not _is_on_gpu(program, path, loop) or not _is_scored(program, store, loop, part):
+        if not _is_on_gpu(program, path, loop):
             continue
-        if not _is_used_again(program, store, loop, part):
+        used_again = _is_used_again(program, store, loop, part)
+        if used_again and _is_pretrained(program, path, loop):
+            yield Problem(
+                node=part,
+                message=f"`{store.target}` keeps every trained model on the GPU while the loop trains the next model",
+                help="Move the model to host memory first: `model.cpu()`. Move it back to the GPU when it is used",
+            )
+        elif not used_again and _is_scored(program, store, loop, part):
             yield Problem(
                 node=part,
                 message=f"`{store.target}` keeps every trained model on the GPU, but the program does not compute with them again",
@@ -83,6 +90,20 @@ def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
         for scope in (loop.node, *_creating_functions(program, path, loop))
         for node in walk(scope)
     )
+
+
+def _is_pretrained(program: Program, path: str, loop: LoopFact) -> bool:
+    """Return True if the loop creates a model of a library, which is large."""
+    bodies = _creating_functions(program, path, loop)
+    return any(
+        _LIBRARIES.search(program.imports.qualified(node.func) or "")
+        for scope in (loop.node, *bodies)
+        for node in walk(scope)
+        if isinstance(node, cst.Call)
+    )
+
+
+_LIBRARIES = re.compile(r"^timm\.create_model$|^torchvision\.models\.|^transformers\.\w+\.from_pretrained$")
 
 
 def _creating_functions(program: Program, path: str, loop: LoopFact) -> list[cst.CSTNode]:

@@ -191,13 +191,24 @@ def _is_output_call(
         return _contains_output(program, node.args[0].value, place, models, depth + 1)
     if not value.is_tensor or moves_to_host(node):
         return False
-    if name == "squeeze" and node.args and program.source(node.args[0].value) == "-1":
-        return False  # one score for each sample
+    if _is_score(node):
+        return False
     is_function = (program.imports.qualified(node.func) or "").startswith("torch.")
     inner = node.args[0].value if is_function and node.args else receiver(node)
     if inner is None or not (name in SIZE_PRESERVING or _is_pooled(program, node, inner, place)):
         return False
     return _contains_output(program, inner, place, models, depth + 1)
+
+
+def _is_score(node: cst.BaseExpression) -> bool:
+    """Return True for `x.squeeze(-1)`, which contains one number for each sample."""
+    given = node.args[0].value if isinstance(node, cst.Call) and node.args else None
+    return (
+        isinstance(node, cst.Call)
+        and method_name(node) == "squeeze"
+        and isinstance(given, cst.UnaryOperation)
+        and getattr(given.expression, "value", None) == "1"
+    )
 
 
 def _is_pooled(program: Program, node: cst.Call, inner: cst.BaseExpression, place: _Place) -> bool:
@@ -220,7 +231,9 @@ def _runs(call: CallFact) -> bool:
     if call.local is None:
         return call.result.is_tensor or call.result.kind is ValueKind.CONTAINER
     is_output = call.local.name in {"forward", "__call__"} or _FEATURES.search(call.local.name) is not None
-    return is_output and call.local.returns.kind is not ValueKind.PLAIN
+    returned = call.local.returned_nodes
+    is_score = bool(returned) and all(map(_is_score, returned))
+    return is_output and call.local.returns.kind is not ValueKind.PLAIN and not is_score
 
 
 def _returns_output(

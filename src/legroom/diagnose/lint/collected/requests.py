@@ -29,7 +29,7 @@ _TEXT = r"caption|prompt|text|sentence|query|question|utterance|message|url"
 _TEXTS = re.compile(rf"(?:^|_)(?:{_TEXT})$", re.IGNORECASE)
 _REQUESTS = re.compile(
     rf"(?:^|_)(?:{_TEXT}|session|user|request|client|conversation|customer|visitor)$"
-    r"|^(?:session|user|request|client|chat|conversation|job|image|doc|document|customer|thread|item|video|clip)_?id$|^uid$",
+    r"|^(?:session|user|request|client|chat|conversation|job|image|doc|document|customer|thread|item|video|clip)_?id$|^[usc]id$",
     re.IGNORECASE,
 )
 """Names of keys that differ for each request or text."""
@@ -127,10 +127,14 @@ def _is_unbounded(program: Program, store: StoreFact) -> bool:
     is_thread = known is not None and all(last_name(base) in {"Thread", "ABC"} for base in known.bases)
     if not is_thread and not is_visible(program, store):
         return False
-    name = last_name(store.target)
+    name, is_attribute = last_name(store.target), "." in store.target
     if any(last_name(each.target) == name for each in program.releases):
         return False
-    made = [each for each in program.stores if last_name(each.target) == name and each.how == "assign"]
+    made = [
+        each
+        for each in program.stores
+        if last_name(each.target) == name and each.how == "assign" and ("." in each.target) == is_attribute
+    ]
     if any(
         not _STARTING.search(each.function.name) and not encloses(each.function, store.function)
         for each in made
@@ -146,6 +150,8 @@ def _is_unbounded(program: Program, store: StoreFact) -> bool:
         parent = program.parent.get(node)
         if isinstance(parent, cst.Attribute) and parent.attr is node:
             continue
+        if is_attribute and isinstance(node, cst.Name):
+            continue  # a local variable with the same name
         if isinstance(parent, cst.Arg) and not _only_reads(program.parent.get(parent)):
             return False
         if any(isinstance(each, cst.Comparison) for each in _measuring(program, node)):

@@ -85,8 +85,12 @@ def _is_used_only_before(program: Program, call: CallFact, backward: CallFact) -
     targets = {
         each.target
         for each in program.stores
-        if each.function is call.function and each.expression is call.node and each.how == "assign"
+        if each.function is call.function
+        and each.how == "assign"
+        and (each.expression is call.node or _is_in_loss(program, call, each.expression))
     }
+    if not targets and _is_in_loss(program, call, backward.node):  # loss(D(G(z)), fake).backward()
+        return True
     if len(targets) != 1 or any("." in each for each in targets):
         return False
     reads = [
@@ -95,8 +99,33 @@ def _is_used_only_before(program: Program, call: CallFact, backward: CallFact) -
         if isinstance(node, cst.Name)
         and node.value in targets
         and not isinstance(program.parent.get(node), cst.AssignTarget)
+        and not _is_read_as_number(program, node)
     ]
     made = [each.order for each in program.stores if each.target in targets and each.order > backward.order]
     last = min(made, default=len(program.nodes))
     end = max(program.order[node] for node in walk(backward.node))  # discriminator(fake).mean().backward()
     return any(each < end for each in reads) and not any(end < each < last for each in reads)
+
+
+def _is_in_loss(program: Program, call: CallFact, loss: cst.BaseExpression) -> bool:
+    """Return True for `generator(z)` in `criterion(discriminator(generator(z)), zeros)`: only another model reads it."""
+    argument = program.parent.get(call.node)
+    outer = program.parent.get(argument) if isinstance(argument, cst.Arg) else None
+    return (
+        any(each.node is outer and each.receiver.kind is ValueKind.MODEL for each in program.calls)
+        and outer is not loss
+        and outer is not None
+        and program.inside(outer, loss)
+    )
+
+
+def _is_read_as_number(program: Program, node: cst.CSTNode) -> bool:
+    """Return True for `loss` in `(real_loss + loss).item()` and `f"{loss:.3f}"`."""
+    for each in program.ancestors(node):
+        if isinstance(each, cst.Attribute) and each.attr.value in {"item", "detach", "data", "tolist"}:
+            return True
+        if isinstance(each, cst.FormattedStringExpression):
+            return True
+        if not isinstance(each, (cst.BinaryOperation, cst.Attribute)):
+            return False
+    return False

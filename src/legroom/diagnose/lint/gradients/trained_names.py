@@ -23,7 +23,12 @@ def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
     }
     for _ in range(4):
         found = {
-            name for each in program.stores if each.target in names for name in names_in(each.expression)
+            name
+            for each in program.stores
+            if each.target in names
+            for copied in (_copied_names(program, each.expression),)
+            for name in names_in(each.expression)
+            if root(name) not in copied
         }
         for loop in program.loops:
             if isinstance(loop.node, cst.For) and not names.isdisjoint(loop.bound):
@@ -33,6 +38,48 @@ def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
         names |= found
     names -= {"self", *program.imports.full_names}
     return names | ({"self"} if _optimizes_itself(sources) else set())
+
+
+def _copied_names(program: Program, node: cst.BaseExpression) -> set[str]:
+    """Return `teacher` for `Student(teacher.config)`, and for `build_student(teacher)` if this function in this file only
+    reads the configuration of the teacher or copies its weights."""
+    passed = {
+        path
+        for call in program.calls
+        if call.local is not None and program.inside(call.node, node)
+        for name, argument in call.local.receives(call.node)
+        if (path := dotted(argument.value)) is not None and _is_only_copied(program, call.local.body, name)
+    }
+    read = {each.value for each in walk(node) if isinstance(each, cst.Name)}
+    return passed | {name for name in read if _is_only_copied(program, node, name, _MAX_DEPTH)}
+
+
+def _is_only_copied(program: Program, scope: cst.CSTNode, name: str, depth: int = 0) -> bool:
+    """Return True if code reads only the configuration and the state dict of a model."""
+    for node in walk(scope):
+        if not isinstance(node, cst.Name) or node.value != name:
+            continue
+        read: list[str] = []
+        current: cst.CSTNode = node
+        parent = program.parent.get(node)
+        while isinstance(parent, (cst.Attribute, cst.Subscript)) or (
+            isinstance(parent, cst.Call) and parent.func is current
+        ):
+            if isinstance(parent, cst.Attribute):
+                read.append(parent.attr.value if parent.attr is not current else "config")
+            current, parent = parent, program.parent.get(parent)
+        if not _COPIED.isdisjoint(read) or isinstance(parent, cst.AssignTarget):
+            continue
+        target = dotted(parent.targets[0].target) if isinstance(parent, cst.Assign) else None
+        if target is None or "." in target or depth >= _MAX_DEPTH:
+            return False
+        if not _is_only_copied(program, scope, target, depth + 1):
+            return False
+    return True
+
+
+_COPIED = {"config", "state_dict"}
+_MAX_DEPTH = 3
 
 
 def _optimized_models(source: cst.CSTNode) -> set[str]:

@@ -9,6 +9,7 @@ from legroom.diagnose.lint.flow.retention.limits import is_unlimited
 from legroom.diagnose.lint.flow.retention.releases import (
     encloses,
     is_length_limited,
+    is_monitored,
     is_released_elsewhere,
     survives,
 )
@@ -43,10 +44,11 @@ def outlives_its_step(
     unlimited = is_unlimited(program, store)
     if (store.bounded or is_length_limited(program, store)) and not unlimited:
         return None
+    monitored = is_monitored(program, store)
     for loop in reversed(store.loops):
         if (
             is_step_loop(loop)
-            and survives(program, store.target, loop, unlimited=unlimited)
+            and survives(program, store.target, loop, unlimited=unlimited, monitored=monitored)
             and not feeds_backward(program, store.target, store.function, loop)
             and not _is_within_a_step(program, store, loop)
             and not _is_returned_with_graph(program, store, loop)

@@ -7,7 +7,16 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, path_of, walk
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    keyword,
+    last_name,
+    method_name,
+    names_in,
+    path_of,
+    string_value,
+    walk,
+)
 
 _MAX_SMALL = 10_000
 """A limit above this number of entries has no effect, because no run reaches it."""
@@ -52,16 +61,27 @@ def _measures(node: cst.BaseExpression, name: str) -> bool:
     )
 
 
-def _sizes(program: Program, limit: cst.BaseExpression, function: Function, depth: int = 0) -> list[int]:
-    """Return the numbers that an expression may evaluate to: a literal, a constant or an argument of a constructor."""
-    if isinstance(limit, cst.Integer):
-        return [int(limit.value.replace("_", ""), 0)]
-    if isinstance(limit, cst.Call) and dotted(limit.func) == "int" and limit.args:
-        limit = limit.args[0].value
-    if isinstance(limit, cst.Float):
-        return [int(float(limit.value.replace("_", "")))]
-    path = dotted(limit)
-    if path is None or depth > 3:
+def _sizes(program: Program, limit: cst.BaseExpression, function: Function) -> list[int]:
+    """Return the numbers that an expression may evaluate to."""
+    return [
+        int(float(text)) if isinstance(each, cst.Float) else int(text, 0)
+        for each in literals(program, limit, function)
+        for text in (each.value.replace("_", ""),)
+    ]
+
+
+def literals(
+    program: Program, node: cst.BaseExpression, function: Function, depth: int = 0
+) -> list[cst.Integer | cst.Float]:
+    """Return the literal numbers that an expression may evaluate to: a literal, a constant, an argument of a constructor,
+    the default of an option, or the default of a field of a class in this file. Return nothing if one of them is unknown.
+    """
+    if isinstance(node, (cst.Integer, cst.Float)):
+        return [node]
+    if isinstance(node, cst.Call) and dotted(node.func) == "int" and node.args:
+        return literals(program, node.args[0].value, function, depth + 1)
+    path = dotted(node)
+    if path is None or depth > 4:
         return []
     if path.startswith("self."):
         owner = program.method(function.class_name, "__init__")
@@ -70,42 +90,71 @@ def _sizes(program: Program, limit: cst.BaseExpression, function: Function, dept
         return _passed(program, path, function, depth)
     if path in function.local_names:
         return _assigned(program, path, function, depth)
-    return _assigned(program, path, program.top, depth)
+    return _assigned(program, path, program.top, depth) or _default_of_field(program, path, depth)
 
 
-def _assigned(program: Program, path: str, function: Function, depth: int) -> list[int]:
+def _assigned(program: Program, path: str, function: Function, depth: int) -> list[cst.Integer | cst.Float]:
     found = [
-        node.value
+        value
         for node in walk(function.body, into_functions=False)
-        if isinstance(node, cst.Assign) and any(dotted(each.target) == path for each in node.targets)
+        if isinstance(node, cst.Assign)
+        for each in node.targets
+        for target, value in _pairs(each.target, node.value)
+        if dotted(target) == path
     ]
-    return _sizes(program, found[0], function, depth + 1) if len(found) == 1 else []
+    return literals(program, found[0], function, depth + 1) if len(found) == 1 else []
 
 
-def _passed(program: Program, name: str, function: Function, depth: int) -> list[int]:
+def _pairs(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Return the targets of an assignment with their values, including for `WARMUP, CAPACITY = 1_000, 500_000`."""
+    if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+        return [(one.value, other.value) for one, other in zip(target.elements, value.elements, strict=False)]
+    return [(target, value)]
+
+
+def _default_of_field(program: Program, path: str, depth: int) -> list[cst.Integer | cst.Float]:
+    """Return the default of `config.context` or `args.context`, if one class or one option in this file defines it."""
+    owner, _, name = path.rpartition(".")
+    if not owner:
+        return []
+    found: list[cst.BaseExpression] = []
+    for node in program.nodes:
+        if isinstance(node, cst.AnnAssign) and dotted(node.target) == name and node.value is not None:
+            found.append(node.value)
+        elif isinstance(node, cst.Call) and method_name(node) == "add_argument":
+            options = {(string_value(each.value) or "").lstrip("-").replace("-", "_") for each in node.args}
+            given = keyword(node, "default")
+            found += [given.value] if name in options and given is not None else []
+    return literals(program, found[0], program.top, depth + 1) if len(found) == 1 else []
+
+
+def _passed(program: Program, name: str, function: Function, depth: int) -> list[cst.Integer | cst.Float]:
+    """Return the numbers that the callers of a function pass, or its default."""
     called = function.class_name if function.name == "__init__" else function.name
-    calls = [
+    sites = [
         node
         for node in program.nodes
         if isinstance(node, cst.Call) and called and last_name(dotted(node.func) or "") == called
     ]
-    sizes: list[int] = []
-    for call in calls:
+    scopes = {id(site.call): site.caller for site in function.call_sites}
+    found: list[cst.Integer | cst.Float] = []
+    for call in sites:
         given = [argument.value for parameter, argument in function.receives(call) if parameter == name]
-        known = (
-            _sizes(program, given[0], program.top, depth + 1) if given else _default(program, name, function)
-        )
+        scope = scopes.get(id(call), program.top)
+        known = literals(program, given[0], scope, depth + 1) if given else _default(program, name, function)
         if not known:
             return []
-        sizes += known
-    return sizes or _default(program, name, function)
+        found += known
+    return found or _default(program, name, function)
 
 
-def _default(program: Program, name: str, function: Function) -> list[int]:
+def _default(program: Program, name: str, function: Function) -> list[cst.Integer | cst.Float]:
     parameters = function.node.params.params if isinstance(function.node, cst.FunctionDef) else ()
     return [
-        size
+        number
         for each in parameters
         if each.name.value == name and each.default is not None and not names_in(each.default)
-        for size in _sizes(program, each.default, program.top)
+        for number in literals(program, each.default, program.top)
     ]

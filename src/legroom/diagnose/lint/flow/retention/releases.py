@@ -4,19 +4,32 @@ import re
 
 import libcst as cst
 
+from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import added_parts
 from legroom.diagnose.lint.flow.retention.limits import is_unlimited
 from legroom.diagnose.lint.flow.steps import runs_every_step
-from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, path_of, receiver, root, walk
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    has_modulo,
+    last_name,
+    method_name,
+    names_with_graph,
+    path_of,
+    receiver,
+    root,
+    walk,
+)
 from legroom.diagnose.lint.flow.values import ValueKind
 
 
-def survives(program: Program, target: str, loop: LoopFact, *, unlimited: bool = False) -> bool:
-    """Return True if the values under the name `target` survive an iteration of the loop.
-
-    With `unlimited`, removing single entries does not count as a release.
+def survives(
+    program: Program, target: str, loop: LoopFact, *, unlimited: bool = False, monitored: bool = False
+) -> bool:
+    """Return True if the values stored under the name `target` survive an iteration of the loop. With `unlimited`,
+    removing single entries does not count as a release. With `monitored`, a release that runs only every few steps does
+    not count.
     """
     if any(
         target == bound or target.startswith(f"{bound}.")
@@ -32,6 +45,8 @@ def survives(program: Program, target: str, loop: LoopFact, *, unlimited: bool =
                 return False  # states[i] = states[i].detach()
             continue
         if not _within(store, loop) or store.how != "assign" or is_initialization(program, store):
+            continue
+        if monitored and _is_periodic(program, store):
             continue
         if store.target == target and (
             not store.uses_old_value
@@ -177,7 +192,28 @@ def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: boo
         store.function,
         unlimited=is_unlimited(program, store),
         every_step=every_step or store.how == "augment" or (store.how == "assign" and store.uses_old_value),
+        monitored=is_monitored(program, store),
     )
+
+
+def is_monitored(program: Program, store: StoreFact) -> bool:
+    """Return True if a sum accumulates a quantity that no backward pass uses, such as a KL divergence that is only printed.
+    No backward pass frees the graph of such a quantity."""
+    if store.how != "augment" or not store.value.has_graph:
+        return False
+    return not any(
+        is_used_in_backward(program, path) for path in (store.target, *names_with_graph(store.expression))
+    )
+
+
+def _is_periodic(program: Program, fact: Fact) -> bool:
+    """Return True if a statement runs only every few steps, as in `if step % 50 == 0: self.reset()`."""
+    for each in program.ancestors(fact.node):
+        if isinstance(each, cst.If) and has_modulo(each.test):
+            return True
+        if isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
+            return False
+    return False
 
 
 def is_released(
@@ -188,12 +224,11 @@ def is_released(
     *,
     unlimited: bool = False,
     every_step: bool = False,
+    monitored: bool = False,
 ) -> bool:
-    """Return True if any code in the file clears or replaces a value that outlives a function.
-
-    The initialization of the value does not count. With `every_step`, a release counts only in the loop with the
-    backward pass.
-    """
+    """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its
+    initialization. With `every_step`, a release only counts if it runs in the loop with the backward pass. With
+    `monitored`, it must also run in every iteration of this loop."""
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
@@ -218,6 +253,8 @@ def is_released(
             continue
         if not _may_run_between_steps(program, store, function, within, every_step=every_step):
             continue
+        if monitored and _is_called_periodically(program, store):
+            continue
         first_made = not store.loops and (
             isinstance(store.function.node, cst.Module) or (plain and encloses(store.function, function))
         )
@@ -228,6 +265,14 @@ def is_released(
         if store.function is function and not plain and (within is None or _within(store, within)):
             return True
     return False
+
+
+def _is_called_periodically(program: Program, fact: Fact) -> bool:
+    """Return True if every call in a loop to the function of a statement runs only every few steps."""
+    calls = [call for call in program.calls if call.local is fact.function and call.loops]
+    return any(call.loops[-1].trains for call in calls) and all(
+        _is_periodic(program, call) for call in calls if call.loops[-1].trains
+    )
 
 
 def _may_run_between_steps(

@@ -20,6 +20,8 @@ The rule also flags code that keeps the following values alive, even if they hav
 - the states in a replay buffer on the GPU, if the states are images, or if the program moves sampled states to the GPU
   anyway
 - the models of many objects, such as federated clients, if each training round uses only some of the objects
+- the optimizers of earlier training stages, if the program never uses them again
+- the pretrained models of all folds, if they stay on the GPU while the next model is trained
 - the entries of a cache with random keys, because the program cannot look up these entries again
 - the results that a cache stores for every request, session or text, if the cache never removes old entries
 - a loss or output that a stored closure reads later, such as in `jobs.append(lambda: log(loss))`
@@ -84,7 +86,7 @@ from legroom.diagnose.lint.collected.additions import (
 )
 from legroom.diagnose.lint.collected.at_once import collected_at_once
 from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
-from legroom.diagnose.lint.collected.idle_models import idle_models
+from legroom.diagnose.lint.collected.idle_models import idle_models, idle_optimizers
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models
 from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new
@@ -123,6 +125,7 @@ _FINDERS = (
     metrics_without_reset,
     replayed_on_gpu,
     idle_models,
+    idle_optimizers,
     unreachable_entries,
     kept_for_requests,
     collected_by_trainer,
@@ -189,20 +192,49 @@ def adds_to_itself(program: Program, store: StoreFact) -> bool:
     if other is not None:  # total = new_total
         made = [each for each in program.stores if each.target == other and each.order < store.order]
         return bool(made) and _is_sum_with(program, made[-1].expression, store.target)
-    return store.target in names_with_graph(store.expression) and _is_arithmetic(program, store)
+    return _is_computed_from(program, store, store.expression, store.target)
 
 
-def _is_arithmetic(program: Program, store: StoreFact) -> bool:
-    """Return True if only torch operations use the old value, as in `torch.stack([total, loss]).sum()`."""
-    made = store.expression
+def _is_computed_from(
+    program: Program, store: StoreFact, made: cst.BaseExpression, path: str, depth: int = 0
+) -> bool:
+    """Return True if torch operations compute a value from the old value, as in `torch.stack([total, loss]).sum()`, possibly
+    through other variables, as in `mixed = 0.9 * self.mean + 0.1 * x; self.mean = F.normalize(mixed)`."""
+    if path in names_with_graph(made):
+        return isinstance(made, (cst.Call, cst.Subscript)) and _is_arithmetic(program, made, path)
+    names = sorted(name for name in names_with_graph(made) if "." not in name and depth < _MAX_DEPTH)
+    for name in names if isinstance(made, cst.Call) else ():
+        known = [
+            each
+            for each in program.stores
+            if each.target == name
+            and each.function is store.function
+            and each.order < store.order
+            and each.how == "assign"
+            and each.loops == store.loops
+        ]
+        if known and _is_arithmetic(program, made, name):
+            inner = known[-1].expression
+            if _is_sum_with(program, inner, path) or _is_computed_from(
+                program, store, inner, path, depth + 1
+            ):
+                return True
+    return False
+
+
+_MAX_DEPTH = 2
+
+
+def _is_arithmetic(program: Program, made: cst.BaseExpression, path: str) -> bool:
+    """Return True if an expression uses a value only in torch operations."""
     while isinstance(made, cst.Subscript):
         made = made.value
     return isinstance(made, cst.Call) and all(
         (program.imports.qualified(each.func) or "").startswith("torch.")
         or dotted(each.func) in {"sum", "max", "min"}
         or program.value(receiver(each) or each.func).is_tensor
-        for each in walk(store.expression)
-        if isinstance(each, cst.Call) and store.target in names_with_graph(each)
+        for each in walk(made)
+        if isinstance(each, cst.Call) and path in names_with_graph(each)
     )
 
 

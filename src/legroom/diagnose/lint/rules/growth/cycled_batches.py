@@ -8,6 +8,8 @@ The rule reports the following cases:
 - A container stores all batches from a data loader on the GPU. A loop, a function or an object in the file may add the
   batches to the container. The rule does not flag containers of labels, which are small.
 - The constructor of a dataset reads files in a loop and stores each sample on the GPU.
+- The constructor of a dataset moves all samples to the GPU, although the training loop moves each batch.
+- A function moves all frames of a video to the GPU, and then runs a model on parts of the video.
 - A loop over a data loader adds batches on the GPU to a `queue.Queue` without `maxsize`. If the loader is faster than
   the training step, the queue collects all batches of the epoch.
 
@@ -47,6 +49,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.collected.on_gpu import collected_batches
 from legroom.diagnose.lint.collected.queues import unlimited_queues
+from legroom.diagnose.lint.collected.whole_data import whole_datasets, whole_videos
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import positional, walk
@@ -68,6 +71,8 @@ def check(program: Program) -> Iterator[Problem]:
                 )
     yield from collected_batches(program)
     yield from unlimited_queues(program)
+    yield from whole_datasets(program)
+    yield from whole_videos(program)
 
 
 def _yields_batches(program: Program, given: cst.BaseExpression) -> bool:

@@ -1,7 +1,8 @@
 """LG307: checkpoint_sequential uses one segment
 
 ## What it detects
-The rule checks for `checkpoint_sequential` with one segment.
+The rule checks for `checkpoint_sequential` with one segment. The number may be a constant, or an argument that the file
+passes to the constructor of the model.
 
 ## Why this is a problem
 `checkpoint_sequential` does not checkpoint the last segment. With one segment, it therefore checkpoints nothing: every
@@ -27,7 +28,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, keyword, last_name, positional
+from legroom.diagnose.lint.flow.retention.limits import literals
+from legroom.diagnose.lint.flow.syntax import keyword, last_name, positional
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG307"
@@ -39,18 +41,12 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         given = positional(call.node)
         segments = keyword(call.node, "segments") or (given[1] if len(given) > 1 else None)
-        if segments is not None and _is_one(program, segments.value):
+        numbers = literals(program, segments.value, call.function) if segments is not None else []
+        ones = [each for each in numbers if each.value == "1"]
+        passed = [each for each in ones if isinstance(program.parent.get(each), cst.Arg)]
+        if segments is not None and ones and (passed or len(ones) == len(numbers)):
             yield Problem(
-                node=segments.value,
+                node=passed[0] if passed else segments.value,
                 message="`checkpoint_sequential` with one segment checkpoints nothing, so every layer saves its activations",
                 help="Use several segments, for example the square root of the number of layers",
             )
-
-
-def _is_one(program: Program, node: cst.BaseExpression) -> bool:
-    """Return True for `1`, and for a name to which the file assigns only 1."""
-    if isinstance(node, cst.Integer):
-        return node.value == "1"
-    path = dotted(node)
-    made = program.assigned(path)
-    return bool(made) and all(isinstance(each, cst.Integer) and each.value == "1" for each in made)

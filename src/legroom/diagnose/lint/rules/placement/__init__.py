@@ -1,0 +1,1 @@
+"""LG3xx and LG5xx: tensors that are larger than necessary, or on the wrong GPU."""

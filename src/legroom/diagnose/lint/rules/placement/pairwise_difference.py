@@ -1,0 +1,101 @@
+"""LG311: A pairwise difference allocates all pairs with all features
+
+## What it detects
+The rule checks for differences such as `x.unsqueeze(1) - y.unsqueeze(0)` or `x[:, None] - y[None]` if one operand contains
+the features of the whole dataset, and the program then sums the difference or computes its norm.
+
+## Why this is a problem
+The difference of N and M vectors with D features has N × M × D elements. The distances need only N × M elements. For
+4,096 queries, 30,000 samples and 512 features, the difference uses 234 GiB, and the distances use 469 MiB.
+
+## Example
+```python
+difference = queries.unsqueeze(1) - gallery.unsqueeze(0)
+distances = difference.pow(2).sum(-1).sqrt()
+```
+
+## Use instead
+```python
+distances = torch.cdist(queries, gallery)
+```
+
+## Fix safety
+No automatic fix is available, because `torch.cdist` may round differently.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.collected.whole_data import is_whole_dataset
+from legroom.diagnose.lint.flow.facts import Function
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    is_call_of,
+    method_name,
+    names_in,
+    positional,
+    receiver,
+    walk,
+)
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG311"
+_REDUCTIONS = ("sum", "norm", "mean", "vector_norm")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    if not program.mentions("unsqueeze", "None"):
+        return
+    for function in program.functions.values():
+        for node in walk(function.body, into_functions=False):
+            if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Subtract):
+                continue
+            sides = [_with_new_axis(node.left), _with_new_axis(node.right)]
+            known = [each for each in sides if each is not None]
+            if len(known) < 2 or known[0][1] == known[1][1]:
+                continue
+            if _is_reduced(program, node, function) and any(
+                is_whole_dataset(program, each, function) for each, _ in known
+            ):
+                yield Problem(
+                    node=node,
+                    message="The difference of all pairs has one element for each pair and feature",
+                    help="Compute the distances with `torch.cdist`, which allocates one element for each pair",
+                )
+
+
+def _with_new_axis(node: cst.BaseExpression) -> tuple[cst.BaseExpression, int] | None:
+    """Return `x` and 1 for `x.unsqueeze(1)`, `x[:, None]` and `x[:, None, :]`."""
+    if isinstance(node, cst.Call) and method_name(node) == "unsqueeze":
+        given, owner = positional(node), receiver(node)
+        axis = given[0].value if given else None
+        return (owner, int(axis.value)) if owner is not None and isinstance(axis, cst.Integer) else None
+    if isinstance(node, cst.Subscript):
+        added = [
+            index
+            for index, each in enumerate(node.slice)
+            if isinstance(each.slice, cst.Index) and dotted(each.slice.value) == "None"
+        ]
+        return (node.value, added[0]) if len(added) == 1 else None
+    return None
+
+
+def _is_reduced(program: Program, node: cst.CSTNode, function: Function) -> bool:
+    """Return True if the program computes a sum or norm from the difference, directly or through a variable."""
+    names: set[str] = set()
+    for each in program.ancestors(node):
+        if isinstance(each, cst.Call) and any(is_call_of(each, name) for name in _REDUCTIONS):
+            return True
+        if isinstance(each, cst.Call) and method_name(each) in _REDUCTIONS:
+            return True
+        if isinstance(each, cst.Assign):
+            names = {path for target in each.targets if (path := dotted(target.target)) is not None}
+            break
+        if isinstance(each, cst.BaseStatement):
+            break
+    return any(
+        isinstance(each, cst.Call) and method_name(each) in _REDUCTIONS and names & names_in(each)
+        for each in (walk(function.body, into_functions=False) if names else ())
+    )
