@@ -1,8 +1,11 @@
 """`import legroom` is fast, and `__all__` lists its public names."""
 
+import ast
 import gc
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +71,24 @@ def test_public_names_are_imported_without_garbage_collections(
     finally:
         gc.enable()
     assert during == [False]
+
+
+def dataclasses_without_docstring(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        decorators = map(ast.unparse, node.decorator_list) if isinstance(node, ast.ClassDef) else ()
+        if isinstance(node, ast.ClassDef) and any("dataclass" in each for each in decorators):
+            if not ast.get_docstring(node):
+                yield node.name
+
+
+def test_every_dataclass_has_a_docstring() -> None:
+    """Without a docstring, `dataclass` computes the signature of the class, which takes 0.25 ms at import."""
+    package = Path(legroom.__file__).parent
+    assert not [
+        (file.name, name)
+        for file in package.rglob("*.py")
+        for name in dataclasses_without_docstring(file.read_text(encoding="utf-8"))
+    ]
+    assert list(dataclasses_without_docstring("@dataclass(frozen=True)\nclass Block:\n    size: int")) == [
+        "Block"
+    ]

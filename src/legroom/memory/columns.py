@@ -49,6 +49,8 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
+    """The memory of one device over time."""
+
     begin: float
     end: float
     levels: list[Columns]

@@ -16,12 +16,16 @@ from legroom.memory.events import Alloc, Event, Free, SegmentChange
 
 @dataclass(frozen=True, slots=True)
 class LaidOutBlock:
+    """A block of a segment."""
+
     size: int
     alloc: Alloc | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOutSegment:
+    """A segment with its blocks in the order of their addresses."""
+
     size: int
     is_small: bool
     """True if the segment contains only blocks of up to 1 MiB."""
@@ -31,6 +35,8 @@ class LaidOutSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
+    """The segments of a device, in the order of their addresses."""
+
     segments: tuple[LaidOutSegment, ...]
     reserved: int
     is_exact: bool

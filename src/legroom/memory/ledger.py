@@ -395,6 +395,8 @@ _NEVER = Moment(-1, 0.0, 0, Phase.OTHER, 0)
 
 @dataclass(slots=True)
 class _DeviceTotals:
+    """The running totals of one device."""
+
     allocated: int = 0
     reserved: int = 0
     highest: int = 0
@@ -441,6 +443,8 @@ class _Span:
 
 @dataclass(slots=True)
 class _StepEnd:
+    """The end of a step."""
+
     index: int | None
     """The number of the event, or None if the events of the step were dropped from the capture."""
     event: Step
@@ -448,6 +452,8 @@ class _StepEnd:
 
 @dataclass(slots=True)
 class _Failure:
+    """An out-of-memory error."""
+
     index: int
     event: Oom
     holders: list[Holder]

@@ -17,6 +17,8 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
+    """A point in a run, with the memory in use."""
+
     index: int
     """The number of the event before this point, or -1 before the first event."""
     time: float
@@ -27,6 +29,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
+    """The live memory of one category that one line allocated."""
+
     file: str | None
     """The file, or None if the line is not known. If `file` is None, `line` and `function` are None too."""
     line: int | None
@@ -39,6 +43,8 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
+    """The live storages of a device at one point in a run."""
+
     device: int
     index: int
     """See `Moment.index`."""

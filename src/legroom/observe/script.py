@@ -74,6 +74,8 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """The outcome of a script."""
+
     exit_code: int
     reason: ExitReason
     error: str = ""

@@ -41,6 +41,8 @@ DeviceKind = Literal["virtual", "cuda", "host"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
+    """A device whose memory is recorded."""
+
     index: int
     name: str
     kind: DeviceKind
@@ -52,6 +54,8 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Status:
+    """The current memory use of one device."""
+
     step: int
     seconds_per_step: float
     device: int

@@ -20,6 +20,8 @@ from legroom.predict.tracing.trace import Trace
 
 @dataclass(slots=True, kw_only=True)
 class ExtrapolatedTrace(Trace):
+    """A trace that was computed from two other traces."""
+
     extrapolated: list[MemoryRequest]
 
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:

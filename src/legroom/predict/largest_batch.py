@@ -32,6 +32,8 @@ MAX_FACTOR = 64
 
 @dataclass(slots=True)
 class BatchSearch:
+    """The batch sizes that were tried, and the result."""
+
     tried: dict[int, bool] = field(default_factory=dict)
     traces: dict[int, Trace] = field(default_factory=dict)
     is_complete: bool = True

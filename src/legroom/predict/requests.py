@@ -34,6 +34,8 @@ address space and memory.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPeaks:
+    """The peaks of a replay, in bytes."""
+
     requested: int
     allocated: int
     reserved: int

@@ -37,6 +37,8 @@ NO_VALIDATION_NOTE = "No validation was traced. The estimate covers only the tra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptEstimate:
+    """The estimate of a script, its largest batch size, and the options that save memory."""
+
     script: str
     estimate: Estimate
     search: BatchSearch | None
@@ -174,6 +176,8 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _ScriptJob:
+    """The arguments of an estimate."""
+
     script: Script
     gpu: GpuSpec
     batch_size: int | None

@@ -38,6 +38,8 @@ class NoWriter:
 
 @dataclass(slots=True)
 class OpenCapture:
+    """A capture open for writing, and its path."""
+
     writer: CaptureWriter | NoWriter
     name: str | None
     """The path relative to the current directory, or None if no capture is written."""

@@ -12,6 +12,8 @@ from legroom.units import format_size
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
+    """One of the script's processes and the memory events that it recorded."""
+
     name: str
     ledger: Ledger
     events: Sequence[Event] = ()

@@ -24,6 +24,8 @@ COSTS = {
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
+    """The selected strategy, with its reason."""
+
     strategy: str
     reason: str
     predictions: tuple[StrategyPrediction, ...] = ()

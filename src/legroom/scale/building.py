@@ -39,6 +39,8 @@ from legroom.units import format_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
+    """The options of `legroom.parallel` other than model, optimizer and strategy."""
+
     batch: Any = None
     shares: list[float] | None = None
     precision: Any = None
@@ -83,6 +85,8 @@ def build(
 
 @dataclass
 class Builder:
+    """Builds the engine for one model."""
+
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     devices: RankDevices

@@ -30,6 +30,8 @@ DEFAULT_TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class World:
+    """The rank of this process and the number of ranks, as set in the environment variables."""
+
     rank: int = 0
     size: int = 1
     local_rank: int = 0
@@ -40,6 +42,8 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class RankDevices:
+    """The devices of this rank."""
+
     world: World
     device: torch.device
     devices: tuple[torch.device, ...]

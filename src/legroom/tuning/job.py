@@ -14,6 +14,8 @@ from legroom.tuning.trial.records import Mode, Objectives, TrialRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneJob:
+    """The arguments of `legroom.tune`."""
+
     function: TrainFunction
     space: Space
     metric: str

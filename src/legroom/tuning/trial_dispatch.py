@@ -42,6 +42,8 @@ just ended may not be free yet.
 
 @dataclass(slots=True)
 class _RunningTrial:
+    """A running trial."""
+
     fit: Fit | None
     is_alone: bool
     memory: int

@@ -21,6 +21,8 @@ from legroom.units import GiB, format_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
+    """The result of one check."""
+
     name: str
     value: str
     findings: tuple[Finding, ...] = ()

@@ -12,6 +12,8 @@ from legroom.findings import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
+    """The results of all checks."""
+
     checks: tuple[DoctorCheck, ...]
 
     @property

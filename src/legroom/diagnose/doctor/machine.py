@@ -18,6 +18,8 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
+    """Properties of a GPU that only `legroom doctor` uses."""
+
     uncorrected_errors: Count = NA
     """The number of uncorrected memory errors since the last restart."""
     is_exclusive: bool = False
@@ -26,6 +28,8 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
+    """The facts about one machine."""
+
     driver: str | NotAvailable = NA
     driver_cuda: tuple[int, int] | None = None
     """The newest CUDA version that the driver supports."""

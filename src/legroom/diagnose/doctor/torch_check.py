@@ -21,6 +21,8 @@ The timeout is long, because importing torch from a slow disk and creating CUDA 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceResult:
+    """The result of a test computation on one device."""
+
     device: str
     name: str = ""
     capability: tuple[int, int] | None = None
@@ -29,6 +31,8 @@ class DeviceResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
+    """Facts that torch reports, and the results of the test computations."""
+
     version: str = ""
     cuda: str = ""
     hip: str = ""

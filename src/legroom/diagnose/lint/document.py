@@ -40,6 +40,8 @@ class Document(Protocol):
 
 @dataclass(frozen=True)
 class PythonFile:
+    """A Python file."""
+
     text: str
     encoding: str = "utf-8"
     mark: bytes = b""

@@ -73,6 +73,8 @@ class FileError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport:
+    """The result for all files."""
+
     findings: Sequence[LintFinding]
     file_errors: Sequence[FileError] = ()
     files: int = 0

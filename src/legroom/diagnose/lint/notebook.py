@@ -20,6 +20,8 @@ class NotebookError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
+    """A code cell."""
+
     number: int
     """The number of the cell, from 1. Markdown cells are counted too."""
     source: str

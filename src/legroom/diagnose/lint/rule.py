@@ -11,6 +11,8 @@ from legroom.diagnose.lint.flow.program import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
+    """One violation of a rule."""
+
     node: cst.CSTNode
     """The expression or statement with the problem."""
     message: str

@@ -26,6 +26,8 @@ _KEYS = {"select", "ignore", "exclude", "per-file-ignores"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """The settings of the linter."""
+
     select: tuple[str, ...] = ()
     """Selected codes or prefixes of codes. If this is empty, all codes except the optional codes are selected."""
     ignore: tuple[str, ...] = ()

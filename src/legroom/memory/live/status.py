@@ -15,6 +15,8 @@ MAX_DEVICES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
+    """The memory of one process on one device, in bytes."""
+
     index: int
     name: str
     kind: str
@@ -29,6 +31,8 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
+    """The state of one process in a run."""
+
     pid: int
     verb: str
     """`run`, `launch`, or `watch` for a loop over `legroom.watch`."""

@@ -67,6 +67,8 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class OpCall:
+    """One operation of the trace."""
+
     func: Any
     arguments: dict[str, Any]
     """The arguments by their names in the operation's schema, including default values."""

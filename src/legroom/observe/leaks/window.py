@@ -90,6 +90,8 @@ _MAX_AGE = 10
 
 @dataclass(eq=False, repr=False)
 class _Observations:
+    """The results of one scan, without references to tensors."""
+
     iterations_retained: int = 0
     nodes_per_iteration: int = 0
     bytes_per_iteration: int = 0

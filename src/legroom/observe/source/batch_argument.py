@@ -55,6 +55,8 @@ def batch_size_rank(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchArgument:
+    """A batch size among the script's arguments."""
+
     position: int
     name: str
     value: int

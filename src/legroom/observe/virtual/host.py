@@ -16,6 +16,8 @@ from legroom.memory.allocator.allocator import Allocator
 
 @dataclass(slots=True)
 class VirtualDevice:
+    """One virtual GPU."""
+
     index: int
     spec: GpuSpec
     allocator: Allocator

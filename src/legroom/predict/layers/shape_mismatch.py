@@ -16,6 +16,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCall:
+    """A call to a layer or an operation."""
+
     name: str
     kind: str
     module: nn.Module | None
@@ -26,6 +28,8 @@ class LayerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeMismatch:
+    """The layer or operation that failed, and a code change that fixes the error."""
+
     layer: str
     """The path of the layer, for example `classifier.0`, or "" for the model itself."""
     kind: str

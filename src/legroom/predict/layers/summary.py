@@ -56,6 +56,8 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSummary:
+    """The layers of a model, with totals."""
+
     rows: tuple[LayerRow, ...]
     parameters: int
     trainable: int
@@ -168,6 +170,8 @@ def shapes_of(value: Any) -> tuple[Shape, ...]:
 
 @dataclass(slots=True)
 class _Entry:
+    """A layer or an operation of the summary."""
+
     name: str
     kind: str
     depth: int

@@ -15,6 +15,8 @@ StartTrace = Callable[[Sequence[MemoryOption]], Callable[[], Trace]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOption:
+    """One option that saves memory."""
+
     name: str
     """The name of the option, for example `activation checkpointing`, or several names if options are combined."""
     peak_device: int

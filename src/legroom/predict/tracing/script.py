@@ -225,6 +225,8 @@ class TracedScript:
 
 @dataclass(frozen=True, slots=True)
 class PendingTrace:
+    """A trace that may still be running."""
+
     script: TracedScript
     number: int
     path: Path

@@ -27,6 +27,8 @@ PENALTY_POWER = 6
 
 @dataclass(frozen=True, slots=True)
 class PositionCosts:
+    """The memory costs in bytes at each position in the graph."""
+
     saved: list[int]
     """The number of bytes that each position saves for the backward pass of one micro-batch."""
     weights: list[list["WeightCost"]]
@@ -43,6 +45,8 @@ class WeightCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchFlow:
+    """The numbers of micro-batches that a pipeline keeps in memory at the same time."""
+
     in_flight: tuple[int, ...]
     """For each stage, the maximum number of micro-batches that wait for their backward pass."""
     buffered: int
@@ -51,6 +55,8 @@ class MicroBatchFlow:
 
 @dataclass(frozen=True, slots=True)
 class BalancedCut:
+    """A split of a model into stages, and the predicted peaks of the stages."""
+
     boundaries: tuple[int, ...]
     peaks: tuple[int, ...]
 

@@ -50,6 +50,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
+    """A reference to a parameter, a buffer or another tensor of the model."""
+
     name: str
 
 
@@ -62,6 +64,8 @@ STAGE_DEVICE = StageDevice()
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
+    """The shape and dtype of the tensor in a slot."""
+
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
@@ -114,6 +118,8 @@ class GraphNode:
 
 @dataclass(slots=True)
 class ForwardGraph:
+    """The recorded forward pass."""
+
     root: GraphNode
     slots: list[SlotInfo]
     inputs: list[int]

@@ -138,6 +138,8 @@ def cut_at(graph: ForwardGraph, boundaries: Sequence[int]) -> ModelCut:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
+    """The stages of a pipeline, and their predicted memory."""
+
     cut: ModelCut
     programs: tuple[StageProgram, ...]
     balance: BalancedCut

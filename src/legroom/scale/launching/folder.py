@@ -21,6 +21,8 @@ from legroom.memory.capture.capture import SUFFIX as CAPTURE
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
+    """The files of one rank and attempt."""
+
     out: Path
     err: Path
     exit_record: Path
@@ -29,6 +31,8 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFolder:
+    """The folder of one launch."""
+
     path: Path
 
     def files(self, rank: int, attempt: int = 0) -> RankFiles:

@@ -23,6 +23,8 @@ from legroom.scale.launching.plan import IN_ONE_PROCESS, LaunchPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPrediction:
+    """The prediction for one rank."""
+
     rank: int
     gpu: GpuSpec
     estimate: Estimate | None

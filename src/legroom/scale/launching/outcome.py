@@ -28,6 +28,8 @@ _LOST_CONNECTION = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
+    """The result of one rank in one attempt."""
+
     rank: int
     exit_code: int
     """The exit code from the operating system, which is negative for a signal."""
@@ -157,6 +159,8 @@ def _precedence(rank: RankResult) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
+    """The result of a launch on this node."""
+
     attempts: tuple[LaunchAttempt, ...]
     interrupted: str = ""
     """The signal that stopped the launcher, for example `SIGINT` for Ctrl-C."""

@@ -23,6 +23,8 @@ LaunchEngineName = Literal["torchrun", "ray"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
+    """The validated settings of a launch on one node."""
+
     script: Script
     nproc: int
     gpus: tuple[GpuSpec, ...] = ()

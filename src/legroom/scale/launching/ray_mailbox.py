@@ -15,6 +15,8 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class _Messages:
+    """The messages that the launcher has not read yet."""
+
     chunks: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     """The output of ranks. Each item contains the attempt, the rank, the file, and the data to append to the file."""
     codes: list[tuple[int, int, int]] = field(default_factory=list)

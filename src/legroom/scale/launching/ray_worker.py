@@ -19,6 +19,8 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
+    """The program that every worker starts, with its arguments and environment variables."""
+
     arguments: tuple[str, ...]
     """The command-line arguments for Python, which start with the program of the rank."""
     environment: dict[str, str]

@@ -38,6 +38,8 @@ MakeStep = Callable[[DeviceCopies], Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
+    """The type of device to trace."""
+
     gpu: GpuSpec
     kernels: bool
     """Whether kernel workspaces are included. A virtual GPU runs no CUDA kernels, so its prediction includes no
@@ -51,6 +53,8 @@ class DeviceModel:
 
 @dataclass(frozen=True, slots=True)
 class StepPrediction:
+    """The predicted memory of traced steps."""
+
     peaks: tuple[ReplayPeaks, ...]
     sharded_peaks: tuple[int, ...]
     """The peak of one device if weights, gradients and optimizer state are sharded, for each requested number of ranks.

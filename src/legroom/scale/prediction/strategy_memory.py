@@ -29,6 +29,8 @@ COORDINATOR_ITERATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class StrategyPrediction:
+    """The prediction for one strategy on the GPU with the highest memory use."""
+
     strategy: str
     peak: int
     capacity: int
@@ -42,6 +44,8 @@ class StrategyPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetup:
+    """The inputs of a prediction: a model, its optimizer, a batch and the GPUs."""
+
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     batch: Any

@@ -21,6 +21,8 @@ WARNING, CRITICAL = 75.0, 90.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
+    """A labelled percentage."""
+
     label: str
     key: str
     percent: float | None

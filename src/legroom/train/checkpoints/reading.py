@@ -33,6 +33,8 @@ from legroom.train.checkpoints.unwrapped_modules import (
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
+    """The contents of one checkpoint whose files were checked."""
+
     info: CheckpointInfo
     modules: dict[str, dict[str, Any]]
     parts: dict[str, Any]

@@ -47,6 +47,8 @@ def rank_file(rank: int) -> str:
 
 @dataclass(slots=True)
 class CheckpointContents:
+    """The data that one rank will write."""
+
     tensor_files: dict[str, TensorFile] = field(default_factory=dict)
     plain_files: dict[str, bytes] = field(default_factory=dict)
     sharded_tensors: Tensors = field(default_factory=dict)

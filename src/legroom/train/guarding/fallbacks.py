@@ -30,6 +30,8 @@ class DoesNotFit(LegroomError, torch.OutOfMemoryError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
+    """A technique that reduces the memory use of a step."""
+
     name: FallbackName
     cost: str
     context: Callable[[], AbstractContextManager[Any]]

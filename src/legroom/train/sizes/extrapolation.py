@@ -38,6 +38,8 @@ treated as different.
 
 @dataclass(frozen=True, slots=True)
 class LoggedTrial:
+    """The memory requests of a trial that did not run out of memory."""
+
     size: int
     segments: list[SegmentLayout]
     requests: list[MemoryRequest]

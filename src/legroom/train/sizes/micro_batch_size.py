@@ -52,6 +52,8 @@ memory.
 
 @dataclass(frozen=True, slots=True)
 class SizeChoice:
+    """A micro-batch size and the reason for it."""
+
     size: int
     """The maximum number of samples in a micro-batch. The actual micro-batches may be smaller, because their sizes are
     nearly equal.
@@ -61,6 +63,8 @@ class SizeChoice:
 
 @dataclass(slots=True)
 class _SizeStats:
+    """The measurements for one micro-batch size that fits."""
+
     peak: int | None = None
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=15))
     freed_cache: deque[bool] = field(default_factory=lambda: deque(maxlen=8))
@@ -72,6 +76,8 @@ class _SizeStats:
 
 @dataclass(frozen=True, slots=True)
 class _SizeChange:
+    """A new size that is being tested."""
+
     old: int
     new: int
 

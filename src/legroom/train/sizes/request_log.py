@@ -31,6 +31,8 @@ class SegmentLayout(NamedTuple):
 
 @dataclass(slots=True)
 class RequestLog:
+    """The log of a block."""
+
     segments: list[SegmentLayout] = field(default_factory=list)
     requests: list[MemoryRequest] | None = None
     """The requests in order, or None if the history is not available. An entry that frees memory has negative `bytes`."""

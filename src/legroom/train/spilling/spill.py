@@ -349,6 +349,8 @@ class _MovedTensor:
 
 @dataclass(slots=True)
 class _UnmovedTensor:
+    """A saved tensor that stays on the device."""
+
     tensor: torch.Tensor
     version: int
 

@@ -117,6 +117,8 @@ _server: _ForkServer | None = None
 
 @dataclass
 class StudyProcess:
+    """A handle for a study process in the process that requested it."""
+
     server: str | None
     """The socket path of the server that forked the process, or None if the process was not forked."""
     number: int
@@ -171,6 +173,8 @@ class StudyProcess:
 
 @dataclass
 class TrialProcess(StudyProcess):
+    """The process that runs one rank of a trial."""
+
     name: str = "The process"
 
     @classmethod

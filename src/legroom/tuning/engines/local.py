@@ -36,6 +36,8 @@ class LocalEngine:
 
 @dataclass(slots=True)
 class _Processes:
+    """The processes of one trial, one per rank."""
+
     number: int
     processes: list[TrialProcess]
     group: RankGroup

@@ -68,6 +68,8 @@ class AdmissionVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
+    """The admission result for one configuration."""
+
     verdict: AdmissionVerdict
     fits: Mapping[int, Fit]
     """How the configuration fits on each GPU, by GPU index. GPUs on which the configuration cannot run are omitted."""

@@ -66,6 +66,8 @@ class OpenGate:
 
 @dataclass(slots=True)
 class _TracedConfig:
+    """The trace results of one configuration, by micro-batch size (None for the full batch)."""
+
     config: Config
     checkpoint: str | None
     """The checkpoint that the function loads, or None for a new trial."""

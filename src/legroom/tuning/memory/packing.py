@@ -26,6 +26,8 @@ MARGIN = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlacement:
+    """The GPUs of a trial, one per rank."""
+
     number: int
     gpus: tuple[TrialGpu, ...] = ()
     fits: tuple[Fit, ...] = ()

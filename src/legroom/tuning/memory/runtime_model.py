@@ -33,6 +33,8 @@ RIDGE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSamples:
+    """For each trial, `SAMPLES` equally likely runtimes in seconds."""
+
     waiting: Mapping[int, Sequence[float]]
     """The possible total runtimes of each waiting trial, in seconds. All samples are equally likely."""
     running: Mapping[int, Sequence[float]]
@@ -41,6 +43,8 @@ class RuntimeSamples:
 
 @dataclass(slots=True)
 class _Observation:
+    """The measured progress of a trial."""
+
     features: list[float]
     started: float
     last: float
@@ -137,6 +141,8 @@ class RuntimeModel:
 
 @dataclass(frozen=True, slots=True)
 class _LogLinearModel:
+    """Predicts a positive number from features, with a log-linear model and its residuals."""
+
     weights: "numpy.ndarray"
     means: "numpy.ndarray"
     lowest: float

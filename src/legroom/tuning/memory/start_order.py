@@ -26,6 +26,8 @@ numbers.
 
 @dataclass(frozen=True, slots=True)
 class Demand:
+    """The requirements of a waiting trial."""
+
     sizes: Sequence[int | None]
     """The number of bytes that the trial needs on each GPU, or None for a GPU on which it cannot run."""
     runtimes: Sequence[float]
@@ -33,12 +35,16 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
+    """The memory of a running trial, and its remaining runtime."""
+
     sizes: Sequence[tuple[int, int]]
     runtimes: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
+    """The free memory and the running trials."""
+
     free: Sequence[int]
     running: Sequence[Allocation]
     slots: int

@@ -49,6 +49,8 @@ class CannotEstimate(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerSetup:
+    """The settings of the tracing process, as plain data that can be pickled."""
+
     function: TrainFunction
     capacities: list[int]
     gpu: GpuSpec
@@ -60,6 +62,8 @@ class TracerSetup:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
+    """A request for one trace."""
+
     config: Config
     micro_batch: int | None
     checkpoint: str | None

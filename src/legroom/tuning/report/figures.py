@@ -26,6 +26,8 @@ MAX_CURVE_POINTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFigures:
+    """One trial."""
+
     number: int
     config: Mapping[str, Any]
     outcome: Outcome
@@ -47,6 +49,8 @@ class TrialFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterFigures:
+    """One parameter, as an axis of a chart."""
+
     name: str
     kind: Literal["linear", "log", "category"]
     values: Sequence[Any] = ()
@@ -55,6 +59,8 @@ class ParameterFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFigures:
+    """All data of one study."""
+
     title: str
     metric: str
     mode: Mode

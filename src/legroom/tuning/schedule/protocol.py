@@ -18,6 +18,8 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """An action and its reason."""
+
     action: Action = Action.CONTINUE
     reason: str = ""
     parent: int | None = None

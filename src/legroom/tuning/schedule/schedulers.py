@@ -103,6 +103,8 @@ SCHEDULERS = ("asha", "median", "pbt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
+    """The options of all schedulers."""
+
     grace_period: int = 1
     reduction_factor: float = 2
     max_steps: int | None = None

@@ -55,6 +55,8 @@ MIN_TRIALS, RIDGE = 4, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Observations:
+    """The results of completed trials."""
+
     ran: Points
     losses: Sequence[float]
     seconds: Sequence[float]

@@ -137,6 +137,8 @@ class PowerRange:
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
+    """One of several values, without an order."""
+
     options: tuple[Any, ...]
 
     is_range = False

@@ -31,6 +31,8 @@ MAX_GRID_POINTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
+    """One dimension of the space."""
+
     name: str
     domain: AnyDomain
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

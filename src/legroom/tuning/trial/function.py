@@ -45,6 +45,8 @@ _imported: list[str] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFunction:
+    """The location of a training function, as plain data that can be serialized."""
+
     name: str
     file: str = ""
     module: str = ""

@@ -67,6 +67,8 @@ class TrialTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialExit:
+    """The result of a training function."""
+
     state: TrialState
     reason: str = ""
     final: dict[str, float] | None = None

@@ -24,6 +24,8 @@ Answers = dict[int, Action]
 
 @dataclass(slots=True)
 class RankGroup:
+    """The messages of one trial's ranks so far."""
+
     ranks: int
     ends: dict[int, TrialExit] = field(default_factory=dict)
     _decided: dict[int, Action] = field(default_factory=dict)

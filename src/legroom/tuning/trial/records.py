@@ -148,6 +148,8 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
+    """The final state of a trial, as decided by the dispatcher."""
+
     state: TrialState
     reason: str = ""
     affects_all_trials: bool = False

@@ -60,6 +60,8 @@ class StopTrial(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportMessage:
+    """One report that is sent to the engine."""
+
     step: int
     metrics: dict[str, float]
     checkpoint: str | None = None

@@ -44,6 +44,8 @@ from legroom.diagnose.lint.rule import Problem
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
+    """A call that passes a value with its graph to a function that stores it, such as `meter.update(loss)`."""
+
     call: CallFact
     store: StoreFact
     """The statement in the function that stores the value."""

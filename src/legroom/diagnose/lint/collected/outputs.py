@@ -48,6 +48,8 @@ _GATHERING = split_words("gather gather_for_metrics all_gather pad_across_proces
 
 @dataclass(frozen=True, slots=True)
 class _Place:
+    """The context in which an expression is evaluated."""
+
     function: Function
     loops: tuple[LoopFact, ...]
     order: int

@@ -105,6 +105,8 @@ class LoopFact:
 
 @dataclass(slots=True, eq=False)
 class CallSite:
+    """A call to a function that this file defines."""
+
     caller: Function
     loops: tuple[LoopFact, ...]
     no_grad: bool
@@ -128,6 +130,8 @@ class FactContext:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Fact:
+    """A fact about a node of the syntax tree."""
+
     node: cst.CSTNode
     at: FactContext
 
@@ -158,6 +162,8 @@ class Fact:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CallFact(Fact):
+    """A call in the program."""
+
     node: cst.Call
     name: str | None
     """The qualified name of the function, for example `torch.load`."""
@@ -172,6 +178,8 @@ class CallFact(Fact):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoreFact(Fact):
+    """A statement that stores a value in a variable, attribute or container."""
+
     target: str
     """The path under which the value is stored, for example `self.losses`."""
     how: str

@@ -29,6 +29,8 @@ _MODULE_BASES = re.compile(r"(?:^|\.)(?:Module|LightningModule|PreTrainedModel|S
 
 @dataclass(slots=True, eq=False)
 class ClassInfo:
+    """A class that the file defines."""
+
     name: str
     node: cst.ClassDef
     bases: tuple[str, ...]

@@ -35,6 +35,8 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
+    """The known facts about a value."""
+
     kind: ValueKind
     element: "Value | None" = None
     """The elements of a container. For a dict, these are the elements that are not in `items_by_key`."""

@@ -27,6 +27,8 @@ class Backend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
+    """The arguments of one call to `scaled_dot_product_attention`."""
+
     query: Any
     key: Any
     value: Any

@@ -136,6 +136,8 @@ class ForkedWorkers:
 
 @dataclass(frozen=True, slots=True)
 class ForkedWorker:
+    """A process that receives requests and sends replies."""
+
     _server: ForkedWorkers
     _number: int
     _pipe: "Connection[Any, Any]"

@@ -36,6 +36,8 @@ def can_hold(tensor: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class TensorFile:
+    """Tensors to be written to a file."""
+
     head: bytes
     tensors: list[torch.Tensor]
     size: int

@@ -19,6 +19,8 @@ from legroom.errors import UsageError
 
 @dataclasses.dataclass(slots=True)
 class BatchArguments:
+    """The arguments of a training function, which can be split into micro-batches."""
+
     arguments: tuple[Any, ...]
     named: dict[str, Any]
     batch_dim: int = 0

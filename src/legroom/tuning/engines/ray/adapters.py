@@ -32,6 +32,8 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class SharedState:
+    """The state that the searcher and the scheduler share."""
+
     dispatcher: TrialDispatcher
     runner: StudyRunner
     server: str | None = None

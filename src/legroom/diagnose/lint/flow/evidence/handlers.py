@@ -27,6 +27,8 @@ _STEP_EVENTS = ("ITERATION", "BATCH", "STEP")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
+    """A function that a decorator or a call registers."""
+
     function: Function
     registry: str
     """The last component of the container's name, or the path of an Ignite engine."""
@@ -35,6 +37,8 @@ class Handler:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handlers:
+    """All handlers of a file, and the calls that run them."""
+
     registered: tuple[Handler, ...]
     running: Mapping[cst.Call, str]
     """Maps a call `handler(...)` in a loop over a registry to the last component of the registry's name."""
