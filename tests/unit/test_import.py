@@ -75,10 +75,10 @@ def test_public_names_are_imported_without_garbage_collections(
 
 def dataclasses_without_docstring(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
-        decorators = map(ast.unparse, node.decorator_list) if isinstance(node, ast.ClassDef) else ()
-        if isinstance(node, ast.ClassDef) and any("dataclass" in each for each in decorators):
-            if not ast.get_docstring(node):
-                yield node.name
+        if not isinstance(node, ast.ClassDef) or ast.get_docstring(node):
+            continue
+        if any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+            yield node.name
 
 
 def test_every_dataclass_has_a_docstring() -> None:
