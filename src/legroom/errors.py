@@ -11,8 +11,9 @@
     ├── MissingExtra             an optional dependency is not installed
     └── Unsupported              an operation that a virtual GPU does not support
 
-The command line prints the message without a traceback and exits with 2. `torch.OutOfMemoryError` is never wrapped, so
-handlers written for a real GPU also catch the errors that a virtual GPU raises.
+The command line prints the message of these exceptions without a traceback and exits with code 2.
+`torch.OutOfMemoryError` is never wrapped, so handlers written for a real GPU also catch the errors that a virtual GPU
+raises.
 """
 
 import difflib
@@ -28,7 +29,10 @@ from legroom import shell
 
 
 class LegroomError(Exception):
-    """The base class. The message is one line that says how to fix the problem."""
+    """The base class of all exceptions that Legroom raises.
+
+    The message is one line that says how to fix the problem.
+    """
 
 
 class UsageError(LegroomError, ValueError):
@@ -111,7 +115,7 @@ def _quoted(folder: Path, extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """Return the path or URL of the installation that pip recorded, or {} for an installation from a package index."""
+    """Return pip's record of the path or URL from which Legroom was installed, or {} for a package index."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem with its location and fix."""
+    """A problem that Legroom found, with its location and fix."""
 
     code: str
     """The code, for example `LG101`. Codes are stable and documented."""
@@ -26,7 +26,7 @@ class Finding:
     saves: int = 0
     """The estimated number of bytes that the fix frees, or 0 if unknown."""
     evidence: dict[str, Any] = field(default_factory=dict)
-    """Machine-readable values in JSON types."""
+    """Values for programs that read the finding, in JSON types."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Messages of one line.
+"""Prints one-line messages.
 
 The logger `legroom` reports messages during the user's program, and `say` prints command-line messages.
 

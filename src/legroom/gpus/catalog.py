@@ -1,8 +1,8 @@
 """GPU specifications: the values that `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
 
-A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing is subtracted from a size. For a name (`t4`),
-this memory is the total memory of that GPU minus the CUDA context. `find_gpu` converts a size or a name to a
-`GpuSpec`.
+A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing, such as the CUDA context, is subtracted from
+a size. For a name (`t4`), the memory that PyTorch's allocator can use is the total memory of that GPU minus the CUDA
+context. `find_gpu` converts a size or a name to a `GpuSpec`.
 """
 
 import difflib
@@ -25,8 +25,9 @@ class GpuSpec:
     """The bytes that a training process uses outside PyTorch's allocator, or 0 if the GPU was given as a size."""
     capability: tuple[int, int]
     sm_count: int
-    """The number of streaming multiprocessors, which determines the size of some workspaces, because kernels divide
-    their work among them.
+    """The number of streaming multiprocessors.
+
+    Kernels divide their work among the multiprocessors, so this number determines the size of some workspaces.
     """
     aliases: tuple[str, ...] = ()
 
@@ -191,13 +192,13 @@ def cublas_handle_bytes(capability: tuple[int, int]) -> int:
 
 
 STREAM_BYTES = 70 * MiB
-"""The number of bytes outside PyTorch's allocator for the streams that torch creates when the first stream is used.
-Measured on an H200.
+"""The number of bytes outside PyTorch's allocator for the streams that torch creates when the first stream is used,
+measured on an H200.
 """
 SOLVER_BYTES = 98 * MiB
-"""The number of bytes that a cuSOLVER handle uses outside PyTorch's allocator. Measured on an H200."""
+"""The number of bytes that a cuSOLVER handle uses outside PyTorch's allocator, measured on an H200."""
 FOURIER_BYTES = 8 * MiB
-"""The number of bytes that cuFFT uses outside PyTorch's allocator. Measured on an H200."""
+"""The number of bytes that cuFFT uses outside PyTorch's allocator, measured on an H200."""
 
 
 def _context(capability: tuple[int, int]) -> int:

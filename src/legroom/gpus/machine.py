@@ -68,7 +68,10 @@ class HostUsage:
     used_of_limit: Count
     """The number of bytes that all processes in the control group use."""
     cache_of_limit: Count = NA
-    """The bytes of `used_of_limit` that cache files. The system frees this memory when programs need it."""
+    """The number of bytes in `used_of_limit` that cache files.
+
+    The system frees these bytes when programs need memory.
+    """
 
 
 def gpus() -> list[Gpu]:
@@ -224,8 +227,8 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
 
 
 def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
-    """Return the lowest memory limit of this process, the bytes in use under this limit, and how many of them cache
-    files.
+    """Return the lowest memory limit that applies to this process, the number of bytes in use under this limit, and
+    the number of these bytes that cache files.
     """
     lowest: tuple[Count, Count, Count] = (NA, NA, NA)
     with contextlib.suppress(OSError, ValueError):
@@ -246,7 +249,7 @@ def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
 def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int, Count]]:
     """Yield the limit, the usage and the cached files of a control group and its parents.
 
-    In a container, the root is the control group of the container.
+    In a container, the root of the control groups is the control group of the container.
     """
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):
@@ -259,7 +262,10 @@ def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[
 
 
 def _cached_files(group: Path) -> Count:
-    """Return the bytes of cached files that are not in active use. Tools such as `docker stats` subtract them too."""
+    """Return the number of bytes of cached files that are not in active use.
+
+    Tools such as `docker stats` also subtract these bytes.
+    """
     with contextlib.suppress(OSError, ValueError):
         for line in (group / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -52,8 +52,10 @@ def query(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def read_memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
-    """Return the total and used memory in bytes. The newer NVML call reports driver-reserved memory separately. The
-    older call includes this memory in the used memory.
+    """Return the total and used memory in bytes.
+
+    The newer NVML call reports driver-reserved memory separately. The older NVML call includes the driver-reserved
+    memory in the used memory.
     """
     version = getattr(nvml, "nvmlMemory_v2", None)
     found = query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version)) if version is not None else NA

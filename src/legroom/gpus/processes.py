@@ -24,11 +24,11 @@ class ProcessSample:
     name: Text = NA
     command: Text = NA
     state: Text = NA
-    """For example `running` or `sleeping`."""
+    """The state of the process, for example `running` or `sleeping`."""
     parent: Count = NA
     threads: Count = NA
     started: Number = NA
-    """Seconds since the epoch."""
+    """The start time of the process, in seconds since the epoch."""
     cpu: Number = NA
     """The percentage of one core that the process used since the previous sample."""
     resident: Count = NA
@@ -56,7 +56,7 @@ class HostSample:
 class ProcessSampler:
     """Samples the host, and processes by ID.
 
-    CPU use is the difference between two samples, so the first sample does not contain it.
+    CPU use is measured between two samples, so the first sample does not contain the CPU use.
     """
 
     def __init__(self) -> None:

@@ -46,11 +46,11 @@ class GpuSample:
     memory_utilization: Count = NA
     """The percentage of the sample period in which memory was read or written."""
     temperature: Count = NA
-    """Degrees Celsius."""
+    """The temperature in degrees Celsius."""
     power: Count = NA
-    """Milliwatts."""
+    """The power use in milliwatts."""
     power_limit: Count = NA
-    """Milliwatts."""
+    """The power limit in milliwatts."""
     fan: Count = NA
     is_mig: bool | NotAvailable = NA
     processes: tuple[ProcessOnGpu, ...] | NotAvailable = NA

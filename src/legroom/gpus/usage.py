@@ -2,8 +2,8 @@
 
 In some containers, NVML reports the correct size of a GPU, but no used memory. CUDA reports the correct value, but
 only inside a context, which uses several hundred MiB and makes forking unsafe. CUDA is therefore queried in a
-short-lived process. The first query also checks whether the used memory of NVML includes this context. If so, NVML is
-correct on this machine, and CUDA is not queried again.
+short-lived process. The first query also checks whether the memory that NVML reports as used includes this context.
+If the memory includes the context, NVML is correct on this machine, and CUDA is not queried again.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ input()
 """
 """A program that prints the bytes in use on each GPU, including its own context.
 
-The context exists until the program reads a line.
+The program keeps its context until it reads a line.
 """
 
 
@@ -98,7 +98,7 @@ def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
 def other_processes(device: int) -> str:
     """Describe the other processes on a GPU, for example `process 4242 (python) uses 2.10 GiB of this GPU`.
 
-    The result is "" without other processes, or if the driver does not report them.
+    The result is "" if there are no other processes, or if the driver does not report them.
     """
     gpu = _gpu_of(device, gpus())
     if gpu is None or isinstance(gpu.processes, NotAvailable):

@@ -155,7 +155,7 @@ class MemoryTest:
         }
 
     def write(self, folder: Path) -> None:
-        """Write the capture and the page of the test, and overwrite those of an earlier run."""
+        """Write the capture and the page of the test. A capture or a page of an earlier run is overwritten."""
         assert self._recording is not None
         path = folder / f"{file_name(self.name)}{SUFFIX}"
         self._recording.save(path, force=True)
@@ -229,8 +229,9 @@ def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def file_name(test: str) -> str:
-    """Return a file name for a test, which ends with a hash if the test has parameters, because they may contain any
-    character.
+    """Return a file name for a test.
+
+    The name for a test with parameters ends with a hash, because parameters may contain any character.
     """
     plain = re.sub(r"[^\w.-]+", "-", test.partition("[")[0])[-120:]
     return f"{plain}-{hashlib.sha256(test.encode()).hexdigest()[:8]}" if "[" in test else plain

@@ -184,7 +184,8 @@ def _gpu_of(item: pytest.Item) -> Any:
 def _explained(item: pytest.Item) -> Generator[None, Any, Any]:
     """Run a phase of a test.
 
-    An out-of-memory error becomes a failure that shows the needed memory and the lines that allocated the most.
+    An out-of-memory error becomes a failure that shows the needed memory and the lines that allocated the most
+    memory.
     """
     try:
         return (yield)

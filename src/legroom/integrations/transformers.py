@@ -22,7 +22,7 @@ check_library("transformers")
 TrainerCallback: Any = import_module("transformers").TrainerCallback
 
 MAX_SAMPLES = 1000
-"""The search uses the longest of the first samples, up to this number."""
+"""The search for the batch size uses the longest of this many samples."""
 
 
 class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  # untyped
@@ -61,12 +61,12 @@ class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  #
 
 
 def find_batch(trainer: Any) -> FittedBatch:
-    """Set the largest `per_device_train_batch_size` that fits, and scale `gradient_accumulation_steps` so that the effective
-    batch size stays the same.
+    """Set the largest `per_device_train_batch_size` that fits, and scale `gradient_accumulation_steps` so that the
+    effective batch size stays the same.
 
-    Call it before `trainer.train()`. `auto_find_batch_size` instead restarts training with half the batch size, which
-    changes the effective batch size. The search runs training steps with the longest of the first 1000 samples, and
-    then restores the model.
+    Call this function before `trainer.train()`. `auto_find_batch_size` instead restarts training with half the batch
+    size, which changes the effective batch size. The search runs training steps with the longest of the first 1000
+    samples, and then restores the model.
     """
     args, model = trainer.args, trainer.model
     if args.auto_find_batch_size:
@@ -97,7 +97,10 @@ def find_batch(trainer: Any) -> FittedBatch:
 
 
 def _batches(trainer: Any) -> Any:
-    """Return a function that creates a batch of a given size, or the first batch if the samples have no index."""
+    """Return a function that creates a batch of a given size.
+
+    If samples cannot be accessed by index, return the first batch.
+    """
     loader = trainer.get_train_dataloader()
     dataset = loader.dataset
     if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__getitem__"):

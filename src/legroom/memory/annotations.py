@@ -16,12 +16,15 @@ from legroom.memory.event_base import Annotation
 
 @dataclass(frozen=True)
 class GapStarted(Annotation):
-    """Marks the start of a gap in the recording. Until `GapEnded`, only the steps are known."""
+    """Marks the start of a gap in the recording.
+
+    Between this event and the next `GapEnded`, only the steps are known.
+    """
 
     events: int | None = None
     """The number of missing events, or None if unknown."""
     every: int = 1
-    """If this is 4, only every fourth step of the gap is stored."""
+    """If `every` is 4, only every fourth step of the gap is stored."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class LiveOptimizer(Annotation):
 class FoundSetting(Annotation):
     """A setting of the script that may determine its batch size.
 
-    Several such events may follow an `Oom`, with the most likely setting first.
+    Several settings may follow an `Oom`, most likely setting first.
     """
 
     name: str
@@ -94,7 +97,7 @@ class HolderCoverage(Annotation):
     """The total memory that the variables in the `Holder` events of an `Oom` retain."""
 
     bytes: int
-    """The number of bytes, in which each storage counts once."""
+    """The number of bytes. Each storage is counted once."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ class RunEnded(Annotation):
 
 
 def find_ending(annotations: Sequence[Annotation]) -> RunEnded:
-    """Return the last `RunEnded`, or a new one with an unknown reason."""
+    """Return the last `RunEnded` event. If there is none, return a new event with an unknown reason."""
     for annotation in reversed(annotations):
         if isinstance(annotation, RunEnded):
             return annotation

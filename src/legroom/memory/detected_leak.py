@@ -18,7 +18,7 @@ LeakHolder = Literal[
 ]
 """The kind of object that retains the memory.
 
-`variable` is computed from its own previous value, and `carried` is a recurrent state.
+`variable` means a variable that is computed from its own previous value, and `carried` means a recurrent state.
 """
 
 

@@ -31,10 +31,10 @@ class Alloc(NamedTuple):
     module: str
     """The dotted path of the innermost running module, or "".
 
-    A backward operation has the module of its forward operation.
+    For a backward operation, this is the path of the forward operation's module.
     """
     frame: Frame | None
-    """The user's line. A backward operation has the line of its forward operation."""
+    """The line of the user's code. For a backward operation, this is the line of the forward operation."""
     op: str
     """The operation (`aten.convolution`, `aten.addmm`), or "" if unknown."""
 
@@ -109,7 +109,10 @@ class Holder(NamedTuple):
     items)`.
     """
     bytes: int
-    """The device bytes that can be reached through the variable. Bytes that two variables share count for both."""
+    """The device bytes that can be reached through the variable.
+
+    If two variables refer to the same tensor, its bytes are included for both variables.
+    """
     storages: int
     frame: Frame | None
     """The line that the function with this variable was running."""

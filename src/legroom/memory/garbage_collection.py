@@ -34,10 +34,12 @@ def _find_untrack() -> Callable[[Any], object]:
 
 
 untrack = _find_untrack()
-"""`untrack(value)` removes an object from the garbage collector, which then neither visits it nor frees its cycles.
+"""`untrack(value)` excludes an object from the garbage collector.
 
-Never untrack a weak reference that has a callback: the collector moves such references between its lists, and
-crashes if a reference is not in a list.
+The collector then neither visits the object nor frees its cycles.
+
+Never untrack a weak reference that has a callback: the collector moves such references between its lists, and crashes
+if a reference is not in a list.
 
 A program with a million live tensors has several recorder objects per tensor, which the collector would visit.
 """

@@ -1,7 +1,8 @@
 """Finds lines whose memory grows from step to step.
 
 A training loop without leaks has the same memory at the end of every step. If the memory of a line is larger at the
-end of every step, an object retains this memory. Each storage has the category that is known at the end of the step.
+end of every step, an object retains this memory. A storage is counted under the category that is known at the end of
+the step.
 """
 
 from collections.abc import Mapping

@@ -8,8 +8,8 @@ from threading import current_thread, main_thread
 
 @contextmanager
 def delayed_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block, so that the recording stays consistent if the script catches it and
-    continues.
+    """Delay Ctrl-C until the end of the block, so that the recording stays consistent if the script catches Ctrl-C
+    and continues.
 
     Python delivers signals only to the main thread, so the block has no effect in other threads.
     """

@@ -29,10 +29,10 @@ class Settings:
     """The settings of the linter."""
 
     select: tuple[str, ...] = ()
-    """Selected codes or prefixes of codes. If this is empty, all codes except the optional codes are selected."""
+    """Selected codes or prefixes of codes. If no code is given, all codes except the optional codes are selected."""
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    """Patterns for names, and for paths relative to `folder`."""
+    """Patterns of files and folders to skip. A pattern matches a name, or a path relative to `folder`."""
     per_file_ignores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     folder: Path = Path()
 
@@ -62,7 +62,7 @@ def rule_codes() -> list[str]:
 
 
 def settings_for(file: Path) -> Settings:
-    """Return the settings of the nearest pyproject.toml above the file that has linter settings."""
+    """Return the settings for a file, from the nearest pyproject.toml above it that contains linter settings."""
     return _folder_settings(Path(os.path.abspath(file)).parent)
 
 

@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.checkpoint_activations,
     saving_advice.spill_activations,
 )
-"""The advice rules, with the least effort first."""
+"""The advice rules in order of effort. The rule with the least effort comes first."""
 
 _BLOCKING_CODES = ("LG601", "LG602")
 _RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")
@@ -41,7 +41,7 @@ _SMALLER_GRAPH_CODES = ("LG603", "LG401", "LG604", "LG613")
 
 
 def advise(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return suggested changes."""
+    """Return suggested changes, most useful first."""
     ranked = [
         (_rank(finding, evidence, effort), finding)
         for effort, rule in enumerate(RULES)

@@ -17,7 +17,7 @@ from legroom.observe.source.batch_setting import SIZE, BatchSetting
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A smaller value for the batch size setting."""
+    """A change of the batch size setting to a smaller value."""
 
     setting: BatchSetting
     size: int
@@ -66,10 +66,11 @@ class BatchChange:
 def smaller_setting(
     setting: BatchSetting | None, fraction: float, evaluation: BatchSetting | None = None
 ) -> BatchChange | None:
-    """Return a change that reduces the batch size to at most `fraction` of its current value, or None if there is
-    none.
+    """Return a change that reduces the batch size to at most `fraction` of its current value, or None if no value is
+    smaller.
 
-    If the evaluation has a larger batch size than the training and does not fit, the change also sets its batch size.
+    If the evaluation has a larger batch size than the training and does not fit, the change also reduces the
+    evaluation's batch size.
     """
     if setting is None:
         return None
@@ -90,8 +91,8 @@ def choose_setting(
 ) -> BatchSetting | None:
     """Return the batch size setting of the failed run.
 
-    An evaluation may have its own batch size. If the loader's batch size is known, the value of the setting must be
-    equal to it, a multiple of it or a divisor of it. Multiples occur with several GPUs or with accumulated gradients.
+    An evaluation may have its own batch size. If the loader's batch size is known, the setting must be equal to that
+    size, a multiple of it or a divisor of it. A multiple occurs with several GPUs or with accumulated gradients.
     """
     found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
     if not found:

@@ -71,8 +71,8 @@ class Evidence:
     def evaluates(self) -> bool:
         """True if the failure was in an evaluation that saves nothing for a backward pass.
 
-        A custom autograd function also runs with gradients disabled. A failure in this function is not an evaluation,
-        because the model is in training mode and other operations have saved activations.
+        A custom autograd function also runs with gradients disabled. A failure in a custom autograd function is not
+        an evaluation: the model is in training mode, and other operations have saved activations.
         """
         program = self.program
         if (
@@ -150,7 +150,7 @@ class Evidence:
     def fixed(self) -> int:
         """The number of bytes that do not depend on the batch size.
 
-        Gradients and states that the first step still allocates are included.
+        Gradients and optimizer states that the first step has yet to allocate are included.
         """
         parameters = self.live_bytes(Category.PARAMETER)
         gradients = self.live_bytes(Category.GRADIENT)
@@ -226,9 +226,9 @@ class Evidence:
 
     @property
     def _rest_of_earlier_pass(self) -> int:
-        """The number of bytes for the rest of the first training step, known from an evaluation before it.
+        """The number of bytes that the rest of the forward pass and the start of the backward pass need.
 
-        The value covers the rest of the forward pass and the start of the backward pass.
+        This number is known only if an evaluation ran the model before the first training step.
         """
         if not self.trains or self.steps:
             return 0
@@ -263,7 +263,7 @@ class Evidence:
 
     @property
     def _bytes_of_last_step(self) -> int | None:
-        """The bytes of the last complete step without the weights, or None before the first step ends."""
+        """The bytes that the last complete step used in addition to the weights, or None before the first step ends."""
         if not self.steps:
             return None
         start = self.live_bytes(Category.PARAMETER, Category.BUFFER) + bytes_of(self.datasets)
@@ -294,7 +294,7 @@ class Evidence:
 
     @property
     def _starts_backward(self) -> bool:
-        """True if the backward pass has not yet created a result of the requested size."""
+        """True if no backward operation has created a result of the requested size yet."""
         size = self.oom.requested // 2
         return not any(each.phase is Phase.BACKWARD and each.block_bytes >= size for each in self.state.live)
 
@@ -323,7 +323,9 @@ def block_of(oom: Oom) -> int:
 
 
 def stem_of(name: str) -> str:
-    """Return `history` for `self.history["loss"]` and for `trainer.history (dict, 2 items)`."""
+    """Return the name of a container, such as `history` for `self.history["loss"]` or
+    `trainer.history (dict, 2 items)`.
+    """
     return name.partition(" ")[0].partition("[")[0].rpartition(".")[2]
 
 

@@ -1,9 +1,9 @@
 """Messages of out-of-memory errors from PyTorch, drivers, GPU libraries, Python and the operating system.
 
 The table is read from the top, and the first match is used. Patterns for page-locked memory come before CUDA's
-general messages. Requests that no machine can serve come first. Messages that mention memory but have another cause
-come before vague messages. An error with a `disguised` message may have other causes, so the caller must check the
-free memory. Every pattern matches a limited length, because a log may have many megabytes.
+general messages. Patterns for sizes that no machine has come first. Messages that mention memory but have another
+cause come before vague messages. An error with a `disguised` message may have other causes, so the caller must check
+the free memory. Every pattern matches a limited number of characters, because a log may have many megabytes.
 """
 
 import re
@@ -18,7 +18,7 @@ class Certainty(StrEnum):
     LIKELY = "likely"
     """A library could not allocate a resource, probably because device memory ran out."""
     DISGUISED = "disguised"
-    """A library failed in a way that a lack of device memory often causes, but not always."""
+    """A library failed in a way that is often, but not always, caused by a lack of device memory."""
     HOST = "host"
     """Host memory ran out, including shared memory."""
     PINNED = "pinned"
@@ -39,7 +39,7 @@ class MessagePattern:
     informal: bool = False
     """True if ordinary log lines also contain the message, such as `the out of memory handler`.
 
-    The message then counts only on lines that look like an error.
+    A message of this kind is used only on lines that look like an error.
     """
 
 
@@ -65,7 +65,10 @@ _MAX_OCCURRENCES = 40
 
 
 def _occurrences(text: str, literal: str) -> Iterator[int]:
-    """Yield the positions of `literal`. If there are many, only the first and the last positions are used."""
+    """Yield the positions of `literal`.
+
+    If there are many positions, only the first and the last positions are used.
+    """
     position = -1
     for _ in range(_MAX_OCCURRENCES):
         position = text.find(literal, position + 1)

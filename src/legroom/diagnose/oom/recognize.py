@@ -6,8 +6,8 @@
 
 An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` counts as out of memory only if little memory is free at
 the time of the call. If the free memory is unknown, a failed allocation in a library (`CUDNN_STATUS_ALLOC_FAILED`)
-counts as out of memory. Call `classify` inside `except`, before memory is freed. The result keeps no exception, frame
-or tensor alive.
+counts as out of memory. Call `classify` inside `except`, before memory is freed. The result of `classify` keeps no
+exception, frame or tensor alive.
 
 The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and
 `sys.exit` are never out-of-memory errors. An exception group is an out-of-memory error only if all of its members
@@ -45,12 +45,12 @@ class ErrorClassification(ReportedSizes):
     is_oom: bool = False
     """True if a device ran out of memory.
 
-    An ambiguous error counts only if little memory is free.
+    For an ambiguous error, the value is True only if little memory is free.
     """
     message: str = ""
     """The line of the message that matched."""
     link: Link = "itself"
-    """The exception of the chain that matched."""
+    """The exception in the chain that matched."""
 
     @property
     def is_memory(self) -> bool:
@@ -136,7 +136,7 @@ _INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PROGRAM_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""Types of programming errors, regardless of the message.
+"""Exceptions of these types are programming errors, regardless of their message.
 
 The cause of such an exception may still be an out-of-memory error.
 """
@@ -145,7 +145,10 @@ _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The er
 
 
 def _classify_chain(error: BaseException) -> ErrorClassification:
-    """Classify an exception chain by the first certain classification, or else by the outermost exception."""
+    """Classify an exception chain.
+
+    The first certain classification of an exception is used, or else that of the outermost exception.
+    """
     found: list[ErrorClassification] = []
     first: ErrorClassification | None = None
     seen: set[int] = set()
@@ -241,7 +244,7 @@ _GPU_LIBRARIES = ("cupy", "pycuda", "rmm", "numba")
 def _was_pinning(traceback: TracebackType | None) -> bool:
     """Return True if the innermost frame pins memory.
 
-    CUDA's message does not distinguish page-locked from device memory.
+    CUDA's message does not distinguish page-locked memory from device memory.
     """
     innermost = traceback
     while innermost is not None and innermost.tb_next is not None:

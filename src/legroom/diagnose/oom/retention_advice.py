@@ -82,7 +82,7 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
 
 
 def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
-    """Report a list or dict outside the model and the optimizer that retains much memory."""
+    """Report a list or dict that retains much memory and does not belong to the model or the optimizer."""
     for holder in _containers(evidence):
         yield Finding(
             code="LG105",
@@ -250,12 +250,12 @@ def _went_backward_in_this_step(evidence: Evidence) -> bool:
 def _variables_holding(size: int, holders: Sequence[Holder], frame: Frame) -> list[str]:
     """Return the names of at most two variables that retain about `size` bytes, closest match first.
 
-    A variable is a tensor or a tuple of tensors.
+    Only variables that are tensors or tuples of tensors are considered.
 
     If the function that created the result is still running, only the variables that its line assigns can refer to
-    the result. These variables may also retain an autograd graph. If the function has returned, a variable of a caller may refer to
-    the result. The result is empty if the program still uses one of the variables, because deleting the others may
-    free nothing.
+    the result. These variables may also retain an autograd graph. If the function has returned, a variable of a
+    caller may refer to the result. The result is empty if the program still uses one of the variables, because
+    deleting the others may free nothing.
     """
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
     running = {(each.frame.file, each.frame.function) for each in holders if each.frame is not None}

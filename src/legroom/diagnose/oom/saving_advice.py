@@ -17,7 +17,7 @@ from legroom.memory.events import Alloc, Oom
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6
-"""The fraction of the activations that checkpointing each block saves.
+"""The fraction of the activations that block-by-block checkpointing saves.
 
 Checkpointing adds about a third more computation.
 """
@@ -135,7 +135,10 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
-    """Report weights, gradients and optimizer state that exceed the device, which no smaller batch can change."""
+    """Report weights, gradients and optimizer state that together exceed the device.
+
+    A smaller batch does not reduce this memory.
+    """
     oom = evidence.oom
     creates_state = not evidence.optimizers or evidence.missing_state > 0
     in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0 and creates_state
@@ -231,11 +234,13 @@ def _support_fused(optimizers: Sequence[LiveOptimizer]) -> bool:
 
 
 def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
-    """Suggest the largest batch size that fits, if only activations, inputs and results scale with the batch size.
+    """Suggest the largest batch size that fits.
+
+    Only activations, inputs and results are assumed to scale with the batch size.
 
     After a failure in the backward pass, all activations are known. After a failure in the forward pass, the
-    activations are extrapolated from the completed fraction of the model. If this fraction is unknown, the advice is at most half the
-    batch size.
+    activations are extrapolated from the completed fraction of the model. If this fraction is unknown, at most half
+    the batch size is suggested.
     """
     oom = evidence.oom
     if oom.phase is Phase.OTHER and not evidence.live_bytes(Category.ACTIVATION):
@@ -363,7 +368,7 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
 def _creates_state(evidence: Evidence) -> bool:
     """Return True if the optimizer was creating its state.
 
-    If the operation is unknown, the state is incomplete while it is smaller than the parameters.
+    If the operation is unknown, the optimizer state counts as incomplete while it is smaller than the parameters.
     """
     oom = evidence.oom
     if oom.step > 0 or not oom.op:
@@ -381,7 +386,7 @@ def _uses_autocast(evidence: Evidence) -> bool:
 def _heaviest_block(activations: Sequence[Alloc]) -> str:
     """Return the innermost module path, such as `encoder.layers`, that allocates at least half of the activations.
 
-    Single layers and indices do not count.
+    Single layers, and numbers in a module path, are ignored.
     """
     sizes: Counter[str] = Counter()
     for each in activations:

@@ -30,7 +30,7 @@ class ReportedSizes:
 
     @property
     def limit(self) -> int | None:
-        """The number of bytes that PyTorch's allocator can reserve, or None if the message does not contain it."""
+        """The number of bytes that PyTorch's allocator can reserve, or None if the message does not show this number."""
         limits = [size for size in (self.capacity, self.allowed) if size is not None]
         reserved = self.allocated if self.reserved is None else self.reserved
         if self.free is not None and reserved is not None:
@@ -126,7 +126,7 @@ def _device(text: str) -> int | None:
 def _others(text: str) -> int | None:
     """Return the memory of other processes.
 
-    If torch cannot identify its own process, its message lists this process among the others.
+    If torch cannot identify its own process, its message lists that process among the other processes.
     """
     sizes = [_bytes(*groups) for groups in re.findall(rf"Process \d+ has {_SIZE} memory in use", text)]
     if not sizes and (other := _first(text, rf"other allocations: {_SIZE}")) is not None:

@@ -1,4 +1,4 @@
-"""The command that started a run, from which a report derives the exact next command."""
+"""The command that started a run. The report uses this command to print the exact next command."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class RunCommand:
 
     @property
     def is_record(self) -> bool:
-        """True if `legroom.record` recorded a part of a program, which no command can repeat."""
+        """True if `legroom.record` recorded only a block of a program. No command can repeat such a recording."""
         return self.verb == "record"
 
     @property
@@ -51,7 +51,9 @@ class RunCommand:
         return replace(self, options=("--gpu", size, *self.options))
 
     def estimate(self, capacity: int) -> str:
-        """Return the `legroom estimate` command for the same run, with its `--gpu` or with a GPU of `capacity` bytes."""
+        """Return the `legroom estimate` command for the same run, with the same `--gpu`, or with a GPU of `capacity`
+        bytes.
+        """
         gpus = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")
         gpu = gpus.partition(",")[0]
         return shell.join(["legroom", "estimate", "--gpu", gpu, *self.target, *self.arguments])

@@ -1,8 +1,8 @@
 """The memory of one device at the peak or at a failed allocation.
 
-The shares of a snapshot add up to the device's memory: non-PyTorch memory, one share per category, reserved memory
-that is unused, and free memory. Only for a failed allocation, the unused reserved memory consists of two shares:
-cached segments and fragments.
+A snapshot divides the memory of the device into shares: non-PyTorch memory, one share for each category, reserved
+memory that is unused, and free memory. For a failed allocation, the unused reserved memory is divided into cached
+segments and fragments.
 """
 
 from dataclasses import dataclass
@@ -75,8 +75,8 @@ def snapshot_at_peak(
 ) -> MemorySnapshot | None:
     """Return the snapshot at peak allocated memory, or None if no memory was allocated on the device.
 
-    `reserved` is the reserved size at the end of the run, if it may exceed the size at the peak. `rest` is the label
-    of the remaining memory.
+    `reserved` is the final reserved size, if it may exceed the reserved size at the peak. `rest` is the label of the
+    remaining memory.
     """
     peak = ledger.peak(device)
     if peak.bytes <= 0:

@@ -1,8 +1,8 @@
 """Finds memory that grows with every step, and the line of code that allocates it.
 
-The ledger lists the lines whose live bytes increased from step to step in all recent steps. One mistake can cause
-growth at many lines. For example, a stored loss keeps its whole graph alive, so the memory of every line of the
-forward pass grows. Lines that grow together with activations are therefore one leak, reported at the line that
+The ledger lists the lines whose live bytes increased from step to step in all recent steps. A single mistake can
+cause growth at many lines. For example, a stored loss keeps its whole graph alive, so the memory of every line of the
+forward pass grows. Lines that grow together with activations are therefore reported as one leak, at the line that
 allocates the most memory.
 """
 
@@ -24,7 +24,7 @@ class Leak:
 
     file: str | None
     line: int | None
-    """The line that stores the memory or, if it is unknown, the line that allocates the most."""
+    """The line that stores the memory or, if this line is unknown, the line that allocates the most memory."""
     kind: str
     """`graph` for an autograd graph, `tensor` for tensors without a graph, and `larger` for a tensor that each step
     replaces with a larger one.
@@ -71,14 +71,14 @@ def _is_leak(line: Growth, allocated_in: Mapping[_Line, set[int]]) -> bool:
     """Return True if the growing memory was allocated in several steps.
 
     Growing results may also be one tensor that each step replaces with a larger tensor (`history = torch.cat(...)`).
-    Activations and inputs that grow come from a loop with increasing batch sizes.
+    If activations or inputs become larger in each step, the loop increases the batch size.
     """
     may_be_recreated = line.category in (Category.RESULT, Category.TEMPORARY)
     return may_be_recreated or len(allocated_in.get((line.file, line.line, line.category), ())) >= 3
 
 
 def _allocation_steps(ledger: Ledger, device: int) -> dict[_Line, set[int]]:
-    """Return the steps of each line whose allocations were still alive at the end of the last step."""
+    """Return, for each line of code, the steps whose allocations were still alive at the end of the last step."""
     allocated_in: dict[_Line, set[int]] = {}
     state = ledger.at_last_step(device)
     for each in state.live if state is not None else ():

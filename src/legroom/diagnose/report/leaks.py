@@ -1,8 +1,8 @@
 """The leaks that the leak detector found during the run, with advice.
 
-The detector inspected the live objects, so it knows the retaining variable, the line that stores the reference, and
-graphs without device memory. If the detector ran, the report uses its findings, and the ledger adds only the bytes in
-device memory.
+The detector inspected the live objects. Its findings include the retaining variable, the line that stores the
+reference, and graphs that use no device memory. If the detector ran, the report uses its findings, and the ledger
+adds only the bytes in device memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,9 @@ from legroom.units import format_size
 
 
 def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
-    """Return the detected leaks in the order of their first reports, with their newest values and without growth that
-    stopped.
+    """Return the detected leaks in the order in which they were first reported, each with its newest values.
+
+    Growth that stopped is omitted.
     """
     leaks: dict[object, DetectedLeak] = {}
     for annotation in annotations:
@@ -32,7 +33,7 @@ def leaks_from(
     """Return the detected leaks with advice.
 
     Leaks without a name are omitted if another leak has a name, because both are probably the same leak. `measured`
-    is the growth in the ledger, and `steps` is the number of steps of the run.
+    is the growth according to the ledger, and `steps` is the number of steps in the run.
     """
     named = [each for each in detected if each.name]
     leaks = [_leak(each, steps, device) for each in named or detected]

@@ -20,7 +20,7 @@ from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites
 
 MAX_MOMENTS = 160
-"""The maximum number of steps, and of equal intervals, whose peaks the page can show."""
+"""The maximum number of steps, and of equal intervals of the run, whose peaks can be selected in the page."""
 MAX_OOMS = 20
 """The maximum number of out-of-memory errors in the page. A script that catches these errors may raise thousands of them."""
 MAX_SITES = 300_000
@@ -104,7 +104,7 @@ def figures_from_capture(
 
 
 def _last_ooms(events: Sequence[Event], device: int) -> dict[int, Oom]:
-    """Map the event numbers of the last out-of-memory errors to the errors."""
+    """Return the last out-of-memory errors of a device, by the number of their event."""
     ooms = [
         (index, event)
         for index, event in enumerate(events)
@@ -122,7 +122,7 @@ def _first_reports(events: Sequence[Event]) -> list[DetectedLeak]:
 
 
 def _highest(columns: Columns, positions: Sequence[int]) -> int:
-    """Return the number of the event with the most allocated memory among the columns at `positions`."""
+    """Return the number of the event with the most allocated memory in the columns at `positions`."""
     return columns.indices[max(positions, key=lambda position: sum(columns.sums[position]))]
 
 

@@ -96,9 +96,9 @@ class RunReport:
     truncated: bool
     dropped: int
     remarks: tuple[str, ...]
-    """Remarks about what could not be recorded, with the reason."""
+    """Remarks about parts of the run that could not be recorded, with the reason."""
     spilled: SpillTotals | None = None
-    """Statistics of `--spill`."""
+    """Statistics about tensors that `--spill` moved to host memory."""
     sources: Sources = field(default_factory=dict)
     rank: int | None = None
     """The rank of the process, or None for a single process."""
@@ -323,7 +323,7 @@ def _leaks(
 
 
 def _with_allocating_line(leak: DetectedLeak, ledger: Ledger, device: DeviceSummary | None) -> DetectedLeak:
-    """Add the line that allocated the most storages alive at the peak, for a leak without a known variable.
+    """If no variable is known for a leak, add the line that allocated the most storages that were alive at the peak.
 
     Parameters do not count, because they do not grow.
     """
@@ -363,10 +363,12 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
 
 
 def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> int | None:
-    """Return the number of the out-of-memory event that ended the run, or else of the last such event.
+    """Return the number of the out-of-memory event that ended the run.
 
-    If `device` is given, only the events of this device count. All replicas of `DataParallel` may run out of memory, but PyTorch
-    raises only the error of the first replica.
+    If none ended the run, return that of the last out-of-memory event.
+
+    If `device` is given, only the events of this device count. All replicas of `DataParallel` may run out of memory,
+    but PyTorch raises only the error of the first replica.
     """
     text = f"{ending.error}\n{ending.traceback}"
     numbers = [number for number, oom in enumerate(ooms) if device in (None, oom.device)]

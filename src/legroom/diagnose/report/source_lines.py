@@ -1,7 +1,7 @@
 """The lines of the user's code that a report shows.
 
 These lines are read at the end of the run and stored in the capture. A report therefore also works on another machine
-or after a change of the code. A report never opens a file whose path comes from an untrusted capture.
+or after the code has changed. A report never opens a file whose path comes from an untrusted capture.
 """
 
 import linecache

@@ -60,9 +60,9 @@ class Allocator:
     `capacity` is the number of bytes that this process can use, or None for no limit. `total` is the total memory
     that torch reports, which exceeds `capacity` by the CUDA context. Memory fractions refer to `total`.
     `base_address(size, stream)` returns the address of the next segment, for replays. `on_segment(bytes)` is called
-    when device memory is reserved, or released (with a negative size). `trace` is called with the same actions as in
-    torch's history. With `streams_are_synchronous`, a freed block that other streams used can be reused at the next
-    `malloc`. Otherwise, the block can be reused only after `complete_free`.
+    when device memory is reserved, and with a negative size when it is released. `trace` is called with the same
+    actions as in torch's history. With `streams_are_synchronous`, a freed block that other streams used can be reused
+    at the next `malloc`. Without `streams_are_synchronous`, the block can be reused only after `complete_free`.
 
     `free` may be called at any moment, even during `malloc`, because the garbage collector may free a tensor at any
     moment. If `free` is called during `malloc`, the block is freed when `malloc` ends. Two threads must not allocate
@@ -270,8 +270,9 @@ class Allocator:
         self._space.library_loaded()
 
     def reduce_capacity(self, size: int) -> bool:
-        """Reduce the memory that PyTorch can use by `size` bytes, and return False if PyTorch has already reserved
-        them.
+        """Reduce the memory that PyTorch can use by `size` bytes.
+
+        Return False if PyTorch has already reserved these bytes.
         """
         if self._device.capacity is None:
             return True
@@ -279,7 +280,7 @@ class Allocator:
         return self._device.reserved <= self._device.capacity
 
     def change_settings(self, settings: AllocatorSettings) -> None:
-        """Change the settings. As in torch, existing blocks stay unchanged."""
+        """Change the settings. As in torch, a change of the settings does not affect existing blocks."""
         self.settings = settings
         self._source.change_settings(settings)
         self._max_split_size = self._source.max_split_size
@@ -341,7 +342,7 @@ class Allocator:
 
     @property
     def fragmented(self) -> int:
-        """The number of free bytes that cannot be released, because other bytes of their segment or page are in use."""
+        """The number of free bytes that cannot be released, because their segment or page is partly in use."""
         pending = self._small.statistics.pending_bytes + self._large.statistics.pending_bytes
         return self.reserved - self.allocated - pending - self.cached
 

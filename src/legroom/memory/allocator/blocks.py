@@ -28,7 +28,7 @@ UNMAPPED: Final = 3
 STATE_NAMES: Final = ("inactive", "active_allocated", "active_pending_free", "unmapped")
 
 FreeEntry = tuple[Any, ...]
-"""A tuple (size, age, address, block), or a prefix of it for a search."""
+"""A tuple (size, age, address, block), or the first items of this tuple for a search."""
 
 
 class Segment:
@@ -40,7 +40,10 @@ class Segment:
         self.address = address
         self.size = size
         self.age = age
-        """The number of the segment. Among equal blocks, the allocator uses the block of the older segment."""
+        """The number of the segment.
+
+        Among free blocks of equal size, the allocator uses the block of the older segment.
+        """
         self.page = page
         """The page size of an expandable segment, or 0 for another segment."""
         self.expandable = page > 0
@@ -75,14 +78,14 @@ class Block:
         self.pool = pool
         self.segment = segment
         self.age = age
-        """The age of the segment, or 0 if the address decides between blocks of equal size."""
+        """The age of the block's segment, or 0 if the allocator selects blocks of equal size by address."""
         self.requested = 0
         self.state = FREE
         self.previous: Block | None = None
         self.next: Block | None = None
         self.stream_uses: set[int] | None = None
         self.idle_since = 0
-        """The value of `Pool.searches` when the block became free."""
+        """The number of searches in the pool (`Pool.searches`) when the block became free."""
 
     def __repr__(self) -> str:
         return f"<Block {self.size} bytes at {self.address:#x}, {STATE_NAMES[self.state]}>"
@@ -152,7 +155,7 @@ class Pool:
         return adjacent.size
 
     def free_blocks(self) -> Iterator[Block]:
-        """Yield the free blocks by stream and then in search order, from a copy of the lists."""
+        """Yield the free blocks from a copy of the lists, sorted by stream and then in search order."""
         for stream in sorted(self.free):
             for entry in self.free[stream].copy():
                 yield entry[3]

@@ -16,9 +16,9 @@ WIDE_GAP: Final = 414 * MiB
 """The size of the gap below the first segment, which exists after the first kernel."""
 WIDE_GAP_START: Final = FIRST_SEGMENT_ADDRESS - WIDE_GAP
 LIBRARY_BYTES: Final = 64 * MiB
-"""The address space of each cuBLAS handle without its workspace."""
+"""The size of the address space that each cuBLAS handle uses, without its workspace."""
 UNLIMITED_TOTAL: Final = 1 * TiB
-"""The memory assumed for a device of unknown capacity, which determines the length of address ranges."""
+"""The memory assumed for a device of unknown capacity. This number determines the length of address ranges."""
 
 Trace = Callable[[str, int, int, int], None]
 """A function that is called with (action, address, size, stream).
@@ -89,8 +89,8 @@ class AddressSpace:
 
     The rules were derived from 108 recorded runs on an H200. For 103 of these runs, a replay with the simulated
     addresses reserves exactly the measured memory. A segment is placed in the lowest free gap that is large enough.
-    At first, there are two small gaps: one for the first small segment, and `UPPER_GAP`. If no gap is large enough, a
-    unit of 32 MiB is added below all other units. After the first operation, there is also a wide gap (`WIDE_GAP`)
+    At first, there are two small gaps: one for the first small segment, and `UPPER_GAP`. If no gap is large enough,
+    units of 32 MiB are added below all other units. After the first operation, there is also a wide gap (`WIDE_GAP`)
     between the first segment and the units. Early segments therefore have decreasing addresses. The next several
     hundred MiB have increasing addresses, and later segments have decreasing addresses again. If the first segment
     was larger than a unit, the wide gap is divided into units from its top. Handles of cuBLAS also use address space
@@ -104,7 +104,7 @@ class AddressSpace:
         self.free = [(FIRST_SEGMENT_ADDRESS, 2 * MiB), UPPER_GAP]
         """The gaps as pairs (address, size), lowest address first."""
         self.lowest_unit = WIDE_GAP_START
-        """The address of the lowest unit. All units from here to `WIDE_GAP_START` exist."""
+        """The address of the lowest unit. All units between this address and `WIDE_GAP_START` exist."""
         self.highest_unit = WIDE_GAP_START
         """New units are placed below this address, down to `WIDE_GAP_START`, and then below `lowest_unit`."""
         self.first_was_large: bool | None = None

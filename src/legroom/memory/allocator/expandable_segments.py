@@ -1,4 +1,4 @@
-"""Expandable segments.
+"""Simulates expandable segments.
 
 Each pool and stream has one long address range, into which memory is mapped page by page.
 
@@ -74,8 +74,9 @@ class ExpandableSegments:
             del self.segments[block.segment.address]
 
     def _find_room(self, pool: Pool, size: int, stream: int, page: int) -> Block:
-        """Return the first of consecutive free and unmapped blocks of at least `size` bytes, in a new segment if
-        necessary.
+        """Return the first block of a sequence of free and unmapped blocks with at least `size` bytes.
+
+        If no sequence is long enough, create a new segment.
         """
         for entry in pool.unmapped.get(stream, ()):
             unmapped: Block = entry[1]
@@ -138,7 +139,7 @@ def free_pages(block: Block) -> tuple[int, int]:
 
 
 def reachable_size(block: Block) -> int:
-    """Return the size of a free block and the unmapped block after it."""
+    """Return the size to which a free block can grow: its size plus that of an unmapped block after it."""
     following = block.next
     return block.size + (following.size if following is not None and following.state == UNMAPPED else 0)
 

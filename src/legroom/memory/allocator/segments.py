@@ -22,9 +22,9 @@ from legroom.memory.allocator.statistics import Statistics
 from legroom.units import MiB
 
 ROUND_LARGE: Final = 2 * MiB
-"""Segments for requests of 10 MiB or more are a multiple of this number of bytes."""
+"""The size of a segment for requests of 10 MiB or more is a multiple of this number of bytes."""
 NO_SIZE: Final = 1 << 62
-"""A limit above every size, with which every block may be split."""
+"""A limit that is larger than every size, so that every block may be split."""
 
 
 class SegmentSource:
@@ -63,11 +63,12 @@ class SegmentSource:
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
     def reserve(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Return a new block of at least `size` bytes that is in no free list, or None if the device is full or the
-        limit would be exceeded.
+        """Return a new block of at least `size` bytes, or None if the device is full or the limit would be exceeded.
+
+        The new block is not in a free list.
 
         An expandable segment maps whole pages. As in torch, the limit is compared with the size of an ordinary
-        segment, so the pages can exceed the limit by less than a page.
+        segment, so the mapped pages can exceed the limit by part of a page.
         """
         segment_bytes = self.segment_bytes(size)
         if not self.device.allows(segment_bytes):
@@ -142,7 +143,7 @@ class SegmentSource:
                 self._release(block)
 
     def _new_segment(self, size: int, pool: Pool, stream: int, page: int = 0) -> Block:
-        """Create a segment and return its block, which is in no free list."""
+        """Create a segment and return its block, which is not in a free list."""
         self._segments_made += 1
         age = self._segments_made if self.settings.ties == "age" else 0
         address = self.range_address(size, stream) if page else self.segment_address(size, stream)

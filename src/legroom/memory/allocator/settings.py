@@ -17,8 +17,8 @@ from legroom.units import MiB
 ENVIRONMENT_NAMES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The environment variables in order of precedence.
 
-The first variable that is set is used, even if it is empty. PyTorch's documentation recommends the last name, but it
-has the lowest precedence in torch 2.13.
+The first variable that is set is used, even if it is empty. PyTorch's documentation recommends the last name, but
+this name has the lowest precedence in torch 2.13.
 """
 
 POWER_OF_TWO_INTERVALS: Final = 16
@@ -68,13 +68,13 @@ class AllocatorSettings:
     """The options of the caching allocator, with torch's defaults. All sizes are in bytes."""
 
     max_split_size: int | None = None
-    """Blocks of this size or larger are never split. None means no limit."""
+    """Blocks of this size or larger are never split. The value None means that every block may be split."""
     max_non_split_rounding: int = 20 * MiB
     """The maximum difference in bytes between a request and a block that is never split."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * POWER_OF_TWO_INTERVALS
     """The number of divisions for rounding, for each power of two from 1 MiB to 64 GiB.
 
-    The values 0 and 1 mean no such rounding.
+    The values 0 and 1 disable this kind of rounding.
     """
     garbage_collection_threshold: float = 0.0
     """Above this fraction of the limit, cached blocks that were not used recently are released. The value 0
@@ -101,8 +101,8 @@ class AllocatorSettings:
     def parse(cls, text: str, before: "AllocatorSettings | None" = None) -> "AllocatorSettings":
         """Parse the settings.
 
-        If a running program changes its settings, `before` contains the previous settings. At such a change, torch
-        keeps the segment options and resets all other options.
+        If a running program changes its settings, `before` contains the previous settings. When settings change,
+        torch keeps the segment options and resets all other options.
         """
         pairs = list(_pairs(_tokens(text)))
         start = before or cls()

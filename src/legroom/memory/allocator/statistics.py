@@ -1,8 +1,9 @@
 """The statistics of `torch.cuda.memory_stats()`, counted at low cost.
 
-Each allocation and each free changes a count, the bytes and the requested bytes, and updates only running totals. A
-current value is the difference between two totals. A peak can occur only before a decrease, so the peaks are updated
-at the first free after an allocation (`update_peaks`). Values that change rarely are stored as a `Stat`.
+Each allocation and each free updates only running totals: the count, the bytes and the requested bytes. A current
+value is the difference between the totals of allocations and frees. A peak can occur only before a decrease, so the
+peaks are updated at the first free after an allocation (`update_peaks`). Values that change rarely are stored as a
+`Stat`.
 """
 
 from collections.abc import Iterator
@@ -62,18 +63,19 @@ class PoolStatistics:
         self.requested_freed = 0
         """The requested bytes of all blocks whose free is complete.
 
-        In contrast, `bytes_freed` increases when the free is requested.
+        In contrast, `bytes_freed` increases as soon as a free is requested.
         """
         self.pending = 0
         self.pending_bytes = 0
-        """The number (`pending`) and the bytes of blocks whose free is not complete, because another stream still
-        uses them.
+        """`pending` is the number of blocks whose free is not complete, because another stream still uses the block.
+
+        `pending_bytes` is the size of these blocks.
         """
         self.inactive_up = 0
         self.inactive_down = 0
         self.inactive_bytes_up = 0
         self.inactive_bytes_down = 0
-        """The totals of free blocks in partly used segments. As in torch, expandable segments do not count."""
+        """The totals of free blocks in partly used segments. As in torch, expandable segments are not included."""
         self.segments = Stat()
         self.reserved = Stat()
 

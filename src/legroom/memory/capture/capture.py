@@ -135,7 +135,10 @@ class CaptureWriter:
         self.close()
 
     def _drain(self, *, wait: bool = False, finish: bool = False) -> None:
-        """Write the pending events. If another thread is writing, that thread or the next call writes them."""
+        """Write the pending events.
+
+        If another thread is writing, that thread or the next call writes the pending events.
+        """
         if os.getpid() != self._process:
             self.abandon()  # do not take the lock: a thread of the parent may have held it at the fork
         me = get_ident()

@@ -1,7 +1,7 @@
 """Writes the chunks of a capture file, and trims the file when it grows too large.
 
 Every batch of events is flushed to the operating system, so the batch survives if the process is killed. If possible,
-a chunk ends with a training step, when the categories of the storages are known.
+a chunk ends at the end of a training step, because the categories of the storages are known then.
 """
 
 import errno
@@ -19,7 +19,7 @@ from legroom.memory.events import Event, Holder, Oom, Step
 
 
 class ChunkFile:
-    """A capture file open for writing. Its methods raise OSError if a write fails."""
+    """A capture file open for writing. The methods raise OSError if a write fails."""
 
     def __init__(self, path: Path, file: FileIO, *, run: dict[str, Any], max_bytes: int) -> None:
         self._path = path

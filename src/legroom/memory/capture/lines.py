@@ -424,4 +424,4 @@ _FIELDS = {
     kind: [(field.name, _CHECKS[field.type]) for field in fields(kind) if field.name != "time"]
     for kind in _ANNOTATIONS.values()
 }
-"""The fields of each annotation in the order of the file, each with the check of its value."""
+"""The fields of each annotation in the order of the file, each with the check that a value must pass."""

@@ -1,7 +1,7 @@
 """Reads a capture file.
 
-An incomplete file, for example after a crash, is read up to its last valid line. After chunks that were dropped to
-limit the size, the events continue from the state at the start of the next chunk. The events between `GapStarted`
+An incomplete file, for example after a crash, is read up to its last valid line. If chunks were dropped to limit the
+size of the file, the events continue from the state at the start of the next chunk. The events between `GapStarted`
 and `GapEnded` are the steps of the dropped chunks, and the allocations, frees and tags that lead to this state.
 
 A capture may come from an untrusted source, so every value is checked and decompression bombs are rejected.
@@ -171,7 +171,7 @@ class _Reader:
 
 
 class _LiveStorages:
-    """The live storages before a gap, which show what changed during the gap."""
+    """The live storages before a gap, from which the changes during the gap are computed."""
 
     def __init__(self) -> None:
         self._folded = 0
@@ -208,7 +208,10 @@ class _LiveStorages:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
-    """Yield the complete lines of the file in batches up to damaged data, and True for a batch that starts a chunk."""
+    """Yield the complete lines of the file in batches, each with True if the batch starts a chunk.
+
+    Reading stops at damaged data.
+    """
     current, begins, rest = -1, True, b""
     for chunk, text in _decompressed(file, path):
         if chunk != current:
@@ -222,7 +225,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
 
 
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the decompressed data in batches, with the number of the gzip member."""
+    """Yield the decompressed data in batches, each with the number of its gzip member."""
     chunk = bytes_read = bytes_decompressed = 0
     decompressor = zlib.decompressobj(31)
     while data := file.read(_READ_SIZE):

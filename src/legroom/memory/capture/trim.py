@@ -1,9 +1,10 @@
 """Selects the chunks to keep when a capture grows too large, and writes the file without the other chunks.
 
-A chunk does not depend on other chunks, so it can be dropped as a whole. Chunks are kept in this order while the size
-allows it: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an out-of-memory
-error, the first chunk, and then newer chunks before older chunks. The Step events of dropped chunks are kept, so that
-the history of steps is complete. If the steps alone are too large, every second step is dropped until they fit.
+A chunk does not depend on other chunks, so it can be dropped as a whole. While there is space, chunks are kept in
+this order: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an
+out-of-memory error, and the first chunk. Of the other chunks, newer chunks are kept before older chunks. The Step
+events of dropped chunks are kept, so that the history of steps is complete. If the steps alone need too much space,
+every second step is dropped, repeatedly.
 """
 
 import json
@@ -32,7 +33,7 @@ class Chunk:
     is_complete: bool = True
     """True if the chunk contains all events, and False if it contains only the steps of dropped chunks."""
     every: int = 1
-    """If this is 4, the chunk contains only every fourth step."""
+    """If `every` is 4, a chunk without events contains only every fourth step."""
 
 
 def trim(
@@ -89,7 +90,10 @@ def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -
 
 
 def dropped_events(chunk: Chunk) -> int:
-    """Return the number of events that were dropped from a chunk, which still contains its steps."""
+    """Return the number of events that were dropped from a chunk.
+
+    A chunk with dropped events keeps only its steps.
+    """
     return 0 if chunk.is_complete else chunk.events - zlib.decompress(chunk.step_lines).count(b"\n")
 
 

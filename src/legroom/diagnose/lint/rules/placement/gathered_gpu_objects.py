@@ -72,7 +72,7 @@ def _parts(
 ) -> Iterator[cst.BaseExpression]:
     """Yield the expressions in the sent object.
 
-    A name is replaced by its last assignment, and a parameter by the arguments of the callers.
+    For a name, the expression in its last assignment is used. For a parameter, the arguments of the callers are used.
     """
     parts = contained_parts(node)
     path = dotted(node)

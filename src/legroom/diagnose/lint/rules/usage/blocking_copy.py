@@ -98,7 +98,10 @@ def _is_none(argument: cst.Arg | None) -> bool:
 
 
 def _replaces_batch(program: Program, call: CallFact, batch: str | None) -> bool:
-    """Return True for `x = x.to(device)`, after which the program cannot change the host tensor during the copy."""
+    """Return True for `x = x.to(device)`.
+
+    The program then has no name for the host tensor, and cannot change it during the copy.
+    """
     return any(
         store.target == batch and store.how == "assign" and program.inside(call.node, store.expression)
         for store in program.stores

@@ -79,7 +79,7 @@ def _loading_functions(program: Program) -> set[Function]:
 def _called_functions(
     program: Program, node: cst.BaseExpression, scope: Function, depth: int = 0
 ) -> set[Function]:
-    """Return the functions that a `collate_fn` runs, for example `function` for `partial(function, ...)`."""
+    """Return the functions that a `collate_fn` runs, such as `function` for `partial(function, ...)`."""
     path = dotted(node) or ""
     found = program.function_named(path, scope)
     if found is not None:

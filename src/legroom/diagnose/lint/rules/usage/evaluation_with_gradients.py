@@ -164,7 +164,8 @@ def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFa
 def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
     """Yield the first model call in each function or loop that evaluates.
 
-    A call counts as an evaluation because of a name, after `model.eval()`, or if no backward pass uses the results.
+    A call is an evaluation if a name says so, if `model.eval()` was called before, or if no backward pass uses the
+    results.
     """
     reported: set[LoopFact | Function] = set()
     for call in program.calls:
@@ -206,7 +207,10 @@ def _is_only_read(program: Program, call: CallFact) -> bool:
 
 
 def _model_call(program: Program, call: CallFact) -> CallFact:
-    """Return the call that runs the model, if the evaluation calls a function that has no other callers."""
+    """Return the call that runs the model.
+
+    If the evaluation calls a function that has no other callers, this call is in that function.
+    """
     function = call.local
     if (
         call.receiver.kind is ValueKind.MODEL
@@ -303,7 +307,7 @@ def _is_compared(program: Program, call: CallFact) -> bool:
 
 
 def _root_expression(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return `model` for `model.graph.nodes`."""
+    """Return the innermost object of an expression, such as `model` for `model.graph.nodes`."""
     while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
         node = node.func if isinstance(node, cst.Call) else node.value
     return node
@@ -348,7 +352,9 @@ def _yields(function: Function) -> bool:
 
 
 def _is_in_eval_mode(program: Program, call: CallFact, within: LoopFact | None = None) -> bool | None:
-    """Return True after `.eval()`, False after `.train()`, and None if the function calls neither."""
+    """Return True if the last mode of the model before the call is `.eval()`, False if it is `.train()`, and None if
+    the function sets no mode.
+    """
     last = None
     for other in program.calls:
         if (

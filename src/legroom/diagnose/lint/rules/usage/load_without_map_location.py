@@ -147,7 +147,9 @@ def _restores_training(program: Program, call: CallFact) -> bool:
 
 
 def _is_small(program: Program, call: CallFact) -> bool:
-    """Return True if the file contains the state of a scheduler, a scaler or a random generator, which is small."""
+    """Return True if the loaded file is small, because it contains the state of a scheduler, a scaler or a random
+    generator.
+    """
     line = program.statement_line(call.node)
     return line is not None and bool(_SMALL.search(program.source(line)))
 
@@ -191,7 +193,7 @@ def _is_only_copied(program: Program, call: CallFact) -> bool:
 
 
 def _parts(node: cst.BaseExpression) -> Iterator[cst.CSTNode]:
-    """Yield `checkpoint["model"]` and `checkpoint` for `checkpoint["model"]`."""
+    """Yield an expression and the object that it reads, such as `checkpoint["model"]` and `checkpoint`."""
     yield node
     while isinstance(node, cst.Subscript):
         node = node.value
