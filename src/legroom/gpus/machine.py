@@ -62,11 +62,9 @@ class HostUsage:
     total: Count
     available: Count
     resident: Count
-    """The resident memory of this process in bytes."""
     limit: Count
     """The memory limit of the control group, which a container or a batch system sets."""
     used_of_limit: Count
-    """The number of bytes that all processes in the control group use."""
     cache_of_limit: Count = NA
     """The number of bytes in `used_of_limit` that cache files.
 

@@ -38,7 +38,6 @@ class LegroomCallback(MonitorResults, Callback):  # type: ignore[misc]  # untype
         self._monitor = TrainingMonitor(report=report, precision=precision)
         self._find_batch = find_batch
         self.fitted_batch: FittedBatch | None = None
-        """The batch size that was found with `find_batch`."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         options = {"bf16": '`Trainer(precision="bf16-mixed")`', "fp16": '`Trainer(precision="16-mixed")`'}

@@ -198,7 +198,6 @@ def _explained(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def _finish(item: pytest.Item, test: "MemoryTest") -> None:
-    """Stop measuring, store the results for the summary, and fail if memory is still allocated."""
     if test.with_leaks and not test.has_failed:
         funcargs = getattr(item, "funcargs", None)
         if funcargs:

@@ -1,7 +1,5 @@
 """The rare events of a run, for example gaps in the recording and the end of the run.
 
-Detected leaks have their own module.
-
 Each kind of event is a frozen dataclass with typed fields. A capture file stores the class name and the fields in
 order (see `capture.lines`), so a changed class name or field requires a new capture version. The classes have no
 `slots`, because slots create a second version of each class, which `Annotation.__subclasses__()` would list too.
@@ -45,7 +43,6 @@ class ProgramState(Annotation):
     """What the program was doing at the preceding `Oom`."""
 
     gradients_enabled: bool
-    """Whether autograd recorded operations."""
     is_training: bool | None
     """The mode of the model that was called last: False after `model.eval()`, and None if no model was called."""
     batch_size: int | None
@@ -67,7 +64,6 @@ class LiveOptimizer(Annotation):
     """`fused`, `foreach` (all parameters at once), `single` (one parameter at a time) or `custom`."""
     supports_fused: bool
     trainable_bytes: int
-    """The size of the parameters that the optimizer updates."""
     state_bytes: int
     """The size of the complete state, which may not be allocated yet."""
     temporary_bytes: int

@@ -24,11 +24,10 @@ class Columns:
     """The columns of one resolution, in order of time."""
 
     times: list[float] = field(default_factory=list)
-    """The time of the first event of each column. A column ends where the next column starts."""
+    """The time of the first event of each column."""
     sums: list[tuple[int, ...]] = field(default_factory=list)
     """The bytes of each category, in the order of `CATEGORIES`, at the highest point of each column."""
     reserved: list[int] = field(default_factory=list)
-    """The highest reserved memory of each column."""
     indices: list[int] = field(default_factory=list)
     """The number of the event at the highest point of each column."""
 
@@ -54,7 +53,6 @@ class History:
     begin: float
     end: float
     levels: list[Columns]
-    """The memory at several resolutions, finest first."""
     phases: list[tuple[float, Phase]]
     gaps: list[tuple[float, float]]
 

@@ -4,7 +4,7 @@ The events come from a dispatch mode over CPU or fake tensors, or from the histo
 has millions of events, so the frequent events are tuples.
 
 The category of a storage (gradient, activation) is often known only after its allocation, so a `Tag` may follow an
-`Alloc`. The last tag applies to the whole lifetime of the storage. `ledger` combines events into totals.
+`Alloc`. The last tag applies to the whole lifetime of the storage.
 """
 
 from collections.abc import Callable

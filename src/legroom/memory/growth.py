@@ -21,7 +21,6 @@ class Growth(NamedTuple):
     category: Category
     bytes_per_step: int
     steps: int
-    """The number of consecutive steps in which the memory grew."""
     bytes: int
 
 

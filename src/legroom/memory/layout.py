@@ -28,7 +28,6 @@ class LaidOutSegment:
 
     size: int
     is_small: bool
-    """True if the segment contains only blocks of up to 1 MiB."""
     stream: int
     blocks: tuple[LaidOutBlock, ...]
 

@@ -1,4 +1,4 @@
-"""The checks of `legroom doctor`. `explain.machine_checks` runs the checks that are relevant to an error.
+"""The checks of `legroom doctor`.
 
 The result of a check depends only on the collected facts, so tests can simulate any machine.
 """

@@ -171,7 +171,6 @@ _INFORMATIONAL = re.compile(
     r"\b(?:INFO|DEBUG|WARN|WARNING|WRN|note|hint)\b|\b(?:no|0|without|zero) (?:errors?|failures?|exceptions?)\b|\b0 failed\b|\[[IWV]\b|handler|\bif\b|avoid|falling back|fallback|skipp",
     re.IGNORECASE,
 )
-"""Matches words that occur in informational lines and in advice."""
 
 _DECORATION = (" ", "\t", "|", "+", "│", "╭", "╰", "❱", "┃", "-", "<", "~", "File ", "Cell ", "/", "Input ")
 """Prefixes of traceback lines in Python, rich and notebooks."""

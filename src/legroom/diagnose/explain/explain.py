@@ -291,7 +291,6 @@ def _build(
 
 
 def _named_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Cause, ...]:
-    """Return the causes of a page, with the causes that the error message mentions first."""
     named = {number for page, number, pattern in CAUSE_PATTERNS if page == code and pattern.search(message)}
     return tuple(cause for _, cause in sorted(enumerate(causes, 1), key=lambda each: each[0] not in named))
 

@@ -353,7 +353,6 @@ def _counts(found: LogMatch, lines: int) -> bool:
 
 
 def _is_reported_as_error(found: LogMatch) -> bool:
-    """Return True if an informal message about memory is on a line that looks like an error."""
     pattern = found.pattern
     if pattern is None or not pattern.informal or pattern.certainty is Certainty.DISGUISED:
         return False

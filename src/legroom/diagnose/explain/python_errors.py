@@ -56,7 +56,7 @@ def is_uninformative(error: ErrorLine) -> bool:
 
 
 def _library_of(error: ErrorLine) -> str:
-    """Return the code for the library of the last file in the traceback, or of the exception class."""
+    """Return the code for the library that contains the last file of the traceback or the exception class."""
     frames = error.frames.replace("\\", "/")
     last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
     module = f"/{error.kind.lower().rpartition('.')[0].replace('.', '/')}/"
@@ -162,7 +162,6 @@ _MAY_BE_MEMORY = re.compile(
     r"memory|\balloc(?:at\w+)?\b|\boom\b|\bkilled\b|\bsig(?:kill|bus)\b|signal 9\b|exhausted|insufficient resource|\bdied\b|exited (?:unexpectedly|with)|exit code",
     re.IGNORECASE,
 )
-"""Words that may refer to a lack of memory."""
 
 _DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?:8|16|32|64))\b|\b(?:bool|byte|char|long|int|float|half)(?:ean)? ?tensors?\b|(?-i:\b(?:Bool|Byte|Char|Long|Int|Float)\b))"
 """Names of dtypes.
@@ -172,7 +171,6 @@ _DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?
 _SIZE = r"\b(?:(?:\w+_)?(?:shapes?|sizes?|dims?)|dimensions?|dimensional|ndim|numel|(?:of|same|input|weight|target|output) rank|rank[- ]\d+|matri(?:x|ces)|(?:\d+|single)-element|(?:empty|scalar) tensors?|channels?|lengths?|features|feature (?:number|dim\w*|size)|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns|rows|\d-?D)\b"
 _MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few|small|large|short|long)|mis-?align\w*|resize|reshape)\b"
 _REJECTED = r"\b(?:invalid|cannot|can't|could not|unable|but|support\w*|only|negative|empty|previously|one of|don't|doesn't|do(?:es)? not)\b"
-"""Words of messages that reject an argument or an option."""
 _DIFFERS = rf"(?:{_MISMATCH}|{_REJECTED})"
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))

@@ -106,7 +106,6 @@ def _keeps_storage(program: Program, part: cst.BaseExpression, store: StoreFact)
 def may_be_view(
     program: Program, node: cst.BaseExpression, function: Function, seen: frozenset[str] = frozenset()
 ) -> bool:
-    """Return True if an expression may be a view that keeps a larger storage alive."""
     if isinstance(node, cst.Subscript):
         return literal_key(node) is None and program.value(node.value).kind is not ValueKind.CONTAINER
     if isinstance(node, cst.IfExp):

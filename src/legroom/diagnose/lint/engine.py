@@ -81,7 +81,7 @@ def _known_report(
 ) -> LintReport | None:
     """Return the report of an earlier run for the same content.
 
-    Return None if fixes are requested and the report contains one.
+    Return None if fixes are requested and the report contains a fix.
     """
     report = load_report(file, settings_for(file).with_options(select, ignore).codes_for(file))
     if report is not None and fix and any(each.edits and (each.safe or unsafe) for each in report.findings):
@@ -143,7 +143,6 @@ def _lint_file(
 def _lint_document(
     document: Document, name: str, codes: frozenset[str], *, fix: bool, unsafe: bool
 ) -> tuple[LintReport, Document]:
-    """Check a document, and apply fixes until no further fix can be applied."""
     fixed = 0
     for number in range(_MAX_PASSES):
         try:

@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.checkpoint_activations,
     saving_advice.spill_activations,
 )
-"""The advice rules in order of effort. The rule with the least effort comes first."""
+"""The advice rules. Changes with the least effort come first."""
 
 _BLOCKING_CODES = ("LG601", "LG602")
 _RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")

@@ -112,7 +112,6 @@ def choose_setting(
 
 
 def evaluation_setting(details: Sequence[Annotation]) -> BatchSetting | None:
-    """Return the script option that sets the evaluation batch size, if there is exactly one."""
     found = [
         _setting_of(each)
         for each in details

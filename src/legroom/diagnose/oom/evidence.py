@@ -36,7 +36,6 @@ class Evidence:
     peak: int = 0
     """The peak of the allocated bytes on the device before the failure."""
     spills: bool = False
-    """True if the run already moved activations to host memory."""
 
     def live_bytes(self, *categories: Category) -> int:
         return sum(self._by_category.get(category, 0) for category in categories)

@@ -32,7 +32,6 @@ class MessagePattern:
 
     certainty: Certainty
     source: str
-    """The library or program that prints the message."""
     variants: tuple[tuple[str, re.Pattern[str]], ...]
     """Regular expressions, each with a lower-case literal that every match contains."""
     reason: str

@@ -48,7 +48,6 @@ class ErrorClassification(ReportedSizes):
     For an ambiguous error, the value is True only if little memory is free.
     """
     message: str = ""
-    """The line of the message that matched."""
     link: Link = "itself"
     """The exception in the chain that matched."""
 

@@ -25,7 +25,6 @@ AUTOCAST_SAVES = 0.4
 """The fraction of float32 activations that bfloat16 saves. Most activations become half as large, but normalization,
 softmax and losses stay in float32."""
 CUDA_CONTEXT = 512 * MiB
-"""The approximate size of a process's CUDA context."""
 
 
 def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:

@@ -38,12 +38,10 @@ class Leak:
     advice: str
     steps: int
     lines: int
-    """The number of lines of code that grow together."""
     device: int = 0
     code: str = "LG101"
     name: str = ""
     on_host: bool = False
-    """True if host memory grows instead of device memory."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

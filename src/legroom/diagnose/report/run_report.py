@@ -101,7 +101,6 @@ class RunReport:
     """Statistics about tensors that `--spill` moved to host memory."""
     sources: Sources = field(default_factory=dict)
     rank: int | None = None
-    """The rank of the process, or None for a single process."""
     damaged: bool = False
     """True if the end of the run is unknown because the capture contains invalid data."""
 
@@ -195,7 +194,6 @@ class RunReport:
         return list(self._commands_after_oom(self.oom))
 
     def _commands_after_oom(self, oom: OomReport) -> Iterator[tuple[str, str]]:
-        """Yield the command that applies the first advice, then other commands."""
         first = oom.advice[0] if oom.advice else None
         if first is None:
             return

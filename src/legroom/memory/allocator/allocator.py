@@ -361,7 +361,6 @@ class Allocator:
 
     @property
     def num_alloc_retries(self) -> int:
-        """The number of times that the cache was released for a request."""
         return self._statistics.num_alloc_retries
 
     def reset_peaks(self) -> None:

@@ -19,7 +19,6 @@ SMALL_SIZE: Final = 1 * MiB
 SMALL_SEGMENT: Final = 2 * MiB
 
 FREE: Final = 0
-"""The block is in the free list of its pool."""
 ALLOCATED: Final = 1
 PENDING_FREE: Final = 2
 """The block was freed by the program, but is still in use by another stream."""
@@ -106,8 +105,6 @@ class Block:
 
 
 class Pool:
-    """The free blocks for either small or large requests."""
-
     __slots__ = ("free", "is_small", "min_remainder", "searches", "split_below", "statistics", "unmapped")
 
     def __init__(self, *, is_small: bool) -> None:

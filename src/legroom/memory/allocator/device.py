@@ -28,8 +28,6 @@ The actions are those of PyTorch's history: `segment_alloc`, `segment_free`, `se
 
 
 class DeviceMemory:
-    """Counts the reserved memory of a device."""
-
     __slots__ = ("allowed", "capacity", "on_segment", "reserved", "total", "trace")
 
     def __init__(

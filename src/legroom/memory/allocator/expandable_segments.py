@@ -27,7 +27,6 @@ class ExpandableSegments:
         self.device = device
         self.statistics = statistics
         self.segments = segments
-        """All segments of the allocator by address."""
         self.new_segment = new_segment
         """A function that creates a segment for (size, pool, stream, page) and returns its block."""
 

@@ -2,8 +2,7 @@
 
 Each allocation and each free updates only running totals: the count, the bytes and the requested bytes. A current
 value is the difference between the totals of allocations and frees. A peak can occur only before a decrease, so the
-peaks are updated at the first free after an allocation (`update_peaks`). Values that change rarely are stored as a
-`Stat`.
+peaks are updated at the first free after an allocation (`update_peaks`).
 """
 
 from collections.abc import Iterator
@@ -288,7 +287,6 @@ class Statistics:
 
 
 def _triple(made: list[int], freed: list[int], peaks: list[int]) -> tuple[StatValues, StatValues, StatValues]:
-    """Return the values for both pools, for the large pool and for the small pool."""
     large = StatValues(made[0] - freed[0], peaks[1], made[0], freed[0])
     small = StatValues(made[1] - freed[1], peaks[2], made[1], freed[1])
     return StatValues(large.current + small.current, peaks[0], sum(made), sum(freed)), large, small

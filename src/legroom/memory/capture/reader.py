@@ -254,7 +254,6 @@ def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _decompress_until_damage(decompressor: "zlib._Decompress", data: bytes) -> bytes:
-    """Return the content of `data` before the first damaged byte."""
     text = b""
     with suppress(zlib.error):
         for position in range(len(data)):

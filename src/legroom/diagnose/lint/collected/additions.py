@@ -48,7 +48,6 @@ class _Passed:
 
     call: CallFact
     store: StoreFact
-    """The statement in the function that stores the value."""
     parts: list[cst.BaseExpression]
     argument: cst.BaseExpression
 

@@ -69,7 +69,6 @@ def _copied(store: StoreFact) -> Problem:
 _REPEATED_CALLBACK = re.compile(
     r"^on_(?:\w+_)?(?:epoch|step|batch|evaluate|log|save)(?:_(?:start|begin|end))?$|^on_validation_end$"
 )
-"""Callback methods that a trainer calls repeatedly."""
 
 
 def _is_added_by_callback(program: Program, store: StoreFact) -> bool:

@@ -71,7 +71,7 @@ def _is_created_here(program: Program, store: StoreFact) -> bool:
 
 
 def _are_stepped(program: Program, store: StoreFact) -> bool:
-    """Return True if the program may use the stored optimizers: anything but reading their learning rates."""
+    """Return True if the program does more with the stored optimizers than read their learning rates."""
     name = last_name(store.target)
     for node in program.nodes:
         if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:

@@ -15,7 +15,7 @@ _STORING = re.compile(
     r"^(?:Binary|Multiclass|Multilabel)?(?:AUROC|ROC|AveragePrecision|PrecisionRecallCurve|CalibrationError)$"
     r"|^(?:SpearmanCorrCoef|KendallRankCorrCoef|CatMetric|CosineSimilarity)$|^Retrieval[A-Z]\w+$"
 )
-"""torchmetrics classes that store every prediction. Most other metrics store only sums."""
+"""torchmetrics classes that store every prediction."""
 
 
 def metrics_without_reset(program: Program) -> Iterator[Problem]:

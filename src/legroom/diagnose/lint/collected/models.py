@@ -93,7 +93,7 @@ def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
 
 
 def _is_pretrained(program: Program, path: str, loop: LoopFact) -> bool:
-    """Return True if the loop creates a model of a library, which is large."""
+    """Return True if the loop creates a model from a library. Such a model is usually large."""
     bodies = _creating_functions(program, path, loop)
     return any(
         _LIBRARIES.search(program.imports.qualified(node.func) or "")

@@ -38,11 +38,9 @@ _MAX_DEPTH = 16
 _OUTPUT_ATTRIBUTES = split_words(
     "logits last_hidden_state pooler_output hidden_states image_embeds text_embeds embeddings sentence_embedding"
 )
-"""Attributes of a model output that contain tensors."""
 _SEQUENCES = split_words("last_hidden_state hidden_states")
 """Attributes of a model output with one vector per token."""
 _FEATURES = re.compile(r"(?:^|_)(?:feat|features?|embed|embedding|encode|represent|extract)", re.IGNORECASE)
-"""Names of the methods of a model that return features."""
 _GATHERING = split_words("gather gather_for_metrics all_gather pad_across_processes")
 
 
@@ -203,7 +201,7 @@ def _is_output_call(
 
 
 def _is_score(node: cst.BaseExpression) -> bool:
-    """Return True for `x.squeeze(-1)`, which contains one number for each sample."""
+    """Return True for `x.squeeze(-1)`, whose result has only one number for each sample."""
     given = node.args[0].value if isinstance(node, cst.Call) and node.args else None
     return (
         isinstance(node, cst.Call)

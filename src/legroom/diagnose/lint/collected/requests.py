@@ -34,7 +34,6 @@ _REQUESTS = re.compile(
 )
 """Names of keys that differ for each request or text."""
 _STARTING = re.compile(r"^(?:__init__|\w*(?:start|startup|setup|init|load|lifespan)\w*)$")
-"""Functions that create the state of a service."""
 _CREATED = r"\b{name}\b[^=\n]*=\s*(?:\{{\}}|\[\]|dict\(\)|(?:\w+\.)?(?:OrderedDict|defaultdict|field)\()"
 _NEW_DICTS = {"dict", "OrderedDict", "defaultdict"}
 

@@ -70,7 +70,6 @@ def derived_names(program: Program, target: str) -> set[str]:
 
 
 def _returned_to_backward(program: Program, function: Function, wanted: set[str]) -> bool:
-    """Return True if a caller runs a backward pass from the function's result."""
     if not any(names_in(each) & wanted for each in function.returned_nodes):
         return False
     for site in function.call_sites:

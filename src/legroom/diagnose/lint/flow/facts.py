@@ -187,7 +187,6 @@ class StoreFact(Fact):
     expression: cst.BaseExpression
     value: Value
     uses_old_value: bool
-    """True if the new value is computed from the old value."""
     varying_key: bool = False
     """True if the key of an item is not constant, so that each step may add an item."""
     bounded: bool = False
@@ -196,7 +195,6 @@ class StoreFact(Fact):
 
     @property
     def is_in_argument(self) -> bool:
-        """True if the value is stored in an argument of the function."""
         first = self.target.partition(".")[0]
         return first in self.function.parameters and first not in {"self", "cls"}
 

@@ -460,7 +460,6 @@ def _bound_names(target: cst.CSTNode) -> Iterator[str]:
 
 
 def _is_setter(node: cst.BaseExpression) -> bool:
-    """Return True for a setter decorator such as `@loss.setter`."""
     return isinstance(node, cst.Attribute) and node.attr.value == "setter"
 
 

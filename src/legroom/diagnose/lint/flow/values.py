@@ -54,7 +54,7 @@ class Value:
     """The values under the literal keys of a dict such as `{"step": 0, "losses": []}`."""
     host: bool = False
     output: bool = False
-    """True if a model computed the tensor without a graph."""
+    """True if the tensor is the output of a model and has no graph."""
     frozen: bool = False
     trainable: bool = False
     """True if this file creates the model with parameters that require gradients."""

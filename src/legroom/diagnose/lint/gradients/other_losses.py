@@ -108,7 +108,7 @@ def _is_used_only_before(program: Program, call: CallFact, backward: CallFact) -
 
 
 def _is_in_loss(program: Program, call: CallFact, loss: cst.BaseExpression) -> bool:
-    """Return True for `generator(z)` in `criterion(discriminator(generator(z)), zeros)`: only another model reads it."""
+    """Return True if only another model reads a result, such as `generator(z)` in `discriminator(generator(z))`."""
     argument = program.parent.get(call.node)
     outer = program.parent.get(argument) if isinstance(argument, cst.Arg) else None
     return (
@@ -120,7 +120,9 @@ def _is_in_loss(program: Program, call: CallFact, loss: cst.BaseExpression) -> b
 
 
 def _is_read_as_number(program: Program, node: cst.CSTNode) -> bool:
-    """Return True for `loss` in `(real_loss + loss).item()` and `f"{loss:.3f}"`."""
+    """Return True if the program only reads the number of a loss, as in `(real_loss + loss).item()` and
+    `f"{loss:.3f}"`.
+    """
     for each in program.ancestors(node):
         if isinstance(each, cst.Attribute) and each.attr.value in {"item", "detach", "data", "tolist"}:
             return True

@@ -41,8 +41,11 @@ def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
 
 
 def _copied_names(program: Program, node: cst.BaseExpression) -> set[str]:
-    """Return `teacher` for `Student(teacher.config)`, and for `build_student(teacher)` if this function in this file only
-    reads the configuration of the teacher or copies its weights."""
+    """Return `teacher` for `Student(teacher.config)`.
+
+    Also return `teacher` for `build_student(teacher)`, if this function only reads the configuration of the teacher
+    or copies its weights.
+    """
     passed = {
         path
         for call in program.calls

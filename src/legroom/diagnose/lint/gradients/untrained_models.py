@@ -38,7 +38,6 @@ from legroom.diagnose.lint.gradients.trained_names import (
 _FIXED = re.compile(
     r"teacher|target|reference|^ref_|^ema_|_ema$|frozen|pretrained|momentum|extractor|vgg", re.IGNORECASE
 )
-"""Names of models that a program uses without training them."""
 _FREEZING = re.compile(r"freeze|frozen|grad|trainable|toggle", re.IGNORECASE)
 _WITHOUT_GRAPH = GRAPHLESS_METHODS | GRAPHLESS_ATTRIBUTES | (NUMBER_METHODS - {"backward"})
 
@@ -232,7 +231,6 @@ def _has_only_data(value: Value) -> bool:
 
 
 def _called_model(program: Program, call: CallFact) -> Value:
-    """Return the model that a call runs. In a module, `self.teacher(x)` runs a submodule."""
     owner = call.function.class_name
     if program.is_module_class(owner) and dotted(call.node.func) != "self":
         attributes = program.classes[owner or ""].attributes
@@ -241,10 +239,7 @@ def _called_model(program: Program, call: CallFact) -> Value:
 
 
 def _is_in_training_step(program: Program, call: CallFact) -> bool:
-    """Return True if a call is in a training step, or in a module that only training steps of this file run.
-
-    Other files may freeze or train the models in other modules.
-    """
+    """Return True if a call is in a training step, or in a module that only training steps of this file run."""
     function = call.function
     if not program.is_module_class(function.class_name):
         return _trains(function, call.loops) or _is_loss_of_trainer(program, function)
@@ -372,7 +367,6 @@ def _is_fixed(program: Program, names: set[str]) -> bool:
 
 
 def may_be_frozen(program: Program, names: set[str]) -> bool:
-    """Return True if a function that receives the model may freeze it."""
     for call in program.calls:
         if not any(dotted(each.value) in names for each in call.node.args):
             continue

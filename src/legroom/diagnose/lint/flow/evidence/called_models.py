@@ -16,7 +16,6 @@ _MODEL_METHODS = split_words(
 Optimizers also have a method `state_dict`, but a program does not call an optimizer like a function.
 """
 _OUTPUT_METHODS = split_words("argmax softmax log_softmax logits")
-"""Methods and attributes of the output of a classifier."""
 _OUTPUT_FUNCTIONS = split_words("normalize softmax log_softmax")
 _NOT_A_MODEL = re.compile(
     r"loss|crit|metric|transform|augment|aug|normal|process|func|fn|log|plot|show|save", re.IGNORECASE

@@ -1,6 +1,6 @@
 """Finds the names of tensors that a backward pass uses.
 
-A tensor that an unknown function computes is only recognized this way.
+Only its use in a backward pass shows that a tensor from an unknown function has a graph.
 """
 
 import libcst as cst

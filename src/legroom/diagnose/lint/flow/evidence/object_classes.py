@@ -26,8 +26,7 @@ def called_methods(
 ) -> dict[tuple[str, str], set[str]]:
     """Map the scope and path of each object to the methods that the file calls on it.
 
-    The scope of `self.agent` is the class, and the scope of any other path is the function. `defined` contains the
-    methods of the classes in the file.
+    The scope of `self.agent` is the class, and the scope of any other path is the function.
     """
     found: dict[tuple[str, str], set[str]] = {}
     for node in nodes:

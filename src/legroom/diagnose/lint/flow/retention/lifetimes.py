@@ -163,7 +163,7 @@ def _loops_within(program: Program, owner: Function, inner: Function) -> set[Loo
 def _survives_in_callers(program: Program, store: StoreFact) -> bool:
     """Return True if a container that callers pass survives the step.
 
-    A list that is created for one episode does not survive.
+    A list that is created for one episode does not survive the step.
     """
     function, first = store.function, store.target.partition(".")[0]
     if first not in function.parameters or first == "cls":
@@ -202,7 +202,6 @@ def container_survives(program: Program, site: CallSite, store: StoreFact) -> bo
 
 
 def _keeps_default(program: Program, function: Function, parameter: str) -> bool:
-    """Return True if calls without this argument share the list or dict that is its default."""
     return (
         parameter in function.mutable_defaults
         and any(function.uses_default(site.call, parameter) for site in function.call_sites)
@@ -227,7 +226,6 @@ def object_survives(program: Program, site: CallSite) -> bool:
 def _survives_call(
     program: Program, site: CallSite, path: str | None, seen: frozenset[Function] = frozenset()
 ) -> bool:
-    """Return True if the value that a caller passes is still alive after the caller's next step."""
     if path is None or site.caller in seen:
         return False
     for loop in reversed(site.loops):

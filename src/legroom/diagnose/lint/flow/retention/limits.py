@@ -73,8 +73,10 @@ def _sizes(program: Program, limit: cst.BaseExpression, function: Function) -> l
 def literals(
     program: Program, node: cst.BaseExpression, function: Function, depth: int = 0
 ) -> list[cst.Integer | cst.Float]:
-    """Return the literal numbers that an expression may evaluate to: a literal, a constant, an argument of a constructor,
-    the default of an option, or the default of a field of a class in this file. Return nothing if one of them is unknown.
+    """Return the numbers that an expression may evaluate to.
+
+    The expression is a literal, a constant, an argument of a constructor, or the default of an option or of a field.
+    If one of these numbers is unknown, the result is empty.
     """
     if isinstance(node, (cst.Integer, cst.Float)):
         return [node]
@@ -108,7 +110,10 @@ def _assigned(program: Program, path: str, function: Function, depth: int) -> li
 def _pairs(
     target: cst.BaseExpression, value: cst.BaseExpression
 ) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    """Return the targets of an assignment with their values, including for `WARMUP, CAPACITY = 1_000, 500_000`."""
+    """Return the targets of an assignment with their values.
+
+    An example with two targets is `WARMUP, CAPACITY = 1_000, 500_000`.
+    """
     if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
         return [(one.value, other.value) for one, other in zip(target.elements, value.elements, strict=False)]
     return [(target, value)]
@@ -131,7 +136,6 @@ def _default_of_field(program: Program, path: str, depth: int) -> list[cst.Integ
 
 
 def _passed(program: Program, name: str, function: Function, depth: int) -> list[cst.Integer | cst.Float]:
-    """Return the numbers that the callers of a function pass, or its default."""
     called = function.class_name if function.name == "__init__" else function.name
     sites = [
         node

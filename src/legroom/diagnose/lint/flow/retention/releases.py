@@ -228,7 +228,8 @@ def is_released(
 ) -> bool:
     """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its
     initialization. With `every_step`, a release only counts if it runs in the loop with the backward pass. With
-    `monitored`, it must also run in every iteration of this loop."""
+    `monitored`, the release must also run in every iteration of this loop.
+    """
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:

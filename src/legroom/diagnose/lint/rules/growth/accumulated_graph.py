@@ -198,8 +198,10 @@ def adds_to_itself(program: Program, store: StoreFact) -> bool:
 def _is_computed_from(
     program: Program, store: StoreFact, made: cst.BaseExpression, path: str, depth: int = 0
 ) -> bool:
-    """Return True if torch operations compute a value from the old value, as in `torch.stack([total, loss]).sum()`, possibly
-    through other variables, as in `mixed = 0.9 * self.mean + 0.1 * x; self.mean = F.normalize(mixed)`."""
+    """Return True if torch operations compute a value from the old value, as in `torch.stack([total, loss]).sum()`.
+
+    There may be variables in between, as in `mixed = 0.9 * self.mean + 0.1 * x; self.mean = F.normalize(mixed)`.
+    """
     if path in names_with_graph(made):
         return isinstance(made, (cst.Call, cst.Subscript)) and _is_arithmetic(program, made, path)
     names = sorted(name for name in names_with_graph(made) if "." not in name and depth < _MAX_DEPTH)

@@ -87,10 +87,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_carried(program: Program, store: StoreFact) -> bool:
-    """Return True for a state such as `hidden` in `hidden = model(x, hidden)`.
-
-    Sums and concatenated tensors have their own rules.
-    """
+    """Return True for a state such as `hidden` in `hidden = model(x, hidden)`."""
     if not store.uses_old_value or not store.value.has_graph or is_concatenated_to_itself(program, store):
         return False
     if store.how == "append":  # later values still depend on the values that a window dropped

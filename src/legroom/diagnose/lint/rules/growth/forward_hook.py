@@ -193,7 +193,6 @@ def _runs_model_after(program: Program, function: Function, order: int) -> bool:
 
 
 def _repeats(program: Program, site: CallSite, function: Function, path: str) -> bool:
-    """Return True if a loop contains the call, and each iteration uses the same module."""
     if not site.loops:
         return False
     first = root(path)

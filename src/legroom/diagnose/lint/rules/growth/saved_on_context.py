@@ -63,7 +63,6 @@ _SETTING_NAMES = re.compile(
     r"(?:^|_)(?:devices?|gpus?|group|rank|dims?|axis|num|size|shape|weakref|fn|func|function|module|name|mode|config)(?:_|$)"
     r"|^(?:n|k|dim\d|p|eps|alpha|beta|scale|stride|padding|dilation|reduction)$"
 )
-"""Names of inputs that are not tensors."""
 _SETTINGS = {"needs_input_grad", "materialize_grads", "set_materialize_grads"}
 
 

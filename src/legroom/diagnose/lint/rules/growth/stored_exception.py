@@ -105,10 +105,7 @@ def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
 
 
 def _continues(program: Program, store: StoreFact) -> bool:
-    """Return True if the function computes with tensors after it stored the exception.
-
-    When the function returns, the exception is released.
-    """
+    """Return True if the function computes with tensors after it stored the exception."""
     if isinstance(store.function.node, cst.Module):
         return True
     return any(

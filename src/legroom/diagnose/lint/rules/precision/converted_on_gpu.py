@@ -75,8 +75,6 @@ def _steps(program: Program, node: cst.Call, order: int) -> list[cst.Call]:
     """Return the calls that created and changed a model, such as `half()`, `cuda()` and `from_pretrained(name)`.
 
     The last call comes first.
-
-    Calls in earlier assignments to the same name are included.
     """
     steps = [node]
     for _ in range(8):

@@ -72,10 +72,7 @@ def _is_for_old_versions(program: Program, node: cst.CSTNode) -> bool:
 
 
 def _full_name(program: Program, call: cst.Call) -> Iterator[Problem]:
-    """Find calls with a full name, as in `torch.cuda.amp.autocast(...)`.
-
-    Imported names are reported at their import.
-    """
+    """Find calls with a full name, as in `torch.cuda.amp.autocast(...)`."""
     path = dotted(call.func) or ""
     name = program.imports.qualified(call.func) or ""
     if not _is_old(name) or not path.endswith(f"amp.{name.rpartition('.')[2]}"):

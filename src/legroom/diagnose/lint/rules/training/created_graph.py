@@ -230,7 +230,6 @@ def _may_have_graph(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _may_differentiate(program: Program, call: CallFact, names: set[str]) -> bool:
-    """Return True if a call may run a backward pass from one of the names."""
     read = names_with_graph(call.node)
     if not names & read or call.no_grad:
         return False

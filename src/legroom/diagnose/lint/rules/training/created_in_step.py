@@ -198,7 +198,6 @@ def _reads_variables(made: cst.Call, store: StoreFact) -> bool:
 
 
 def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
-    """Return True if the program keeps or trains the model, or replaces its weights."""
     for node in walk(store.function.body):
         if not isinstance(node, cst.Name) or node.value != store.target:
             continue

@@ -72,7 +72,6 @@ def _is_closure_step(node: cst.Call) -> bool:
 
 
 def _clears(program: Program, function: Function, seen: frozenset[Function]) -> bool:
-    """Return True if a function, one of its callers or a function that it calls clears gradients."""
     if function in seen:
         return False
     if any(_clears_here(node) for node in walk(function.node)):

@@ -83,10 +83,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _totals(program: Program, call: CallFact) -> set[str]:
-    """Return the name from which `backward` starts, and the sum or list from which it was computed.
-
-    A function in this file may receive the sum and call `backward`.
-    """
+    """Return the name from which `backward` starts, and the sum or list from which it was computed."""
     given = positional(call.node)
     if call.method in {"backward", "manual_backward"}:
         is_passed = given and not call.receiver.is_tensor and program.value(given[0].value).has_graph
