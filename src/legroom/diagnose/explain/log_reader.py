@@ -104,7 +104,7 @@ def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
 
 
 def _distinct_lines(lowered: str) -> bytes:
-    """Return the distinct lines of a text without digits.
+    """Return the distinct lines of a text after removing all digits.
 
     Most lines of a training log differ only in digits, so few lines remain to be searched.
     """
@@ -134,7 +134,7 @@ class _Search:
     def __init__(self) -> None:
         self._carried = ""
         self._lines_before = 0
-        """The number of lines in the log before `_carried`."""
+        """The number of lines of the log that come before the text in `_carried`."""
         self._first: dict[int, LogMatch] = {}
         self._last: dict[int, LogMatch] = {}
         self._error_line: ErrorLine | None = None

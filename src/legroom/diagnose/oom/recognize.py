@@ -146,7 +146,8 @@ _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The er
 def _classify_chain(error: BaseException) -> ErrorClassification:
     """Classify an exception chain.
 
-    The first certain classification of an exception is used, or else that of the outermost exception.
+    If the classification of one exception is certain, this classification is returned. Otherwise, the classification
+    of the outermost exception is returned.
     """
     found: list[ErrorClassification] = []
     first: ErrorClassification | None = None
