@@ -187,6 +187,8 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
         kind = "unknown"  # the memory error may have caused it
     if kind == "unknown":
         sentence = "Legroom does not recognize this error. The traceback shows where the error was raised."
+    elif name == "KeyboardInterrupt":
+        sentence = "The program was interrupted, usually with Ctrl+C."
     elif name.endswith("Warning"):
         sentence = "This is a warning, not an error. It is unrelated to memory."
     elif isinstance(error := getattr(builtins, name, None), type):

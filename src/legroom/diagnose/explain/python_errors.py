@@ -36,8 +36,6 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
         return "unknown", ""  # only the name of a library's own class
     if _MAY_BE_MEMORY.search(text):
         return ("not-memory" if name in _VALUE_ERRORS else "unknown"), ""
-    if _SETTINGS_DISAGREE.search(text):
-        return "not-memory", ""
     code = next((code for code, pattern in _FAMILIES if pattern.search(text)), "")
     return "not-memory", code or _library_of(error)
 
@@ -105,11 +103,6 @@ _BY_ERRNO = {
 }
 """Codes for operating system errors: files, permissions, full disks, process limits and a port in use."""
 
-_SETTINGS_DISAGREE = re.compile(
-    r"batch related parameters|batch_size is not equal|batch_size.{0,40}divisible", re.IGNORECASE
-)
-"""Matches messages about settings that contradict each other. These messages are not about tensor sizes."""
-
 _DTYPE = re.compile(
     r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are|torch\.b?(?:float|u?int|complex)\d",
     re.IGNORECASE,
@@ -175,6 +168,7 @@ _DIFFERS = rf"(?:{_MISMATCH}|{_REJECTED})"
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
     for code, pattern in (
+        ("LG791", r"batch_size is not equal|batch_size.{0,40}divisible"),
         ("LG782", r"huggingface\.co/models|\brepo_id\b|path_or_model_id|on the Hub\b"),
         ("LG783", r"\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|(?:can't|cannot|couldn't|could not|unable to) find).{0,80}\b(?:file|directory|folder|dataset)\b|find (?:a |any )?(?:valid )?checkpoint\b"),
         ("LG731", r"\bnccl\b"),

@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|ptxas [^\n]{0,200}; error|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load|find nvcc\b|Compiler: \S+ is not found|CppCompileError"),
     _rule("LG751", r"Error building extension '|Could not build wheels for|Failed building wheel for|ninja: build stopped|\['ninja', |unsupported GNU version|Microsoft Visual C.{0,40} is required|Command '\[(?:'which', )?'[^'\n]{0,80}(?:gcc|g\+\+|c\+\+|clang|nvcc|cl\.exe)'|does not match the version torch was compiled with"),
     _rule("LG751", r"error: command '[^'\n]{0,200}nvcc' failed|Error compiling objects for extension|fatal error: (?:cuda\w*|cublas\w*|cusparse|Python)\.h"),
-    _rule("LG752", r"torch\._dynamo\.exc\.\w+|triton\.compiler\.\S{0,30}Error|No valid triton configs|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit|GuardOnDataDependentSymNode"),
+    _rule("LG752", r"output of CUDAGraphs that has been overwritten|torch\._dynamo\.exc\.\w+|triton\.compiler\.\S{0,30}Error|No valid triton configs|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit|GuardOnDataDependentSymNode"),
     # --- precision
     _rule(
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
@@ -206,10 +206,14 @@ RULES: tuple[Rule, ...] = (
         r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login|HTTP status (?:client|server) error|invalid hash value|Consistency check failed: file|Repo id must be in the form",
     ),
     _rule(
-        "LG783", r"ArrowInvalid|ArrowTypeError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
+        "LG783", r"mmap length is greater than file size|ArrowInvalid|ArrowTypeError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
     ),
     _rule("LG783", r"DatasetGenerationError", weak=True),
     _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict|dependency conflicts|No matching distribution found for|does not recognize this architecture"),
+    _rule(
+        "LG791", r"error: unrecognized arguments|error: the following arguments are required|error: argument [^\n]{0,80}: (?:invalid|expected|not allowed|ignored explicit)|error: ambiguous option|No such option: |Unrecognized (?:CUDA ?)?(?:Caching)?Allocator option"
+        r"|Error parsing CachingAllocator|Could not override '|Key '[^'\n]{1,80}' is not in struct|batch related parameters",
+    ),
     # --- other CUDA errors: an earlier error, if any, is the cause
     _status("LG728"),
     _rule("LG728", r"CUDA error executing |cudaSuccess'? failed", weak=True),
@@ -275,6 +279,7 @@ CAUSE_PATTERNS = tuple(
         ("LG743", 2, r"start a new process|freeze_support|__main__"),
         ("LG744", 2, r"equal size|not resizable"),
         ("LG745", 2, r"allocator|accelerator|requires CUDA"),
+        ("LG752", 3, r"overwritten by"),
         ("LG760", 4, r"input \w+ contains? nan"),
         ("LG761", 1, r"fp16 gradients"),
         ("LG761", 2, r"has already been called|after step|no inf checks|_scale is None"),
@@ -297,6 +302,8 @@ CAUSE_PATTERNS = tuple(
         ("LG783", 2, r"json|image|truncated|\bzip|codec|arrow|parse|eof"),
         ("LG783", 3, r"column|cast\b"),
         ("LG783", 4, r"permission|not permitted|read-only"),
+        ("LG791", 2, r"allocator"),
+        ("LG791", 3, r"batch"),
     )
 )
 """Patterns of messages that name a cause.
