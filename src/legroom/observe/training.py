@@ -47,7 +47,7 @@ class TrainingClock:
         self.step = 0
         self._this_thread = _OptimizerState()
         self.trains = False
-        """Whether a backward pass or an optimizer step has run, so that batches do not count as steps."""
+        """Whether a backward pass or an optimizer step has run. From then on, batches are no longer counted as steps."""
         self.without_optimizer: bool | None = None
         """Whether the program trains without an optimizer. The value is None before the end of the first backward pass."""
         self.has_optimizer: Callable[[], bool] = has_optimizer

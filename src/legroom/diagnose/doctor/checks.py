@@ -202,7 +202,7 @@ def visible_gpus(machine: Machine) -> DoctorCheck:
                 value=value,
                 findings=(
                     _hidden(
-                        f"CUDA_VISIBLE_DEVICES contains '{entry}', but the GPUs are {numbers}. CUDA ignores "
+                        f"CUDA_VISIBLE_DEVICES contains '{entry}', but the available GPUs are {numbers}. CUDA ignores "
                         "this entry and all entries after it."
                     ),
                 ),

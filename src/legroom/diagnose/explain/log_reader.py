@@ -196,7 +196,7 @@ class _Search:
         )
 
     def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
-        """Return the original error if the last error only reports the failure of a library.
+        """Return the original error if the last error only reports that a library failed.
 
         After a kernel failure, every CUDA call fails with a message that hides the cause. NCCL logs the reason some
         lines before it reports the failed call. If a rank fails, the collectives of the other ranks time out.

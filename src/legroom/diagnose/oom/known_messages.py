@@ -165,8 +165,8 @@ _KILLED = (
 )
 
 IMPOSSIBLE_SIZE = (
-    "The requested size is more than 1000 times the memory of the largest GPU. A shape is negative, overflowed or "
-    "computed incorrectly. The error does not depend on the amount of free memory."
+    "The requested size is more than 1000 times the memory of the largest GPU. A size in the shape is negative, "
+    "has overflowed or was computed incorrectly. The error does not depend on the amount of free memory."
 )
 _HUGE = (
     r"(?:\d{1,3}(?:,\d{3}){5,} ?b|(?:[4-9]\d{14}|\d{16,})(?:\.\d+)? ?(?:b|\(|$|\n|\.)|(?:[4-9]\d{8}|\d{10,})(?:\.\d+)? ?m"

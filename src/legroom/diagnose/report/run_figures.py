@@ -104,7 +104,7 @@ def figures_from_capture(
 
 
 def _last_ooms(events: Sequence[Event], device: int) -> dict[int, Oom]:
-    """Return the last out-of-memory errors of a device, by the number of their event."""
+    """Return the last out-of-memory errors of a device. The keys are the indices of the events."""
     ooms = [
         (index, event)
         for index, event in enumerate(events)

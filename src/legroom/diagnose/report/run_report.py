@@ -361,9 +361,9 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
 
 
 def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> int | None:
-    """Return the number of the out-of-memory event that ended the run.
+    """Return the index of the out-of-memory event that ended the run.
 
-    If none ended the run, return that of the last out-of-memory event.
+    If none ended the run, return the index of the last out-of-memory event.
 
     If `device` is given, only the events of this device count. All replicas of `DataParallel` may run out of memory,
     but PyTorch raises only the error of the first replica.

@@ -1,6 +1,6 @@
 """Marks the running module in the CUDA history.
 
-The code of this module runs twice per module and step, so it is optimized for speed. PyTorch's global module hooks are
+This code runs before and after the forward call of every `nn.Module` in every step, so it is optimized for speed. PyTorch's global module hooks are
 not used, because with any hook a module call takes a slower path through torch, which costs several times as much as
 replacing a method. `ModuleMarkers` replaces `nn.Module._call_impl` while it is attached.
 """

@@ -8,7 +8,8 @@ There are three signs of a leak: growing device memory, growing host memory, and
 `ScanWindow`) starts if a counter reaches a new maximum in two consecutive iterations, or if graphs of earlier backward
 passes stay alive. A series also starts shortly after the start of the loop, and from time to time later, to find growth
 that the counters do not show. A series that finds nothing ends after three scans. Each further series for the same sign
-starts after a longer delay. If memory grows in only a few iterations, infrequent scans detect the growth.
+starts after a longer delay. Growth that occurs only in some iterations is found by a separate series, whose scans are
+far apart (see `RareGrowthScans`).
 
 A scan reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If
 the source does not show which line stores the tensors, the user's lines are traced for one or two iterations before the

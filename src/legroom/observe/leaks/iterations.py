@@ -13,8 +13,8 @@ In all other programs, an iteration ends with a call to a model in evaluation mo
 iteration only if no optimizer exists, or if gradients are disabled after training. If an optimizer exists, several
 calls may belong to one step whose backward pass comes later (an unrolled network, an episode).
 
-Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
-that thread is alive. If no thread trains, the calls to a model on all threads are iterations, for example in the
+Only the loop of the first thread that trains is watched. While this thread is alive,
+steps, batches and calls on other threads are ignored. If no thread trains, the calls to a model on all threads are iterations, for example in the
 workers of a server.
 """
 

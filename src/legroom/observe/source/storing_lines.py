@@ -1,7 +1,7 @@
 """Finds the lines that store tensors in a growing variable or attribute, by reading the source code.
 
-The live objects show which variable retains the memory, but not which line stored the tensors. The source code shows
-the line, because usually only one statement stores values under this name. The source code also shows whether code
+The live objects show which variable retains the memory, but not which line stored the tensors. Usually, only one
+statement in the source code stores values under the name of this variable, and this statement is the result. The source code also shows whether code
 empties a container or limits its length, so that the container is not a leak. A cache that checks for a key before it
 stores a value may stop growing. Code in a function that is never called is ignored.
 """

@@ -54,7 +54,7 @@ class Trace:
     """The installed version of each library whose version differs from the measured version."""
     notes: list[str] = field(default_factory=list)
     validation_starts: int | None = None
-    """The index in `events` after the training steps, if a validation batch follows them."""
+    """The index in `events` of the first event after the training steps, if a validation batch follows them."""
 
     first_batch: int | None = None
     """The index in `events` at the first batch, if the time limit allowed only one training step."""

@@ -3,7 +3,7 @@
     prediction = predict_step(device_model_of(device), 2, make_step)       # prediction.peaks: one per device
 
 A trace needs a process without an active virtual GPU. If the run itself is on a virtual GPU, the trace runs in a forked
-process and counts only tensors, like a virtual GPU. On systems that cannot fork, the virtual GPU of the run is
+process, and its peaks count only tensors, as on any virtual GPU. On systems that cannot fork, the virtual GPU of the run is
 suspended during the trace. For a real GPU, the trace includes the workspaces of CUDA kernels.
 """
 
@@ -60,7 +60,7 @@ class StepPrediction:
     """The peak of one device if weights, gradients and optimizer state are sharded, for each requested number of ranks.
     """
     reads_values: bool
-    """Whether the step read values of tensors, so that its memory may depend on the data."""
+    """Whether the step read values of tensors. If True, its memory use may depend on the data."""
 
 
 def device_model_of(device: torch.device) -> DeviceModel:

@@ -169,7 +169,7 @@ def format_verdict(estimate: Estimate) -> str:
         case "fits" if estimate.peak_device > estimate.gpu.total:
             return (
                 f"Fits in {total}, because PyTorch frees its cache before memory runs out. "
-                f"With more memory, the script uses {format_size(estimate.peak_device)}.{where}"
+                f"On a GPU with more memory, the script would use {format_size(estimate.peak_device)}.{where}"
             )
         case "fits":
             return f"Fits: needs {needs} (at most {format_size(estimate.safe)}).{where}"

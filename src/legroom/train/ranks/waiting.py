@@ -45,7 +45,7 @@ _POLL_SECONDS = 2.0
 """The number of seconds between two checks for requests from other ranks."""
 _ANSWER_SECONDS = 6.0
 _EXIT_SECONDS = 2.0
-"""The number of seconds to wait, after communication has failed, until the store shows that another rank has exited."""
+"""The maximum time in seconds, after communication has failed, to wait for the store to show that another rank has exited."""
 _ADVICE = "All ranks must make the same calls."
 State = Literal["waits", "stalls", "idles", "runs", "gone"]
 """The state of a rank. A rank `waits` inside Legroom, `stalls` inside torch, `idles` in other code, `runs` if it makes

@@ -283,7 +283,7 @@ class Spill:
 
 
 class _Copy:
-    """The bytes of one storage on the host. While a copy runs, the bytes are also on the device."""
+    """The bytes of one storage on the host. While a copy runs, they also occupy device memory."""
 
     __slots__ = (
         "__weakref__", "after", "bytes", "device", "host", "host_bytes", "link", "modified_version", "original", "owner",

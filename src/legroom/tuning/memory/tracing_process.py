@@ -115,7 +115,7 @@ class _TracingServer:
         return {}
 
     def _device(self, stack: contextlib.ExitStack) -> VirtualGPU:
-        """Return the GPU that is visible to the function: a model of the real GPU and its kernels, or a virtual GPU."""
+        """Return the GPU that is visible to the function: a simulation of the real GPU and its kernels, or a virtual GPU."""
         if not self._setup.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
         device = VirtualGPU(

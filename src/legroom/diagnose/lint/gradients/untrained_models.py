@@ -142,7 +142,7 @@ def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
     """Yield calls of a model in a function that trains another model, such as a generator in the step of the
     discriminator.
 
-    A different function trains the called model, and first sets the gradients of this model to zero.
+    The called model is trained in a different function, which sets the gradients to zero before it uses them.
     """
     reported: set[str] = set()
     for call in program.calls:

@@ -82,7 +82,7 @@ def _batch_size(values: Sequence[Any], batch_dim: int) -> int:
             counts[tensor.shape[batch_dim]] += 1
     if not counts:
         raise UsageError(
-            f"The batch cannot be split, because no tensor among the arguments has a dimension {batch_dim}. "
+            f"The batch cannot be split, because no tensor among the arguments has dimension {batch_dim}. "
             "Pass the tensors of the batch as arguments after the function."
         )
     batch_size = max(counts, key=lambda size: counts[size])

@@ -184,7 +184,7 @@ def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: boo
     """Return True if other code releases a stored value.
 
     For a sum or a state, a release once per epoch does not count, because the graphs of the whole epoch stay alive.
-    With `every_step`, a release once per epoch does not count for a list either.
+    With `every_step`, this is also true for a list.
     """
     return is_released(
         program,

@@ -113,7 +113,7 @@ def _is_dataset(program: Program, class_name: str | None) -> bool:
 
 
 def is_gpu(program: Program, call: cst.Call) -> bool:
-    """Return True if the device is always a GPU: `"cuda"`, or a name for `torch.device("cuda")`."""
+    """Return True if the device is always a GPU: `"cuda"`, or a variable with the value `torch.device("cuda")`."""
     given = positional(call)[0].value if positional(call) else None
     path = dotted(given) if given is not None else None
     made = program.assigned(path)
