@@ -16,7 +16,7 @@ from legroom.diagnose.lint.flow.values import LOADER_NAMES, MODEL_NAMES, SAMPLIN
 _WORDS = split_words(
     "Callback DataLoader DataParallel DistributedSampler Function GradScaler LPIPS Queue SentenceTransformer TrainerCallback add_param_group "
     "all_gather_object autocast autograd backward cache checkpoint_sequential clip_grad_norm_ clip_grad_value_ compute_metrics create_graph create_model cycle "
-    "deepcopy empty_cache eval exc_info from_pretrained gather_object inference_mode init_process_group lru_cache manual_backward optim read_video "
+    "deepcopy empty_cache eval exc_info from_pretrained gather_object inference_mode init_process_group lru_cache manual_backward optim pipeline read_video "
     "register_backward_hook register_forward_hook register_forward_pre_hook register_full_backward_hook register_hook "
     "register_module_forward_hook retain_graph size_average tril triu vgg16 vgg19 zero_grad"
 )
@@ -35,7 +35,9 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
         return True
     nodes = list(ast.walk(tree))
     names = _Names(nodes)
-    if any(_is_relevant(node, names) for node in nodes):
+    if any(_is_relevant(node, names) or _discards_result(node) for node in nodes):
+        return True
+    if any(map(_is_large, nodes)) and re.search(r"cuda|device", text):
         return True
     building = {id(each) for node in nodes if _builds_model(node) for each in ast.walk(node)}
     if any(
@@ -43,6 +45,23 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
     ):
         return True
     return any(map(_stores_beyond_call, _functions_of_forward(nodes)))
+
+
+def _discards_result(node: ast.AST) -> bool:
+    """Return True for the statements `x.detach()` and `torch.cuda.empty_cache`."""
+    made = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(made, ast.Call):
+        return isinstance(made.func, ast.Attribute) and made.func.attr in {"detach", "cpu"}
+    return isinstance(made, ast.Attribute)
+
+
+def _is_large(node: ast.AST) -> bool:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, (int, float)) and value >= _LARGE
+
+
+_LARGE = 100_000
+"""A size from which a file may allocate a tensor of several GiB."""
 
 
 def _builds_model(node: ast.AST) -> bool:

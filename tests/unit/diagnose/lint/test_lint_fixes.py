@@ -10,6 +10,7 @@ SAFE_FIXES = {
     "LG301 into a model on a GPU": 'torch.load("model.pt", map_location="cpu")',
     "LG302 a batch": "x = x.to(device, non_blocking=True)  # here\n    y = y.cuda(non_blocking=True)",
     "LG304 in every step": "    optimizer.zero_grad()\n",
+    "LG316 hidden states": "encoder(ids.cuda())  # here",
     "LG402 full name": 'torch.amp.GradScaler("cuda")  # here\nwith torch.amp.autocast("cuda", dtype=torch.float16):',
     "LG402 imported": 'from torch.amp import GradScaler, autocast  # here\nscaler = GradScaler("cuda", init_scale=2.0)\nwith autocast("cuda"):',
     "LG405 size_average and reduce": 'nn.MSELoss(reduction="sum")  # here\nb = F.nll_loss(model(x), y, reduction="none")  # here\n'
@@ -31,6 +32,8 @@ UNSAFE_FIXES = {
     "LG301 on several ranks": 'torch.load("model.pt", map_location="cpu")',
     "LG303 a model": 'torch.save(model.state_dict(), "model.pt")',
     "LG404 clipped first": "    scaler.unscale_(optimizer)\n    nn.utils.clip_grad_norm_",
+    "LG122 methods that are not called": "    optimizer.zero_grad()  # here\n",
+    "LG122 a discarded result": "output = output.detach()  # here",
     "LG309 a misspelled name": "    parameter.requires_grad = False  # here\nmodel.weight.requires_grad = False",
     "LG309 a module": "net.layer4.requires_grad_(False)  # here\nfor child in net.children():\n    child.requires_grad_(False)",
     "LG502 set_epoch is never called": "for epoch in range(3):\n    sampler.set_epoch(epoch)\n    for x, y in loader:",

@@ -59,6 +59,59 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
         return
 
 
+def sequential_models(program: Program) -> Iterator[Problem]:
+    """Find `models.append(model.cuda())` for checkpoints of a large model, if each model then runs on the whole dataset
+    before the next model."""
+    for store in program.stores:
+        made = store.expression
+        if store.how != "append" or not store.loops or program.value(made).kind is not ValueKind.MODEL:
+            continue
+        if any(loop.trains or loop.iterable.kind is ValueKind.LOADER for loop in store.loops):
+            continue
+        loop = store.loops[-1]
+        owner: cst.BaseExpression | None = made
+        while isinstance(owner, cst.Call):  # model.cuda().eval()
+            owner = receiver(owner)
+        path = dotted(owner)
+        nodes = list(walk(loop.node))
+        placed = [
+            node for node in nodes if isinstance(node, cst.Call) and method_name(node) in {"to", "cuda"}
+        ]
+        if not placed or any("cpu" in program.source(node) for node in placed) or path is None:
+            continue
+        uses = [
+            node
+            for node in walk(store.function.body)
+            if isinstance(node, (cst.Name, cst.Attribute))
+            and dotted(node) == store.target
+            and program.order[node] > loop.last
+        ]
+        loops = [program.parent.get(node) for node in uses]
+        if _is_pretrained(program, path, loop) and len(loops) == 1 and _runs_over_data(program, loops[0]):
+            yield Problem(
+                node=made,
+                message=f"`{store.target}` keeps all models on the GPU, but the program runs one model at a time",
+                help="Keep the models in host memory, and move each model to the GPU while it runs",
+            )
+
+
+def _runs_over_data(program: Program, loop: cst.CSTNode | None) -> bool:
+    """Return True for a loop over models that iterates over a loader for each model, without moving the models."""
+    if not isinstance(loop, cst.For):
+        return False
+    bound = bound_paths(loop.target)
+    if any(
+        isinstance(node, cst.Call) and method_name(node) == "cpu" and dotted(receiver(node)) in bound
+        for node in walk(loop)
+    ):
+        return False
+    return any(
+        program.value(node.iter).kind is ValueKind.LOADER
+        for node in walk(loop.body)
+        if isinstance(node, (cst.For, cst.CompFor))
+    )
+
+
 def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
     parts = contained_parts(expression)
     return [expression, *(each for part in parts for each in _parts(part))]

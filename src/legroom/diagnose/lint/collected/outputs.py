@@ -41,6 +41,9 @@ _OUTPUT_ATTRIBUTES = split_words(
 _SEQUENCES = split_words("last_hidden_state hidden_states")
 """Attributes of a model output with one vector per token."""
 _FEATURES = re.compile(r"(?:^|_)(?:feat|features?|embed|embedding|encode|represent|extract)", re.IGNORECASE)
+"""Names of the methods of a model that return features."""
+_SMALL = re.compile(r"(?:^|_)(?:box|bbox|score|label|angle|pose|class_id)$")
+"""Names of results with a few numbers for each sample."""
 _GATHERING = split_words("gather gather_for_metrics all_gather pad_across_processes")
 
 
@@ -57,7 +60,7 @@ class _Place:
 
 def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
     """Find stores such as `outputs.append(model(x.cuda()))` with gradients disabled, for each batch of the data."""
-    if store.value.has_graph or store.value.host:
+    if store.value.has_graph or store.value.host or _SMALL.search(dotted(store.expression) or ""):
         return
     made: cst.BaseExpression = store.expression
     within: cst.CSTNode

@@ -52,6 +52,28 @@ def whole_datasets(program: Program) -> Iterator[Problem]:
             )
 
 
+def whole_batches(program: Program) -> Iterator[Problem]:
+    """Find `DataLoader(images, batch_size=len(images))` for a dataset of images."""
+    if not _moves_batches(program) or not program.mentions(
+        "ImageFolder", "Conv2d", "Image", "read_image", "imread"
+    ):
+        return
+    for call in program.calls:
+        size = keyword(call.node, "batch_size") or (call.node.args[1] if len(call.node.args) > 1 else None)
+        given = dotted(call.node.args[0].value) if call.node.args else None
+        if last_name(call.name or "") != "DataLoader" or size is None or given is None:
+            continue
+        measured = (
+            size.value.args if isinstance(size.value, cst.Call) and is_call_of(size.value, "len") else ()
+        )
+        if measured and dotted(measured[0].value) == given:
+            yield Problem(
+                node=size.value,
+                message="The loader returns the whole dataset as one batch, which the program moves to the GPU",
+                help="Use a fixed batch size",
+            )
+
+
 def _moves_batches(program: Program) -> bool:
     return any(
         isinstance(node, cst.Call) and moves(program, node, loop.bound)

@@ -89,7 +89,10 @@ def torch_result(
     if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
         return TRAINABLE_MODEL
     if last in {"from_pretrained", "from_config"}:
-        return TRAINABLE_MODEL if "Model" in name or "For" in name else UNKNOWN
+        is_model = "Model" in name or "For" in name or name.startswith("diffusers.Autoencoder")
+        return TRAINABLE_MODEL if is_model else UNKNOWN
+    if last in {"checkpoint", "checkpoint_sequential"} and "checkpoint." in name and not no_grad:
+        return GRAPH if any(each.kind is ValueKind.MODEL for each in arguments[:1]) else None
     if name.startswith("torch.distributions."):
         return computed_from(arguments, no_grad=no_grad)
     if name.startswith(_OPERATIONS) and last[:1].islower():

@@ -343,7 +343,12 @@ def _is_fixed(program: Program, names: set[str]) -> bool:
 
     Evidence is a call of `eval()`, a copy of another model's weights, or a name such as `teacher`.
     """
-    switched = False
+    switched = any(
+        isinstance(node, cst.Call) and method_name(node) == "from_pretrained"
+        for each in program.stores
+        if each.target in names and each.how == "assign"
+        for node in walk(each.expression)
+    )
     for call in program.calls:
         if call.method == "load_state_dict" and dotted(receiver(call.node)) in names:
             switched |= any(
@@ -417,7 +422,8 @@ def _ends_without_graph(program: Program, node: cst.CSTNode) -> bool:
     while isinstance(parent, (cst.Attribute, cst.Call, cst.Subscript)):
         if isinstance(parent, cst.Call) and parent.func is not node:
             return False
-        if isinstance(parent, cst.Attribute) and parent.attr.value in _WITHOUT_GRAPH:
+        is_latent = isinstance(node, cst.Attribute) and node.attr.value == "latent_dist"  # has a graph
+        if isinstance(parent, cst.Attribute) and parent.attr.value in _WITHOUT_GRAPH and not is_latent:
             return True
         node, parent = parent, program.parent.get(parent)
     return False

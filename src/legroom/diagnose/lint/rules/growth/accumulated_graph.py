@@ -88,7 +88,7 @@ from legroom.diagnose.lint.collected.at_once import collected_at_once
 from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
 from legroom.diagnose.lint.collected.idle_models import idle_models, idle_optimizers
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
-from legroom.diagnose.lint.collected.models import kept_models
+from legroom.diagnose.lint.collected.models import kept_models, sequential_models
 from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new
 from legroom.diagnose.lint.collected.on_gpu import collected_states
 from legroom.diagnose.lint.collected.outputs import collected_outputs
@@ -126,6 +126,7 @@ _FINDERS = (
     replayed_on_gpu,
     idle_models,
     idle_optimizers,
+    sequential_models,
     unreachable_entries,
     kept_for_requests,
     collected_by_trainer,

@@ -9,6 +9,7 @@ The rule reports the following cases:
   batches to the container. The rule does not flag containers of labels, which are small.
 - The constructor of a dataset reads files in a loop and stores each sample on the GPU.
 - The constructor of a dataset moves all samples to the GPU, although the training loop moves each batch.
+- A loader of images uses the length of the dataset as its batch size.
 - A function moves all frames of a video to the GPU, and then runs a model on parts of the video.
 - A loop over a data loader adds batches on the GPU to a `queue.Queue` without `maxsize`. If the loader is faster than
   the training step, the queue collects all batches of the epoch.
@@ -49,7 +50,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.collected.on_gpu import collected_batches
 from legroom.diagnose.lint.collected.queues import unlimited_queues
-from legroom.diagnose.lint.collected.whole_data import whole_datasets, whole_videos
+from legroom.diagnose.lint.collected.whole_data import whole_batches, whole_datasets, whole_videos
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import positional, walk
@@ -72,6 +73,7 @@ def check(program: Program) -> Iterator[Problem]:
     yield from collected_batches(program)
     yield from unlimited_queues(program)
     yield from whole_datasets(program)
+    yield from whole_batches(program)
     yield from whole_videos(program)
 
 

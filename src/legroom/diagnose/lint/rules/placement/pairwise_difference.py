@@ -1,8 +1,9 @@
 """LG311: A pairwise difference allocates all pairs with all features
 
 ## What it detects
-The rule checks for differences such as `x.unsqueeze(1) - y.unsqueeze(0)` or `x[:, None] - y[None]` if one operand contains
-the features of the whole dataset, and the program then sums the difference or computes its norm.
+The rule checks for differences and products such as `x.unsqueeze(1) - y.unsqueeze(0)` or `x[:, None] * y[None]` if one
+operand contains the features of the whole dataset, and the program then sums the result or computes its norm. The rule
+also checks for `cosine_similarity` with such operands.
 
 ## Why this is a problem
 The difference of N and M vectors with D features has N × M × D elements. The distances need only N × M elements. For
@@ -42,6 +43,7 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG311"
+_FUNCTIONS = ("cosine_similarity", "pairwise_distance")
 _REDUCTIONS = ("sum", "norm", "mean", "vector_norm")
 
 
@@ -50,20 +52,27 @@ def check(program: Program) -> Iterator[Problem]:
         return
     for function in program.functions.values():
         for node in walk(function.body, into_functions=False):
-            if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Subtract):
-                continue
-            sides = [_with_new_axis(node.left), _with_new_axis(node.right)]
+            operands = _operands(node)
+            sides = [_with_new_axis(each) for each in operands]
             known = [each for each in sides if each is not None]
             if len(known) < 2 or known[0][1] == known[1][1]:
                 continue
-            if _is_reduced(program, node, function) and any(
-                is_whole_dataset(program, each, function) for each, _ in known
-            ):
+            is_reduced = isinstance(node, cst.Call) or _is_reduced(program, node, function)
+            if is_reduced and any(is_whole_dataset(program, each, function) for each, _ in known):
                 yield Problem(
                     node=node,
-                    message="The difference of all pairs has one element for each pair and feature",
-                    help="Compute the distances with `torch.cdist`, which allocates one element for each pair",
+                    message="The result for all pairs has one element for each pair and feature",
+                    help="Use `torch.cdist` for distances or `x @ y.T` for products, with one element for each pair",
                 )
+
+
+def _operands(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return the operands of a difference, of a product, and of `cosine_similarity`."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Subtract, cst.Multiply)):
+        return [node.left, node.right]
+    if isinstance(node, cst.Call) and any(is_call_of(node, name) for name in _FUNCTIONS):
+        return [each.value for each in positional(node)[:2]]
+    return []
 
 
 def _with_new_axis(node: cst.BaseExpression) -> tuple[cst.BaseExpression, int] | None:

@@ -68,9 +68,10 @@ from legroom.diagnose.lint.rule import Problem
 CODE = "LG118"
 _MAX_DEPTH = 3
 _LOADERS = re.compile(
-    r"^(?:torch\.hub\.load|lpips\.LPIPS|clip\.load|open_clip\.create_model\w*|whisper\.load_model"
+    r"^(?:torch\.hub\.load|lpips\.LPIPS|transformers\.pipeline|clip\.load|open_clip\.create_model\w*|whisper\.load_model"
     r"|sentence_transformers\.SentenceTransformer|.*(?:Model\w*|For[A-Z]\w*|Pipeline|AutoencoderKL)\.from_pretrained)$"
 )
+_ROUTES = {"post", "get", "put", "route", "api_route", "websocket"}
 _CACHES = re.compile(r"cache|memo|singleton|fixture|st\.", re.IGNORECASE)
 _OWN_WEIGHTS = {"load_state_dict", "parameters", "train", "state_dict", "named_parameters"}
 
@@ -209,6 +210,11 @@ def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
     return False
 
 
+def _is_route(node: cst.BaseExpression) -> bool:
+    """Return True for `@app.post("/predict")`, whose function runs for each request."""
+    return isinstance(node, cst.Call) and method_name(node) in _ROUTES
+
+
 def _runs_for_each_batch(
     program: Program, function: Function, loops: tuple[LoopFact, ...], seen: frozenset[Function] = frozenset()
 ) -> bool:
@@ -222,6 +228,8 @@ def _runs_for_each_batch(
     if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
         return False
     decorators = function.node.decorators
+    if any(_is_route(each.decorator) for each in decorators):
+        return True
     if has_step_loop(program, function) or any(_CACHES.search(program.source(each)) for each in decorators):
         return False
     if function.name in STEP_FUNCTIONS or is_forward(program, function):
