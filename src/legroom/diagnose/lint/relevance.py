@@ -14,11 +14,11 @@ from legroom.diagnose.lint.flow.steps import STEP_FUNCTIONS
 from legroom.diagnose.lint.flow.values import LOADER_NAMES, MODEL_NAMES, SAMPLING_NAMES, split_words
 
 _WORDS = split_words(
-    "Callback DataLoader DataParallel DistributedSampler Function GradScaler LPIPS Queue SentenceTransformer TrainerCallback add_param_group "
+    "Callback DataLoader DataParallel Dataset DistributedSampler Function GradScaler LPIPS Queue SentenceTransformer TrainerCallback add_param_group "
     "all_gather_object autocast autograd backward cache checkpoint_sequential clip_grad_norm_ clip_grad_value_ compute_metrics create_graph create_model cycle "
     "deepcopy empty_cache eval exc_info from_pretrained gather_object inference_mode init_process_group lru_cache manual_backward optim pipeline read_video "
     "register_backward_hook register_forward_hook register_forward_pre_hook register_full_backward_hook register_hook "
-    "register_module_forward_hook retain_graph size_average tril triu vgg16 vgg19 zero_grad"
+    "register_module_forward_hook retain_graph set_user_attr size_average tril triu vgg16 vgg19 zero_grad"
 )
 """Most rules report nothing in a file that contains none of these names."""
 _AMP = re.compile(r"torch\.(?:cuda|cpu)\.amp")

@@ -95,6 +95,18 @@ def sequential_models(program: Program) -> Iterator[Problem]:
             )
 
 
+def models_of_trials(program: Program) -> Iterator[Problem]:
+    """Find `trial.set_user_attr("model", model)`: the study keeps the model of every trial."""
+    for call in program.calls:
+        given = call.arguments[1:2] if call.method == "set_user_attr" and program.uses_gpu else ()
+        if any(each.kind is ValueKind.MODEL for each in given):
+            yield Problem(
+                node=call.node,
+                message="The study keeps the model of every trial on the GPU",
+                help="Save the state dict of the model to a file, and store the path",
+            )
+
+
 def _runs_over_data(program: Program, loop: cst.CSTNode | None) -> bool:
     """Return True for a loop over models that iterates over a loader for each model, without moving the models."""
     if not isinstance(loop, cst.For):

@@ -23,6 +23,9 @@ from legroom.diagnose.lint.flow.steps import iterates_data_set
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,
+    is_call_of,
+    is_true,
+    keyword,
     last_name,
     method_name,
     moves_to_host,
@@ -36,7 +39,8 @@ from legroom.diagnose.lint.rule import Problem
 
 _MAX_DEPTH = 16
 _OUTPUT_ATTRIBUTES = split_words(
-    "logits last_hidden_state pooler_output hidden_states image_embeds text_embeds embeddings sentence_embedding"
+    "logits last_hidden_state pooler_output hidden_states image_embeds text_embeds embeddings sentence_embedding scores "
+    "attentions past_key_values"
 )
 _SEQUENCES = split_words("last_hidden_state hidden_states")
 """Attributes of a model output with one vector per token."""
@@ -110,6 +114,8 @@ def _receives_gpu_data(program: Program, call: CallFact) -> bool:
     """Return True if the caller of a model moves data to the GPU, or if Accelerate or Fabric may do so."""
     if program.mentions("Accelerator", "Fabric") and program.mentions("prepare", "setup_dataloaders"):
         return True
+    if program.mentions("SentenceTransformer") and is_true(keyword(call.node, "convert_to_tensor")):
+        return True
     return any(
         isinstance(node, cst.Call)
         and method_name(node) in {"to", "cuda"}
@@ -135,6 +141,8 @@ def _contains_output(
         )
     if isinstance(node, cst.Call):
         return _is_output_call(program, node, place, models, depth)
+    if isinstance(node, cst.ListComp):
+        return _contains_output(program, node.elt, place, models, depth + 1)
     parts = contained_parts(node)
     if isinstance(node, cst.BinaryOperation):
         parts = [node.left, node.right]
@@ -198,7 +206,9 @@ def _is_output_call(
         return False
     is_function = (program.imports.qualified(node.func) or "").startswith("torch.")
     inner = node.args[0].value if is_function and node.args else receiver(node)
-    if inner is None or not (name in SIZE_PRESERVING or _is_pooled(program, node, inner, place)):
+    is_average = name in {"mean", "sum"} and is_call_of(inner or node, "stack")  # of several outputs
+    is_kept = name in SIZE_PRESERVING | {"stack", "cat"} or is_average
+    if inner is None or not (is_kept or _is_pooled(program, node, inner, place)):
         return False
     return _contains_output(program, inner, place, models, depth + 1)
 

@@ -88,6 +88,8 @@ def torch_result(
         return arguments[0]
     if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
         return TRAINABLE_MODEL
+    if name == "sentence_transformers.SentenceTransformer":
+        return Value(ValueKind.MODEL, frozen=True)  # `encode` disables gradients
     if last in {"from_pretrained", "from_config"}:
         is_model = "Model" in name or "For" in name or name.startswith("diffusers.Autoencoder")
         return TRAINABLE_MODEL if is_model else UNKNOWN
@@ -147,6 +149,8 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
         return _model_method(receiver, method, arguments, no_grad=no_grad)
     if kind is ValueKind.SCALER and method == "scale" and arguments:
         return arguments[0]
+    if kind is ValueKind.OPTIMIZER and method == "step" and arguments:
+        return GRAPH  # the loss of the closure
     if kind is ValueKind.CONTAINER:
         if (
             method in SELF_METHODS

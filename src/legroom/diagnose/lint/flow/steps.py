@@ -64,7 +64,9 @@ def is_step_loop(loop: LoopFact) -> bool:
 
     The iterations over the layers of a model are not steps.
     """
-    return loop.trains or (loop.runs_model and loop.function.name not in {"forward", "__init__"})
+    if loop.trains or not loop.runs_model or loop.function.name == "forward":
+        return loop.trains
+    return loop.function.name != "__init__" or iterates_data_set(loop)
 
 
 def iterates_data(loop: LoopFact) -> bool:

@@ -22,6 +22,7 @@ The rule also flags code that keeps the following values alive, even if they hav
 - the models of many objects, such as federated clients, if each training round uses only some of the objects
 - the optimizers of earlier training stages, if the program never uses them again
 - the pretrained models of all folds, if they stay on the GPU while the next model is trained
+- the models that an Optuna study stores for all trials
 - the entries of a cache with random keys, because the program cannot look up these entries again
 - the results that a cache stores for every request, session or text, if the cache never removes old entries
 - a loss or output that a stored closure reads later, such as in `jobs.append(lambda: log(loss))`
@@ -88,7 +89,7 @@ from legroom.diagnose.lint.collected.at_once import collected_at_once
 from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
 from legroom.diagnose.lint.collected.idle_models import idle_models, idle_optimizers
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
-from legroom.diagnose.lint.collected.models import kept_models, sequential_models
+from legroom.diagnose.lint.collected.models import kept_models, models_of_trials, sequential_models
 from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new
 from legroom.diagnose.lint.collected.on_gpu import collected_states
 from legroom.diagnose.lint.collected.outputs import collected_outputs
@@ -127,6 +128,7 @@ _FINDERS = (
     idle_models,
     idle_optimizers,
     sequential_models,
+    models_of_trials,
     unreachable_entries,
     kept_for_requests,
     collected_by_trainer,

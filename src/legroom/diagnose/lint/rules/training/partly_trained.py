@@ -96,10 +96,11 @@ def _partly_trained_model(node: cst.BaseExpression) -> str | None:
 
 
 def _trains_whole(call: CallFact, model: str) -> bool:
-    """Return True if a training loop runs the whole model, and this file creates the model with all its parameters."""
+    """Return True if a training loop runs the whole model, and a library defines the class of the model."""
     return (
         dotted(call.node.func) == model
         and call.receiver.trainable
+        and call.receiver.class_name is None
         and not call.receiver.frozen
         and not call.no_grad
         and call.result.has_graph

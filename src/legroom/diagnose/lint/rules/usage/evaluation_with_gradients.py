@@ -113,11 +113,16 @@ _NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hoo
 
 
 def check(program: Program) -> Iterator[Problem]:
+    reported: set[cst.CSTNode] = set()
     for call, loop in evaluations_with_gradients(program):
+        run = _model_call(program, call).node
+        if run in reported:
+            continue
+        reported.add(run)
         edits, safe = _fix(program, call, loop)
         statement = _statement_without_effect(program, call.function)
         yield Problem(
-            node=statement or _model_call(program, call).node,
+            node=statement or run,
             message="The evaluation runs with gradients enabled, so every operation saves tensors for a backward pass"
             if statement is None
             else f"`{program.source(statement)}` has no effect as a statement, so the evaluation runs with gradients enabled",
