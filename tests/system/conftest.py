@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.forked_commands import ForkServer
 
 LEGROOM = [sys.executable, "-m", "legroom"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "TERM": "xterm"}
@@ -32,13 +34,31 @@ def write(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-@pytest.fixture
-def legroom(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `legroom WORDS` in the test's folder."""
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
 
-    def legroom(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-        settings = {"cwd": tmp_path, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 120}
-        return subprocess.run([*LEGROOM, *words], **{**settings, **options})
+
+@pytest.fixture
+def legroom(fork_server: ForkServer, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `legroom WORDS` in the test's folder, in a process that has imported torch."""
+
+    def legroom(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        return fork_server.run(words, **{"cwd": tmp_path, "env": ENVIRONMENT, **options})
+
+    return legroom
+
+
+@pytest.fixture
+def legroom_in_new_interpreter(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `python -m legroom WORDS` in the test's folder."""
+
+    def legroom(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*LEGROOM, *words], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        )
 
     return legroom
 

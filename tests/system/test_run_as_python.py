@@ -24,23 +24,25 @@ def exit_facts(tmp_path, name="train.legroom"):
     return {**asdict(endings[-1]), "truncated": capture.truncated}
 
 
-def test_the_capture_is_complete_after_os_exit(write, legroom, tmp_path):
-    done = legroom("run", *GPU, write("import os\nprint('working', flush=True)\nos._exit(5)"))
+def test_the_capture_is_complete_after_os_exit(write, legroom_in_new_interpreter, tmp_path):
+    done = legroom_in_new_interpreter(
+        "run", *GPU, write("import os\nprint('working', flush=True)\nos._exit(5)")
+    )
     assert (done.returncode, done.stdout) == (5, "working\n")
     assert "Exited via os._exit(5)" in done.stderr
     assert exit_facts(tmp_path)["exit_code"] == 5
     assert not exit_facts(tmp_path)["truncated"]
 
 
-def test_torch_is_not_imported_for_a_script_without_torch(write, legroom, tmp_path):
+def test_torch_is_not_imported_for_a_script_without_torch(write, legroom_in_new_interpreter, tmp_path):
     source = "import sys\nprint('imported' if 'tor' + 'ch' in sys.modules else 'not imported')"
-    done = legroom("run", write(source))
+    done = legroom_in_new_interpreter("run", write(source))
     assert (done.returncode, done.stdout) == (0, "not imported\n")
     assert done.stderr == "legroom: The script did not import torch, so there is no memory to report.\n"
     assert not list(tmp_path.glob("*.legroom"))
 
 
-def test_recording_starts_when_another_module_imports_torch(write, legroom, tmp_path):
+def test_recording_starts_when_another_module_imports_torch(write, legroom_in_new_interpreter, tmp_path):
     write("import torch\nx = torch.zeros(1 << 20)\nx = x * 2\n", "helper.py")
     source = """
         import atexit, importlib.util
@@ -49,7 +51,7 @@ def test_recording_starts_when_another_module_imports_torch(write, legroom, tmp_
         import helper
         raise SystemExit(7)
     """
-    done = legroom("run", write(source))
+    done = legroom_in_new_interpreter("run", write(source))
     assert (done.returncode, done.stdout) == (7, "handler\n")
     assert "Exited with code 7" in done.stderr
     assert "Peak memory: 8.0 MiB" in done.stderr
@@ -291,8 +293,6 @@ def test_the_memory_of_spawned_processes_is_reported(write, legroom, tmp_path):
 def test_json_that_cannot_be_written_is_reported_and_changes_the_exit_code(write, legroom):
     with open("/dev/full", "w") as full:
         script = write("print('to stderr')")
-        done = legroom(
-            "run", *GPU, "--format", "json", script, capture_output=False, stdout=full, stderr=subprocess.PIPE
-        )
+        done = legroom("run", *GPU, "--format", "json", script, stdout=full)
     assert done.returncode == 2
     assert "legroom: Cannot write to standard output: the disk is full." in done.stderr
