@@ -33,13 +33,12 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); ec
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests
 
-# Less than two minutes on two cores: style of changed files, types, and the fast unit tests.
+# About 90 seconds on two cores: style of changed files, types, and the fast unit tests. Types are checked at the same time as the tests.
 QUICK := -m "not slow and not ranks and not ray and not browser" tests/unit
 quick: setup
 	@files=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard '*.py'); \
 		test -z "$$files" || { $(BIN)/ruff check $$files && $(BIN)/ruff format --check $$files; }
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q $(QUICK)
+	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 2 -q $(QUICK); tests=$$?; wait $$types && exit $$tests
 
 # The quick tests with another release of torch: `make compat TORCH=2.6`.
 COMPAT = build/torch-$(TORCH)

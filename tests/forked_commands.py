@@ -21,7 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-IMPORTS = ("numpy", "torch._dynamo", "legroom.cli", "legroom.run.recording")
+IMPORTS = (
+    "numpy",
+    "torch._dynamo",
+    "legroom.cli",
+    "legroom.run.recording",
+    "legroom.scale.launching.elastic",
+)
 
 
 class ForkServer:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,14 +39,16 @@ def test_ctrl_c_stops_all_ranks(write, start, tmp_path):
 
 SPAWNING = """
 import os
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 def train(rank):
-    dist.init_process_group("gloo", "tcp://127.0.0.1:29517", rank=rank, world_size=2)
+    import torch.distributed as dist
 
-if __name__ == "__main__":
-    mp.spawn(train, nprocs=2)
+    dist.init_process_group("gloo", "tcp://127.0.0.1:29517", rank=rank, world_size=1)
+
+if __name__ == "__main__" and os.environ["RANK"] == "0":  # one rank is enough, and each import of torch takes seconds
+    import torch.multiprocessing as mp
+
+    mp.spawn(train, nprocs=1)
 """
 
 
@@ -76,12 +79,15 @@ def test_a_wait_inside_torch_is_reported_with_the_lines_of_all_ranks(write, legr
     )
 
 
-def test_two_nodes_connect(write, start):
+def test_two_nodes_connect(write, legroom):
     arguments = ["launch", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", write(PRINTING)]
-    nodes = [start(*arguments), start(*arguments)]
-    shown = [node.communicate(timeout=60)[0] for node in nodes]
+    with ThreadPoolExecutor() as threads:
+        nodes = list(threads.map(lambda _: legroom(*arguments), range(2)))
     assert [node.returncode for node in nodes] == [0, 0]
-    assert sorted(shown) == ["[0] hello from 0 of 2 None\n", "[1] hello from 1 of 2 None\n"]
+    assert sorted(node.stdout for node in nodes) == [
+        "[0] hello from 0 of 2 None\n",
+        "[1] hello from 1 of 2 None\n",
+    ]
 
 
 @pytest.fixture

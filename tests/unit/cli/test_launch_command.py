@@ -41,17 +41,13 @@ raise SystemExit(worker.exitcode)
 """
 
 
-def test_output_has_a_rank_prefix_and_is_saved(launch):
+def test_output_has_a_rank_prefix_and_is_saved_and_the_torchrun_command_is_shown(launch):
     done = launch(TALKING, ["--nproc", "2", "--strategy", "ddp"])
     assert done.returncode == 0
+    assert "  LEGROOM_STRATEGY=ddp torchrun --standalone --nproc-per-node=2 train.py\n" in done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] hello from 0 of 2 ddp", "[1] hello from 1 of 2 ddp"]
     assert "[0] a warning\n" in done.stderr
     assert Path("train.launch/rank-1.out").read_text() == "hello from 1 of 2 ddp\n"
-
-
-def test_the_equivalent_torchrun_command_is_shown(launch):
-    done = launch(TALKING, ["--nproc", "2", "--strategy", "ddp"])
-    assert "  LEGROOM_STRATEGY=ddp torchrun --standalone --nproc-per-node=2 train.py\n" in done.stderr
 
 
 def test_the_first_failure_is_shown_and_the_others_are_summarized(launch):

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -25,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousParameters,
     RendezvousTimeoutError,
+    dynamic_rendezvous,
 )
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
@@ -54,7 +56,7 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
     kills_before = host_oom_kills()
     existing = set(psutil.Process().children(recursive=True))
     interrupted = ""
-    with _environment(plan, folder), _grace(GRACE_SECONDS), _signals_restored():
+    with _environment(plan, folder), _grace(GRACE_SECONDS), _fast_method_names(), _signals_restored():
         try:
             _run_agents(plan, recorder)
         except (SignalException, KeyboardInterrupt) as stop:
@@ -321,6 +323,24 @@ def _grace(seconds: int) -> Iterator[None]:
         yield
     finally:
         close.__defaults__ = before
+
+
+@contextlib.contextmanager
+def _fast_method_names() -> Iterator[None]:
+    """Replace the function with which torch's rendezvous adds the names of its methods to its event records.
+
+    torch uses `inspect.stack`, which searches all loaded modules and reads the source files of all frames. In a process
+    with a deep stack, such as a notebook, this takes more than a second in each launch.
+    """
+    before = getattr(dynamic_rendezvous, "get_method_name", None)
+    if before is None:  # another version of torch
+        yield
+        return
+    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
+    try:
+        yield
+    finally:
+        dynamic_rendezvous.get_method_name = before
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
-"""A port that another program uses is reported before a node waits at it."""
+"""The rendezvous of `legroom launch`. A port that another program uses is reported before a node waits at it."""
 
 import socket
 
 import pytest
 import torch.distributed as distributed
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from legroom.errors import LegroomError, UsageError
-from legroom.scale.launching import rendezvous
+from legroom.scale.launching import elastic, rendezvous
 from legroom.scale.launching.rendezvous import check_rendezvous
 
 pytestmark = pytest.mark.slow
@@ -42,3 +43,16 @@ def test_an_unknown_host_is_rejected(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(UsageError, match="The host `nowhere` is unknown"):
         check_rendezvous("nowhere:29400")
+
+
+def test_torchs_records_name_their_methods_without_reading_source_files(monkeypatch):
+    def record() -> str:
+        return dynamic_rendezvous.get_method_name()
+
+    def join() -> str:
+        return record()
+
+    assert join() == "join"
+    monkeypatch.delattr("inspect.stack")
+    with elastic._fast_method_names():
+        assert join() == "join"
