@@ -54,14 +54,14 @@ class TrainingClock:
         """Returns whether an optimizer exists. This function is called only once, because it scans all objects."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.is_settled = True
-        """Whether every optimizer in the last counted step had stepped before. The first step of an optimizer is not
-        typical, because it allocates the optimizer state.
+        """False if an optimizer stepped for the first time in the last counted step. The first step of an optimizer is
+        not typical, because it allocates the optimizer state.
         """
         self.batch_size: int | None = None
         self.samples: int | None = None
         self.is_training: bool | None = None
         self.input_shapes: tuple[torch.Size, torch.Size] | None = None
-        """The shapes of the first tensor argument of the most recently called model, in its first and its last call."""
+        """For the model that was called last, the shapes of its first tensor argument in its first and its last call."""
         self._first_shapes: dict[int, torch.Size] = {}
         self._optimizer_is_new = False
         self.on_step_end = on_step_end
@@ -125,8 +125,8 @@ class TrainingClock:
                 self._end_step()
 
     def interrupted(self) -> None:
-        """Reset the state after an exception. The exception may have interrupted a backward pass or `optimizer.step()`,
-        so the post hook did not run.
+        """Reset the state after an exception. If the exception interrupted a backward pass or `optimizer.step()`, the
+        post hook did not run.
         """
         self._this_thread.in_optimizer = self._went_backward = False
 

@@ -40,7 +40,7 @@ _this_thread = _ThisThread()
 _registered: list[weakref.ref[threading.Thread]] = []
 inference_threads: set[int] = set()
 """The identifiers of the threads that run a model with gradients disabled. A model without gradients does not modify
-the autograd graph, so another thread may scan objects at the same time.
+the autograd graph, so another thread can safely scan objects at the same time.
 """
 _scan_lock = threading.RLock()
 """The lock that a thread holds during a scan. The lock is reentrant because a user's callback for a leak may train."""
@@ -53,7 +53,7 @@ def thread_serial() -> int:
 
 def register_training_thread() -> None:
     """Register the calling thread as a training thread. Call this function before a backward pass and after an
-    optimizer step. Only the first call on each thread may wait for a scan.
+    optimizer step. Only the first call on a thread can block, to wait for a running scan.
     """
     if not _this_thread.is_registered:
         _register()

@@ -39,9 +39,9 @@ def estimate(
 
     `estimate(model, batch, gpu="24GiB")` builds a standard training step. `optimizer` is a function that creates the
     optimizer from the parameters. The default optimizer is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces your
-    own step. `gpu` is a name or a size, as for `--gpu`. The default is the active virtual GPU, or the first GPU in this
-    machine. The trace uses copies without data, so your objects do not change. `search=False` skips the search for the
-    largest batch size.
+    own step. `gpu` is a name or a size in the format of `--gpu`. The default is the active virtual GPU, or the first
+    GPU in this machine. The trace uses copies without data, so your objects do not change. `search=False` skips the
+    search for the largest batch size.
     """
     traced = _Target(target, args, gpu, optimizer, steps)
     trace = traced.trace()

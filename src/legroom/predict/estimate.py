@@ -74,7 +74,7 @@ class Estimate:
 
     @property
     def timeline(self) -> list[Any]:
-        """Samples of the allocated bytes per category during the traced steps. The number of samples is limited."""
+        """The allocated bytes per category at several times during the traced steps. The number of entries is limited."""
         return Ledger(self.trace.events).timeline()
 
     def as_json(self, script: str = "") -> dict[str, Any]:

@@ -34,7 +34,7 @@ def replay(
     """Replay a trace on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
     allocated.
 
-    If `capacity` is None, return the likely peaks, which are slightly too high if it is uncertain which kernels run.
+    If `capacity` is None and `extra` is 0, return `uncertainty.likely_peaks`.
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)

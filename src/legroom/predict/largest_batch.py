@@ -91,7 +91,8 @@ class _Searcher:
         self._trace_at, self._capacity, self._multiple_of, self._safe = trace_at, capacity, multiple_of, safe
         self._peaks: dict[int, ReplayPeaks] = {}
         self._predicted: dict[int, ReplayPeaks] = {}
-        """The predicted peaks, by batch size. Each of these sizes was once the largest size that was predicted to fit.
+        """The predicted peaks, by batch size. A size is added when the search predicts that it is the largest size that
+        fits.
         """
 
     @property
@@ -182,7 +183,9 @@ class _Searcher:
         return (self._peaks[large].allocated - self._peaks[small].allocated) / max(1, large - small)
 
     def _linear_estimate(self) -> int:
-        """Return the size at which a line through the peaks of the smallest and the largest size reaches the capacity."""
+        """Return the size at which a line through the peaks of the smallest and the largest traced size reaches the
+        capacity.
+        """
         large, slope = max(self._peaks), self._bytes_per_sample()
         if slope <= 0:
             return large * 2

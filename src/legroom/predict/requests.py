@@ -20,7 +20,7 @@ class MemoryRequest(NamedTuple):
     bytes: int
     stream: int
     optional: bool = False
-    """Whether the program continues if this allocation fails, as for a cuDNN workspace."""
+    """Whether the program continues if this allocation fails. An example is the workspace of a cuDNN kernel."""
 
 
 KERNELS_RUN = MemoryRequest(0, 0, 0)
@@ -55,9 +55,9 @@ def replay_requests(
     """Replay `requests` on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
     allocated.
 
-    `handle` is the memory in bytes that each cuBLAS handle uses outside PyTorch. `capacity` does not include this
-    memory, but PyTorch can use it until a handle is created. If PyTorch has already reserved this memory, creating the
-    handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache for a handle.
+    `handle` is the memory in bytes that each cuBLAS handle uses outside PyTorch. This memory is not part of `capacity`,
+    but PyTorch can use it until the handle is created. If PyTorch has already reserved this memory, creating the handle
+    fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache for a handle.
 
     `segment_address(size, stream)` returns the address of each new segment. If an optional request fails, such as the
     workspace of a cuDNN kernel, torch caches a kernel that needs no workspace. Therefore later optional requests of the

@@ -34,9 +34,7 @@ class RecordedProcess:
 
     @property
     def importance(self) -> tuple[bool, int]:
-        """A sort key. The highest key belongs to a process that ran out of memory or, otherwise, to the process with
-        the highest peak.
-        """
+        """A sort key: whether the process ran out of memory, then its peak."""
         return bool(self.ledger.ooms()), self.peak
 
 

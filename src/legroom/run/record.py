@@ -184,14 +184,16 @@ class BlockRecording:
 
     @property
     def timeline(self) -> list[Sample]:
-        """Samples of the allocated and reserved memory, and of each category. The samples include the peak."""
+        """The allocated memory, the reserved memory and the memory of each category over time. The entries include the
+        peak.
+        """
         finished = self._result
         device = finished.report.device
         return finished.ledger.timeline(device=device.index if device is not None else 0)
 
     @property
     def events(self) -> list[Event]:
-        """All recorded events. If the block emitted more than about two million events, some samples are missing."""
+        """All recorded events. If the block emitted more than about two million events, some events are missing."""
         return read_capture(self._result.path).events
 
     def to_dataframe(self) -> Any:

@@ -1,8 +1,9 @@
 """Runs one script and records its memory, for `legroom run` and for the ranks of `legroom launch`.
 
-Usage errors are raised before the script starts. The script then runs as with `python`, and its memory events are
-written to a capture file. An uncaught out-of-memory error is reported immediately. The report comes last, after the
-script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's exit code.
+Usage errors are raised before the script starts. The script then runs as if it was started with `python`, and its
+memory events are written to a capture file. An uncaught out-of-memory error is reported immediately. The report comes
+last, after the script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the
+script's exit code.
 
 Forked children of the script write no capture and print no report. Spawned processes are recorded as well. On a virtual
 GPU, other programs that the script starts are recorded too. The report describes the process that ran out of memory or
@@ -138,7 +139,7 @@ class Recording:
         self._children: ChildCaptures | None = None
         self._outcome: Outcome | None = None
         self._oom_report: RunReport | None = None
-        """The report of an out-of-memory error that was printed, without the events after the error."""
+        """The report that was printed for an out-of-memory error. The report does not include later events."""
         self._closed = False
         self._started = time.perf_counter()
         self._recording = ExitStack()
@@ -478,7 +479,9 @@ def _on_fork() -> None:
 
 
 def _guarded(work: Callable[[], None]) -> None:
-    """Run `work` and suppress errors in Legroom's code, which must not change the exit code of the script."""
+    """Run `work` and suppress errors in Legroom's code, because these errors must not change the exit code of the
+    script.
+    """
     try:
         work()
     except LegroomError as error:

@@ -104,8 +104,8 @@ def _device(world: World) -> torch.device:
 
 
 def _may_have_own_gpu() -> bool:
-    """Return whether it is possible that each rank sees only its own GPU. Job schedulers and virtual GPUs do this. The
-    visible GPU then has index 0 on every rank.
+    """Return whether a job scheduler or a virtual GPU may have hidden the GPUs of other ranks. The only visible GPU
+    then has index 0 on every rank.
 
     Two ranks with the same GPU are detected after the process group has started.
     """

@@ -12,7 +12,7 @@ from legroom.observe.script import Script
 from legroom.observe.source.cells import cell_name
 
 SIZE = "\0"
-"""The position of the batch size in the strings of a `BatchSetting`."""
+"""A placeholder for the batch size in the strings of a `BatchSetting`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class BatchSetting:
     name: str
     value: int
     rank: int
-    """A rank that depends on the name of the setting. The most likely candidates have rank 0."""
+    """How likely the candidate is, judged by its name. The most likely candidates have the value 0."""
     text: str = ""
     """The setting as the user writes it, for example `--batch-size SIZE`, `BATCH_SIZE=SIZE` or `batch_size: SIZE`."""
     arguments: tuple[str, ...] | None = None

@@ -2,8 +2,8 @@
 
 For example, a method that empties a buffer prevents a leak only if some code calls it. Functions with the same name are
 not distinguished. A function whose name occurs anywhere in the code is treated as called. Special methods and methods
-that override a library method, such as a trainer hook, are also treated as called. A plain function is also treated as
-called if code outside the loaded files, such as a test, may call it.
+that override a library method, such as a trainer hook, are also treated as called. Functions at module level are also
+treated as called, because code outside the loaded files, such as a test, may call them.
 """
 
 import ast
@@ -71,10 +71,10 @@ def calls_in(files: tuple[str, ...]) -> Calls:
 
 
 _Mention = tuple[str, str, bool, bool, tuple[bool, str] | None]
-"""A use of a name in a function: the function ("" at module level), the name, whether the name is used without a call,
-and whether the use is in a loop. The last item is the object on which a container method such as `clear` is called. If
-this object is a container, the use is not a call to one of the user's functions. A plain tuple is used because the
-garbage collector does not track it, so heap scans do not visit it.
+"""A use of a name in a function. The items are the function ("" at module level), the name, whether the name is used
+without a call, whether the use is in a loop, and, for a container method such as `clear`, the object whose method is
+used. If this object is a container, the use is not a call to one of the user's functions. A plain tuple is used because
+the garbage collector does not track it, so heap scans do not visit it.
 """
 
 
@@ -91,11 +91,11 @@ class _FileCalls:
     def __init__(self, tree: ast.Module) -> None:
         self.mentions: set[_Mention] = set()
         self.decorated: set[str] = set()
-        """Functions with a decorator, which may register them to be called from anywhere."""
+        """Functions with a decorator. The decorator may register the function, and any code can then call it."""
         self.methods: list[tuple[str, bool, str]] = []
         """For each method, the name of its class, whether the class has base classes, and the name of the method."""
         self.plain_functions: set[str] = set()
-        """Functions at module level, which code that is not loaded, such as a test, may call."""
+        """Functions at module level. Code that is not loaded, such as a test, may call them."""
         self.containers: set[tuple[bool, str]] = set()
         """The attributes (True, name) and variables (False, name) to which the file assigns a container."""
         self._called_nodes: set[int] = set()

@@ -1,8 +1,9 @@
 """Gives notebook cells names such as `cell [3]`. IPython compiles each cell under a generated file name, for example
 `/tmp/ipykernel_123/456.py` or `<ipython-input-3-0a1b2c>`.
 
-The number in the name is the one that the notebook shows next to the cell. If a cell ran several times, the number of
-its last run is used. This module never imports IPython. If the program has not imported IPython, no file is a cell.
+The number in `cell [3]` is the execution count that the notebook shows next to the cell. If a cell ran several times,
+the execution count of its last run is used. This module never imports IPython. If the program has not imported IPython,
+no file is a cell.
 """
 
 import linecache
@@ -75,8 +76,8 @@ def short_location(file: str, line: int | None) -> str:
 
 
 def _number(active: Any, file: str) -> int | None:
-    """Return the number of a cell. If IPython's private table of cells is missing, the source is compared with all
-    executed cells, which takes longer.
+    """Return the execution count of a cell, or None if `file` is not a cell. If IPython's private table of cells is
+    missing, the source is compared with all executed cells, which takes longer.
     """
     known = getattr(getattr(active, "compile", None), "_filename_map", None)
     if isinstance(known, dict):

@@ -20,7 +20,7 @@ _SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
 class SourceName:
     def __init__(self, name: str, is_attribute: bool) -> None:
         self.in_unrelated_class = False
-        """Whether the code is in a class without this attribute, so that `self` is a different object."""
+        """Whether the code is in a class without this attribute. In such a class, `self` is a different object."""
         self._name = name
         self._is_attribute = is_attribute
 
@@ -86,9 +86,9 @@ class SourceName:
         )
 
     def is_length(self, side: ast.expr) -> bool:
-        """Return whether an expression depends on the length, as in `len(name)`, `len(self)` in its class,
-        `name.qsize()`, `name.shape[0]` and `name.size(0)`. `len(name) % 100` does not limit the length, so the result
-        is False.
+        """Return whether an expression depends on the length of the container, as in `len(name)`, `name.qsize()`,
+        `name.shape[0]`, `name.size(0)`, and `len(self)` in the class that has the attribute. `len(name) % 100` does not
+        limit the length, so the result is False.
         """
         if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
             return False

@@ -267,8 +267,9 @@ class NameReader:
                 self._follow_alias(target)
 
     def _computed_before(self, value: ast.expr) -> list[ast.expr]:
-        """Return the expressions that were assigned to the local variables in `value`, if they add to the old value or
-        concatenate it. For example, `smooth = 0.9 * self.average + 0.1 * loss` may precede `self.average = smooth`.
+        """Return the expressions that were assigned to the local variables in `value`. Only arithmetic expressions and
+        concatenations that contain the old value are returned. For example, `smooth = 0.9 * self.average + 0.1 * loss`
+        may precede `self.average = smooth`.
         """
         names = {each.id for each in flattened(value) if isinstance(each, ast.Name)}
         assigned = [

@@ -27,7 +27,7 @@ class StoringStatement(NamedTuple):
     keys: tuple[str, ...] = ()
     """The literal keys under which the statement stores the value, as in `totals["loss"] += loss`."""
     at_index: bool = False
-    """Whether the statement replaces an item (`slots[i] = state`), so a list does not grow."""
+    """Whether the statement assigns to an index (`slots[i] = state`), which does not make a list longer."""
     truncates: bool = False
     """Whether the stored value is a slice of the old and new values together, as in `torch.cat([queue, keys])[-64:]`.
     """

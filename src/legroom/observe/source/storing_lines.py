@@ -1,9 +1,10 @@
 """Finds the lines that store tensors in a growing variable or attribute, by reading the source code.
 
 The live objects show which variable retains the memory, but not which line stored the tensors. Usually, only one
-statement in the source code stores values under the name of this variable, and this statement is the result. The source code also shows whether code
-empties a container or limits its length, so that the container is not a leak. A cache that checks for a key before it
-stores a value may stop growing. Code in a function that is never called is ignored.
+statement in the source code stores values under the name of this variable, and this statement is the result. The source
+code also shows whether code empties a container or limits its length. A container that is emptied or limited is not a
+leak. If code checks for a key before it stores a value in a cache, the cache stops growing when it contains all keys.
+Code in a function that is never called is ignored.
 """
 
 import ast
@@ -39,7 +40,7 @@ class NameUsage(NamedTuple):
     resets: bool
     """Whether an empty value is assigned repeatedly, for example once per epoch."""
     checks_membership: bool
-    """Whether code checks that the object contains a key, as code that uses a cache does."""
+    """Whether code checks that the object contains a key, which suggests that the object is a cache."""
     looks_up: bool = False
     """Whether code calls `get` while other code adds items. The `get` method of a queue removes the item that it
     returns.

@@ -141,8 +141,9 @@ def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
 
 
 def is_incremented(value: ast.expr, scope: ast.AST) -> bool:
-    """Return whether an expression is a counter that only increases, as in `cursor += 1`. A counter that is assigned in
-    several places may be reset."""
+    """Return whether an expression is a counter that only increases, as in `cursor += 1`. If the counter is assigned in
+    several places, the result is False, because the counter may be reset.
+    """
     if not isinstance(value, ast.Name | ast.Attribute):
         return False
     name = value.id if isinstance(value, ast.Name) else value.attr
@@ -171,8 +172,8 @@ def _is_remainder(value: ast.expr) -> bool:
 
 
 def is_consumed(part: ast.Subscript, scope: ast.AST) -> bool:
-    """Return whether the sliced variable itself is shortened, as in `pool = pool[8:]`, so that the slices eventually
-    become empty.
+    """Return whether the sliced variable itself is shortened, as in `pool = pool[8:]`. The slices of such a variable
+    eventually become empty.
     """
     if not isinstance(part.value, ast.Name) or not is_sliced(part):
         return False

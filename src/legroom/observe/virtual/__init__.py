@@ -5,6 +5,6 @@ from typing import Any
 
 
 def active_virtual_gpu() -> Any:
-    """Return the active `VirtualGPU`, or None, without importing `gpu`, which takes long to load."""
+    """Return the active `VirtualGPU`, or None. The module `gpu` is not imported, because it takes long to load."""
     module = sys.modules.get("legroom.observe.virtual.gpu")
     return None if module is None else module.VirtualGPU.active()

@@ -10,7 +10,7 @@ allocator of the given size. When the allocator is full, the operation raises `t
 message. Out-of-memory errors, error handlers and leaks can therefore be tested on a laptop and in CI.
 
 Only one virtual GPU can be active at a time. A virtual GPU applies to the whole process, including threads that start
-while it is active. Forked children also have the virtual GPU, but their events are discarded.
+while it is active. A forked child process also has the virtual GPU, but its events are discarded.
 """
 
 import contextlib
@@ -63,9 +63,10 @@ kernels that the program registers receive CPU tensors.
 class VirtualGPU:
     """Simulates one or more GPUs, as a context manager or a decorator.
 
-    `gpus` contains one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes) or a name
-    (`"t4"`). A size is the memory that PyTorch can use. One string may list several GPUs, as in `"8GiB,8GiB"`. `sink`
-    receives every event. Allocator settings come from `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`.
+    `gpus` contains one value per device, in the format of `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes)
+    or a name (`"t4"`). A size is the memory that PyTorch can use. One string may list several GPUs, as in
+    `"8GiB,8GiB"`. `sink` receives every event. Allocator settings come from `PYTORCH_ALLOC_CONF` and
+    `PYTORCH_CUDA_ALLOC_CONF`.
     """
 
     _active: "VirtualGPU | None" = None
@@ -251,8 +252,8 @@ class VirtualGPU:
         return self.recorder.allocations.count
 
     def fail_allocation(self, number: int = 1, *, times: int = 1, device: int | None = None) -> Faults:
-        """Make allocation `number` and the `times - 1` allocations after it run out of memory. Number 1 is the next
-        allocation.
+        """Make `times` consecutive allocations fail, starting with allocation `number`. The next allocation has the
+        number 1.
 
         The operation raises `torch.OutOfMemoryError` as if the GPU were full. With `device`, only allocations on this
         device are counted, and only these allocations fail. A later call replaces the failures that an earlier call

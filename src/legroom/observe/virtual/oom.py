@@ -1,8 +1,8 @@
 """Out-of-memory errors on a virtual GPU. The errors have torch's type and message. All errors are recorded, and tests
 can inject errors.
 
-A training step makes a known number of allocations. A test can make each allocation fail in turn, to check that an
-error handler works for every allocation. A test that only fills the GPU checks a single allocation.
+A test can make each allocation of a training step fail in turn, to check that an error handler works for every
+allocation. If a test only fills the GPU, just one of the allocations fails.
 """
 
 import sys

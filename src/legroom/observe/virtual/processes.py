@@ -51,7 +51,7 @@ def other_processes(
 
 @contextlib.contextmanager
 def _inherited_by_programs(specs: Sequence[GpuSpec]) -> Iterator[None]:
-    """Inside the `with` block, Python programs that are started with this environment (`subprocess`, `os.system`,
+    """Inside the `with` block, Python programs that inherit the environment of this process (`subprocess`, `os.system`,
     torchrun) have the same GPUs.
 
     At startup, Python imports `inherited/sitecustomize.py` from PYTHONPATH. `python -I` and `python -E` ignore

@@ -53,9 +53,7 @@ def replacements() -> Iterable[Replacement]:
 
 
 _early_names: dict[str, Any] = {}
-"""The replacement functions of `first_of_spawned_ranks`. A script that imported the original functions earlier calls
-the replacement functions through `early_name`.
-"""
+"""The replacement functions of `first_of_spawned_ranks`, which `early_name` returns."""
 
 
 def early_name(name: str) -> Any:
@@ -167,8 +165,8 @@ def _fake_store() -> Any:
 
 
 def _with_local_reduction(parallel: Any) -> Any:
-    """Return an `__init__` that registers a communication hook. The reducer needs a result for each bucket, but a fake
-    process group returns none. Therefore the hook returns the bucket itself.
+    """Return a `DistributedDataParallel.__init__` that also registers a communication hook. The reducer needs a result
+    for each bucket, but a fake process group returns none. Therefore the hook returns the bucket itself.
     """
     original_init, register = parallel.__init__, parallel.register_comm_hook
 

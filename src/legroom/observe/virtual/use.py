@@ -11,8 +11,8 @@ _in_use: VirtualGPU | None = None
 def use(*gpus: str | int | GpuSpec | None) -> VirtualGPU | None:
     """Use a virtual GPU from now on. `legroom.use(None)` ends the virtual GPU.
 
-    `gpus` are sizes or names, as for `legroom.VirtualGPU`. Another call replaces the virtual GPU. Tensors on the previous
-    virtual GPU stay usable as CPU tensors.
+    `gpus` contains sizes or names that `legroom.VirtualGPU` accepts. Another call replaces the virtual GPU. Tensors on
+    the previous virtual GPU stay usable as CPU tensors.
     """
     global _in_use
     names = [gpu for gpu in gpus if gpu is not None]

@@ -1,6 +1,6 @@
 """Summarizes the layers of a model: output shapes, parameters, and bytes saved for the backward pass.
 
-One training step is traced with fake tensors, as for `estimate`. Operations that are called outside layers (`F.relu`,
+As in `estimate`, one training step is traced with fake tensors. Operations that are called outside layers (`F.relu`,
 `torch.cat`, `x.flatten(1)`) have their own rows. If the model fails, the summary contains the layers before the
 failure. `mismatch` describes the layer that failed and suggests a code change.
 """
@@ -143,8 +143,8 @@ def _summary(
 
 
 def _saved(events: list[Event], end: int) -> dict[int, int]:
-    """Map the position of each allocation in `events` to its size, for activations that are alive at the end of the
-    forward pass.
+    """Return a dict that maps the index of an allocation in `events` to its size. The dict contains the activations
+    that are alive at the end of the forward pass.
     """
     allocations = {event.id: (at, event) for at, event in enumerate(events[:end]) if type(event) is Alloc}
     freed = {event.id for event in events[:end] if type(event) is Free}
@@ -215,7 +215,7 @@ _RESHAPING = {"flatten", "view", "reshape", "cat", "concat", "stack", "matmul", 
 
 
 class _LayerCalls(TorchFunctionMode):
-    """Records each call to a layer, and each operation that is called outside the innermost layers."""
+    """Records each call to a layer, and each operation that a layer with child layers calls."""
 
     def __init__(self, model: nn.Module, events: list[Event]) -> None:
         super().__init__()

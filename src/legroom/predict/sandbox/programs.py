@@ -1,7 +1,7 @@
 """Controls the other programs that a traced script starts.
 
-With Landlock, other programs cannot change the user's files, so all of them may run. Without Landlock, only programs
-that are known to change no files may run.
+With Landlock, other programs cannot change the user's files, so all programs are allowed. Without Landlock, only
+programs that are known to change no files are allowed.
 """
 
 import ntpath
@@ -41,7 +41,7 @@ _READ_ONLY_GIT = frozenset(
 
 
 class RefusedProgram(LegroomError, PermissionError):  # noqa: N818
-    """Raised if a script may not start a program while its memory is estimated."""
+    """Raised if a traced script starts a program that is not allowed."""
 
 
 def refuse_programs() -> None:

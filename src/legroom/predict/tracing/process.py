@@ -110,7 +110,7 @@ class TracingProcess:
         self._batches = 0
         self._sample_shapes: tuple[torch.Size, ...] | None = None
         self._evaluation_ends: float | None = None
-        """The time at which an evaluation before the training is stopped (see `_training_follows`)."""
+        """The time at which to stop an evaluation that runs before the training (see `_training_follows`)."""
         self._resize_to: int | None = None
         self._validation_starts: int | None = None
         """The number of recorded events at the end of the training steps, if the trace continues with the validation."""
@@ -582,7 +582,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _line(error: BaseException, found: Frame) -> int:
-    """Return the number of the line that failed, as in the traceback. The frame's current line may be wrong, because it
+    """Return the line number of the error, as shown in the traceback. The frame's current line may be wrong, because it
     changes while a `finally` block runs.
     """
     lines = [
@@ -592,7 +592,7 @@ def _line(error: BaseException, found: Frame) -> int:
 
 
 _NO_DATA = "Cannot access data pointer"
-"""A part of torch's error message if a kernel of an extension or of Triton receives a tensor without data."""
+"""A part of torch's error message for an extension kernel or a Triton kernel that receives a tensor without data."""
 
 
 def _no_loader() -> None: ...

@@ -23,7 +23,7 @@ _open_files: list[Any] = []
 
 
 def report_running_line(folder: str) -> None:
-    """Write the stack of this process or its forks to a file in `folder` whenever `running_line` requests it."""
+    """Make this process and its forks write their stack to a file in `folder` whenever `running_line` requests it."""
     if _SIGNAL is None:
         return
     file = open(os.path.join(folder, _FILE), "ab", buffering=0)  # noqa: SIM115  (open as long as the process runs)

@@ -59,7 +59,7 @@ class TracedScript:
         self._count = 0
         self._done: set[int] = set()
         self._forks: dict[int, int] = {}
-        """The process id of the fork that runs each trace, by the number of the trace."""
+        """Maps the number of each trace (1, 2 and so on) to the process id of the fork that runs it."""
         reply = self._reply(waits_for="reach its first batch")
         self._ended = reply if reply["event"] == "ended" else None
         self.settings: list[BatchSetting] = reply.get("settings", [])

@@ -59,7 +59,7 @@ class _Finished:
 
 @contextlib.contextmanager
 def started_processes_noted(note: Note) -> Iterator[None]:
-    """Note the processes that the script starts inside the `with` block, because they may use the GPU."""
+    """Call `note` for each process that the script starts inside the `with` block, because the process may use the GPU."""
     plain_start = multiprocessing.process.BaseProcess.start
 
     @functools.wraps(plain_start)

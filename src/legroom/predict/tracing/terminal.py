@@ -1,7 +1,7 @@
 """A terminal without input, for the process that traces a script.
 
 When a script runs with `python`, its standard input is usually a terminal, and some scripts query its size (`stty
-size`). A script that reads from the terminal of this module receives an end of file.
+size`). A script that reads from this terminal receives an end of file.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import os
 import shutil
 
 END_OF_FILE = b"\x04" * 256
-"""End-of-file characters. Each call to `read` receives one of these characters and returns."""
+"""End-of-file characters. Each call to `read` consumes one of these characters and returns no data."""
 
 
 def open_terminal() -> tuple[int, int] | None:

@@ -59,9 +59,9 @@ class Trace:
     first_batch: int | None = None
     """The index in `events` at the first batch, if the time limit allowed only one training step."""
     is_settled: bool = True
-    """Whether every optimizer in the last traced step had stepped before (see `TrainingClock`)."""
+    """False if an optimizer stepped for the first time in the last traced step (see `TrainingClock`)."""
     is_finished: bool = False
-    """Whether the script ended during the trace, so that the trace includes all events after the last step."""
+    """Whether the script ended during the trace. If True, the trace includes all events after the last step."""
     is_partial: bool = False
 
     @property
@@ -220,7 +220,7 @@ _SOLVER = re.compile(
 def _without_single_allocations(
     step: list[MemoryRequest], others: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]]
 ) -> list[MemoryRequest]:
-    """Return the requests of a step, without the storages that only this step allocates and that it does not free.
+    """Return the requests of a step, without the allocations that occur only in this step and that it does not free.
 
     For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. If the requests
     outside this step (`others`) also allocate a matching storage, the storage is a leak that recurs in every step, and

@@ -122,9 +122,7 @@ def cut_positions(partitioner: GraphPartitioner) -> list[int]:
 
 
 class _CostSums:
-    """Computes the memory cost of a stage, which contains all graph positions between two boundaries, from cumulative
-    sums.
-    """
+    """Computes the memory cost of all graph positions between two stage boundaries, from cumulative sums."""
 
     def __init__(self, partitioner: GraphPartitioner, costs: PositionCosts, flow: MicroBatchFlow) -> None:
         self.length = length = partitioner.graph.length

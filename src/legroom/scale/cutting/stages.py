@@ -65,7 +65,7 @@ class GraphPartitioner:
 
     @cached_property
     def recomputable(self) -> set[int]:
-        """The numbers of the slots whose tensors every stage can compute from the batch."""
+        """The slot numbers of the tensors that every stage can compute from the batch."""
         found = set(self.graph.inputs)
         for node in self.leaves:
             outputs = [slot.number for slot in node.outputs()]

@@ -41,7 +41,9 @@ from legroom.scale.launching.rank_settings import ATTEMPT_VARIABLE, environment,
 from legroom.scale.launching.rendezvous import is_own_address, local_address
 
 GRACE_SECONDS = 15
-"""The time in seconds in which terminated ranks must exit. torchrun's default is 30 seconds."""
+"""After the launcher terminates the ranks, they must exit within this time in seconds. torchrun's default is 30
+seconds.
+"""
 
 
 def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end: OnEnd) -> LaunchResult:
@@ -308,7 +310,8 @@ def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _grace(seconds: int) -> Iterator[None]:
-    """Set the time in which terminated ranks must exit. Ranks that are still running after this time are killed.
+    """Set the time within which ranks must exit after the launcher terminates them. Ranks that are still running after
+    this time are killed.
 
     The time is a default argument of `PContext.close`, and torch passes no other value if a rank has failed. If a
     version of torch changes `PContext.close`, torch's default of 30 seconds applies.

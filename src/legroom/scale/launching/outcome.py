@@ -135,7 +135,7 @@ class LaunchAttempt:
 
     @property
     def exited_early(self) -> tuple[RankResult, ...]:
-        """The ranks that exited without an error while the other ranks still needed them."""
+        """The ranks that exited without an error, if the cause of the failure is a lost connection."""
         cause = self.cause
         if cause is None or not cause.lost_connection:
             return ()
@@ -192,8 +192,8 @@ class LaunchResult:
 
 
 def shared_gpus(ranks: Iterable[RankResult]) -> Mapping[int, Sequence[int]]:
-    """Map each GPU that several ranks used to the numbers of these ranks. The usual reason is that the script did not
-    select a GPU for each rank.
+    """Return a dict that maps each GPU that several ranks used to these ranks. The usual reason is that the script did
+    not select a GPU for each rank.
     """
     users: dict[int, list[int]] = {}
     for rank in ranks:

@@ -25,7 +25,9 @@ class RankTask:
     """The command-line arguments for Python, which start with the program of the rank."""
     environment: dict[str, str]
     folder: str
-    """The working directory of the launch. As with torchrun, this directory must contain the script on every node."""
+    """The working directory of the launch. As in a launch with torchrun, this directory must contain the script on
+    every node.
+    """
 
 
 def run_on_worker(config: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """Implements strategy `split`. One process places the layers of the model on several GPUs, which compute one after the
 other.
 
-The strategy is model parallelism as with `.to("cuda:0")` and `.to("cuda:1")`, but the code of the model does not
-change. The layers are distributed so that all GPUs use about the same memory. Inputs are moved to the GPU of each
-module, and an operation on tensors on two GPUs runs on the later GPU. The result is moved to the first GPU, where the
-batch is.
+The strategy is model parallelism, as if the code of the model called `.to("cuda:0")` and `.to("cuda:1")`, but the code
+does not change. The layers are distributed so that all GPUs use about the same memory. Inputs are moved to the GPU of
+each module, and an operation on tensors on two GPUs runs on the GPU that comes later in the model. The result is moved
+to the first GPU, where the batch is.
 """
 
 from collections.abc import Sequence

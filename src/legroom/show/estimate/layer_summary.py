@@ -30,7 +30,7 @@ def summary(
     """Return output shape, parameters and bytes saved for the backward pass, for each layer of `model`. No GPU is
     needed.
 
-    `batch` is a tensor, (inputs, target), or a dict of named inputs, as for `legroom.estimate`. A size such as (3, 224,
+    `batch` is a tensor, (inputs, target), or a dict of named inputs, as in `legroom.estimate`. A size such as (3, 224,
     224) describes one image, as in torchsummary. `input_size` is the whole shape including the batch size, as in
     torchinfo. For several inputs, pass several shapes. The model does not change. Print the result, or read `.rows`.
     """

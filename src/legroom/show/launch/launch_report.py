@@ -242,8 +242,8 @@ def _success_parts(
 
 
 def _fullness(rank: RankResult) -> tuple[float, int]:
-    """Return a sort key: the fraction of reserved memory, then the allocated memory. PyTorch reserves memory in large
-    blocks, so several ranks may have the same reserved memory.
+    """Return a sort key: the reserved memory as a fraction of the GPU's memory, then the allocated memory. PyTorch
+    reserves memory in large blocks, so several ranks may have the same reserved memory.
     """
     exit_record = rank.exit_record
     return (

@@ -24,7 +24,9 @@ _COLORS = (36, 35, 34, 32, 33, 96, 95, 94)
 
 
 class RankLines:
-    """Shows the output of ranks until stopped. `follow` may be called at any time, including for another attempt."""
+    """Shows the output of ranks until stopped. `follow` can be called at any time, for example when another attempt
+    starts.
+    """
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out, self._err = out, err

@@ -1,4 +1,4 @@
-"""Activates the virtual GPUs of the parent process in a Python process.
+"""Activates the virtual GPUs of the parent process in a Python process that it starts.
 
 Python imports this module at startup, because `processes.inherited_by_programs` adds its folder to PYTHONPATH. The
 module does nothing until the program imports torch. If Legroom is not installed in the Python environment of the

@@ -129,8 +129,8 @@ def index_of(host: VirtualHost, device: Any) -> int:
 
 
 def free_bytes(device: VirtualDevice) -> int:
-    """Return the free memory as `cudaMemGetInfo` reports it: the bytes that neither the context uses nor PyTorch's
-    allocator reserves.
+    """Return the free memory as `cudaMemGetInfo` reports it: the capacity minus the memory of the context and the
+    memory that PyTorch's allocator reserves.
     """
     return max(device.capacity - device.context_bytes - device.allocator.reserved, 0)
 
@@ -316,9 +316,9 @@ def integers_name_devices() -> Iterator[None]:
     an error for an integer.
 
     `torch.device` cannot be subclassed, so a different class replaces it. The replacement class creates real devices,
-    and `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the
-    replacement class. Therefore devices are pickled through the replacement class while it is active. The pickled data
-    refers to `torch.device` as usual.
+    and `isinstance(device, torch.device)` stays True for real devices. Pickling looks up a class by name and would find
+    the replacement class. Therefore devices are pickled through the replacement class while it is active. The pickled
+    data refers to `torch.device` as usual.
     """
     replacement = _DeviceMeta("device", (), {"__module__": "torch", "__doc__": _Device.__doc__})
 

@@ -36,8 +36,8 @@ def _eager_compile() -> Callable[..., Any]:
 
 class OptimizedModule(nn.Module):
     """The result of `torch.compile(module)`, which forwards all attribute accesses and calls to `_orig_mod`. PyTorch's
-    own class is part of the compiler, which takes seconds to load. If a program has loaded torch's class, `isinstance`
-    treats objects of this class as its instances.
+    own class is part of the compiler, which takes seconds to load. If a program has loaded torch's class, objects of
+    the class in this module count as instances of torch's class.
     """
 
     _own_attributes = frozenset(("_orig_mod", "forward", "_is_initialized"))

@@ -108,8 +108,8 @@ def _existing_operator(
 
 
 _Kernel = tuple[Any, Callable[..., Any], bool]
-"""The library that owns a kernel (as a weak reference), its function, and whether the function receives the dispatch
-key set.
+"""A weak reference to the library that owns the kernel, the function of the kernel, and whether this function receives
+the dispatch key set.
 """
 
 

@@ -1,8 +1,8 @@
 """Makes `torch.distributed` on virtual GPUs use gloo, which sends CPU tensors, instead of NCCL.
 
-Processes on one or more machines form process groups, as with NCCL. Each process has its own virtual GPUs. The gradient
-buckets of `DistributedDataParallel` are on the device of the model. `get_backend()` returns gloo. The memory of NCCL's
-buffers is not counted. On an H200, one rank allocates 556 MiB for these buffers outside torch's allocator at its first
+A process group can contain processes on several machines. Each process has its own virtual GPUs. The gradient buckets
+of `DistributedDataParallel` are on the device of the model. `get_backend()` returns gloo. The memory of NCCL's buffers
+is not counted. On an H200, one rank allocates 556 MiB for these buffers outside torch's allocator at its first
 all-reduce.
 """
 
@@ -18,9 +18,9 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 
 GLOO_RELEASE_SECONDS = 0.1
-"""The maximum time in seconds for which gloo's threads may reference a tensor after `wait()` returns. On a busy
-machine, gloo still referenced the tensor after 3 of 100 all-reduces of two ranks, for up to 7 ms. On a real GPU, this
-delay does not exist, because NCCL runs in the order of the GPU's streams.
+"""The maximum time in seconds to wait until gloo's threads release tensors, before an out-of-memory error is raised. On
+a busy machine, gloo still referenced the tensor for up to 7 ms after `wait()` returned, in 3 of 100 all-reduces of two
+ranks. On a real GPU, this delay does not exist, because NCCL runs in the order of the GPU's streams.
 """
 
 
