@@ -114,7 +114,9 @@ def lint(
 
 
 def _shown_diff(diff: str, stream: TextIO) -> str:
-    """Return the diff without control characters on a terminal, and unchanged for a file or `patch`."""
+    """Return the diff for a terminal without control characters. For a file or a pipe to `patch`, return it
+    unchanged.
+    """
     return printable(diff) if stream.isatty() else diff
 
 

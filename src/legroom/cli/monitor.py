@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from legroom.show.monitor.snapshot import Sampler
 
 FIRST_SAMPLE_SECONDS = 0.25
-"""The seconds between the two samples of `--once`, from whose difference CPU use is computed."""
+"""The number of seconds between the two samples from which `--once` computes the CPU use."""
 
 
 def monitor(

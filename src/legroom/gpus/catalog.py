@@ -1,8 +1,8 @@
 """GPU specifications: the values that `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
 
-A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing, such as the CUDA context, is subtracted from
-a size. For a name (`t4`), the memory that PyTorch's allocator can use is the total memory of that GPU minus the CUDA
-context. `find_gpu` converts a size or a name to a `GpuSpec`.
+A size (`8GiB`) is the memory that PyTorch's allocator can use. The CUDA context is not subtracted from a size. For a
+name (`t4`), the memory that PyTorch's allocator can use is the total memory of that GPU minus the CUDA context.
+`find_gpu` converts a size or a name to a `GpuSpec`.
 """
 
 import difflib

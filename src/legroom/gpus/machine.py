@@ -66,7 +66,7 @@ class HostUsage:
     """The memory limit of the control group, which a container or a batch system sets."""
     used_of_limit: Count
     cache_of_limit: Count = NA
-    """The number of bytes in `used_of_limit` that cache files.
+    """The part of `used_of_limit` that contains cached files, in bytes.
 
     The system frees these bytes when programs need memory.
     """
@@ -123,7 +123,7 @@ def driver_version() -> str | NotAvailable:
 
 
 def processors() -> int:
-    """Return the number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process is allowed to use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -226,7 +226,7 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
 
 def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
     """Return the lowest memory limit that applies to this process, the number of bytes in use under this limit, and
-    the number of these bytes that cache files.
+    how many of these bytes are cached files.
     """
     lowest: tuple[Count, Count, Count] = (NA, NA, NA)
     with contextlib.suppress(OSError, ValueError):

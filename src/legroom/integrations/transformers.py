@@ -22,7 +22,7 @@ check_library("transformers")
 TrainerCallback: Any = import_module("transformers").TrainerCallback
 
 MAX_SAMPLES = 1000
-"""The search for the batch size uses the longest of this many samples."""
+"""The search for the batch size uses the longest sample among this many samples at the start of the dataset."""
 
 
 class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  # untyped

@@ -29,7 +29,7 @@ class Columns:
     """The bytes of each category, in the order of `CATEGORIES`, at the highest point of each column."""
     reserved: list[int] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
-    """The number of the event at the highest point of each column."""
+    """The index of the event at the highest point of each column."""
 
     def __len__(self) -> int:
         return len(self.times)

@@ -39,7 +39,7 @@ class Difference:
 
 
 def compare(before: State, after: State) -> Difference:
-    """Return the changes from `before` to `after`, with lines matched by file and number."""
+    """Return the changes from `before` to `after`, with lines matched by file and line number."""
     return _difference(before, after, _named(before.by_line()), _named(after.by_line()))
 
 

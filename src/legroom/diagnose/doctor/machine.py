@@ -1,6 +1,6 @@
 """Collects facts about this machine: driver, GPUs, memory, limits and settings.
 
-This module does not import torch or initialize CUDA, so it starts quickly and works with a broken installation.
+This module does not import torch or initialize CUDA, so it is fast and works even if the installation is broken.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class GpuState:
     uncorrected_errors: Count = NA
     """The number of uncorrected memory errors since the last restart."""
     is_exclusive: bool = False
-    """True if at most one process may use the GPU."""
+    """True if the driver allows at most one process to use the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
 
 
 def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
-    """Return the last line that looks like an error, in a short text without a traceback."""
+    """Return the last line that looks like an error, for text without a traceback."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
     ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
     is_log = sum(map(bool, lines)) > _FEW_LINES  # in a log, a warning is not the error
@@ -79,7 +79,7 @@ def shorten(line: str) -> str:
 
 
 def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
-    """Return the line after a traceback that contains the exception.
+    """Return the line that follows a traceback and contains the exception.
 
     In a notebook, the first line of the traceback contains the exception class.
     """

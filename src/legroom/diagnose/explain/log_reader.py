@@ -36,7 +36,7 @@ _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
-"""The number of lines before `During handling of the above exception` in which the original error is searched."""
+"""The original error is searched for in this many lines before `During handling of the above exception`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Removes formatting that terminals, loggers and notebooks add to a log: colors, carriage returns, JSON escapes.
 
 The result is the text as the program printed it. A JSON string with escaped newlines becomes several lines. `INNER`
-marks their line breaks, so that line numbers still refer to the file.
+marks the line breaks inside such a string, so that line numbers still refer to the file.
 """
 
 import json

@@ -308,5 +308,5 @@ CAUSE_PATTERNS = tuple(
 )
 """Patterns of messages that name a cause.
 
-Each pattern has a code, and the number of the cause on the page of this code.
+Each pattern comes after a code and the position, starting at 1, of the cause on the page of that code.
 """

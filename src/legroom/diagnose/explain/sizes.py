@@ -9,7 +9,7 @@ from legroom.units import GiB, format_size
 _CONTEXT = 3 * GiB // 2
 """The maximum size of the CUDA context and libraries.
 
-A larger amount of non-PyTorch memory means that another process uses the GPU.
+If non-PyTorch memory is larger, another process probably uses the GPU.
 """
 
 

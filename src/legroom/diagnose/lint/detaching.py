@@ -27,7 +27,7 @@ def parts_with_graph(
 ) -> list[cst.BaseExpression]:
     """Return the smallest subexpressions of a stored expression that have a graph.
 
-    The name in the argument `but` and its items are skipped.
+    The path `but` and items of this path are skipped.
     """
     if but and path_of(expression) == but:  # or an item of `but`
         return []

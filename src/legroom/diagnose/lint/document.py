@@ -65,7 +65,7 @@ class Notebook:
     mark: bytes = b""
     text: str = field(init=False)
     starts: tuple[int, ...] = field(init=False)
-    """The number of the first line of each cell in `text`."""
+    """The line of `text` at which each cell starts."""
 
     def __post_init__(self) -> None:
         parts = [mask_magics(cell.source) for cell in self.cells]

@@ -23,7 +23,7 @@ class Cell:
     """A code cell."""
 
     number: int
-    """The number of the cell, from 1. Markdown cells are counted too."""
+    """The position of the cell in the notebook, starting at 1. Markdown cells are counted too."""
     source: str
     start: int
     end: int

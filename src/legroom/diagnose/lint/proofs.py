@@ -100,8 +100,8 @@ def runs_backward(program: Program, path: str, function: Function, at: Fact | No
 
 
 def frees_graph(program: Program, path: str, function: Function, at: Fact) -> bool:
-    """Return True if `path.backward()` runs before `at` and frees the graph, so that no other backward pass can use
-    it.
+    """Return True if `path.backward()` runs before `at` and frees the graph. No other backward pass can then use this
+    graph.
     """
     return runs_backward(program, path, function, at) and not any(
         call.method == "backward" and keyword(call.node, "retain_graph") for call in program.calls

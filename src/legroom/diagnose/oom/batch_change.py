@@ -66,8 +66,8 @@ class BatchChange:
 def smaller_setting(
     setting: BatchSetting | None, fraction: float, evaluation: BatchSetting | None = None
 ) -> BatchChange | None:
-    """Return a change that reduces the batch size to at most `fraction` of its current value, or None if no value is
-    smaller.
+    """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if that is
+    less than one sample, or not smaller than the current value.
 
     If the evaluation has a larger batch size than the training and does not fit, the change also reduces the
     evaluation's batch size.

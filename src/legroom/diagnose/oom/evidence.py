@@ -70,8 +70,8 @@ class Evidence:
     def evaluates(self) -> bool:
         """True if the failure was in an evaluation that saves nothing for a backward pass.
 
-        A custom autograd function also runs with gradients disabled. A failure in a custom autograd function is not
-        an evaluation: the model is in training mode, and other operations have saved activations.
+        A custom autograd function also runs with gradients disabled. In that case, however, the model is in training
+        mode, and other operations have saved activations.
         """
         program = self.program
         if (
@@ -93,7 +93,8 @@ class Evidence:
 
     @cached_property
     def has_other_input(self) -> bool:
-        """True if memory ran out in a model call whose input contains no batch, although the input of the first call does.
+        """True if no dimension of the model's last input matches the batch size, although a dimension of its first
+        input does.
 
         For example, a GAN may generate 100 images to show its progress.
         """
@@ -293,7 +294,9 @@ class Evidence:
 
     @property
     def _starts_backward(self) -> bool:
-        """True if no backward operation has created a result of the requested size yet."""
+        """True if no live block from the backward pass has at least half the requested size. The backward pass has
+        then probably just started.
+        """
         size = self.oom.requested // 2
         return not any(each.phase is Phase.BACKWARD and each.block_bytes >= size for each in self.state.live)
 
@@ -301,7 +304,8 @@ class Evidence:
     def fitted_before(self) -> bool:
         """True if a step with the peak of the last step would fit.
 
-        After the first step, the optimizer state is added to the peak.
+        If only one step is complete, the optimizer state is added, because it is usually allocated after the peak of
+        the first step.
         """
         if not self.steps:
             return False

@@ -68,7 +68,7 @@ def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:
 
 
 _BEFORE, _AFTER = 500, 5000
-"""The number of characters before and after the literal in which the pattern is searched."""
+"""The pattern is matched against this many characters before and after the literal."""
 _MAX_OCCURRENCES = 40
 
 

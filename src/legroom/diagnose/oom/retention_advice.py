@@ -17,7 +17,7 @@ from legroom.units import format_size
 EVALUATION_BATCHES = 3
 """The minimum number of batches on the device that indicates an evaluation.
 
-A training loop has at most two batches on the device: the current and a prefetched batch.
+A training loop usually has at most two batches on the device: the current and a prefetched batch.
 """
 
 
@@ -191,7 +191,7 @@ def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
     """Return the number of batches that were moved to the device since the last backward operation, and the line that
     moves them.
 
-    Tensors that are moved one after the other belong to one batch.
+    Tensors that are moved one after the other count as one batch.
     """
     arrivals: Counter[Frame | None] = Counter()
     arriving = False
@@ -238,7 +238,9 @@ def _batches_with_graphs(evidence: Evidence) -> tuple[int, Frame | None]:
 
 
 def _went_backward_in_this_step(evidence: Evidence) -> bool:
-    """Return True if a backward pass ran since the last optimizer step, so that gradients are accumulated."""
+    """Return True if a backward pass ran since the last optimizer step, which shows that gradients are being
+    accumulated.
+    """
     for allocation in evidence.allocations():
         if allocation.step < evidence.oom.step:
             return False
@@ -252,10 +254,10 @@ def _variables_holding(size: int, holders: Sequence[Holder], frame: Frame) -> li
 
     Only variables that are tensors or tuples of tensors are considered.
 
-    If the function that created the result is still running, only the variables that its line assigns can refer to
-    the result. These variables may also retain an autograd graph. If the function has returned, a variable of a
-    caller may refer to the result. The result is empty if the program still uses one of the variables, because
-    deleting the others may free nothing.
+    If the function that created the result is still running, only variables that are assigned in the line that
+    created the result are considered. These variables may also retain an autograd graph. If the function has
+    returned, a variable of a caller may refer to the result. The result is empty if the program still uses one of the
+    variables, because deleting the others may free nothing.
     """
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
     running = {(each.frame.file, each.frame.function) for each in holders if each.frame is not None}

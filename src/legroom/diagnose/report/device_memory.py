@@ -75,8 +75,8 @@ def snapshot_at_peak(
 ) -> MemorySnapshot | None:
     """Return the snapshot at peak allocated memory, or None if no memory was allocated on the device.
 
-    `reserved` is the final reserved size, if it may exceed the reserved size at the peak. `rest` is the label of the
-    remaining memory.
+    `reserved` is the peak of the reserved memory, which can occur after the peak of the allocated memory. `rest` is
+    the label of the remaining memory.
     """
     peak = ledger.peak(device)
     if peak.bytes <= 0:

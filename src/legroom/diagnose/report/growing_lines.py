@@ -69,7 +69,8 @@ def _is_leak(line: Growth, allocated_in: Mapping[_Line, set[int]]) -> bool:
     """Return True if the growing memory was allocated in several steps.
 
     Growing results may also be one tensor that each step replaces with a larger tensor (`history = torch.cat(...)`).
-    Growing activations or inputs are not a leak, because they show that the loop increases the batch size.
+    Growing activations or inputs from fewer than three steps are not a leak: the loop probably increases the batch
+    size.
     """
     may_be_recreated = line.category in (Category.RESULT, Category.TEMPORARY)
     return may_be_recreated or len(allocated_in.get((line.file, line.line, line.category), ())) >= 3

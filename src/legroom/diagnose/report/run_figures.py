@@ -20,7 +20,9 @@ from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites
 
 MAX_MOMENTS = 160
-"""The maximum number of steps, and of equal intervals of the run, whose peaks can be selected in the page."""
+"""In the page, the user can select the peaks of at most this many steps, and of at most this many equal intervals of
+the run.
+"""
 MAX_OOMS = 20
 """The maximum number of out-of-memory errors in the page. A script that catches these errors may raise thousands of them."""
 MAX_SITES = 300_000
@@ -122,12 +124,12 @@ def _first_reports(events: Sequence[Event]) -> list[DetectedLeak]:
 
 
 def _highest(columns: Columns, positions: Sequence[int]) -> int:
-    """Return the number of the event with the most allocated memory in the columns at `positions`."""
+    """Return the index of the event with the most allocated memory in the columns at `positions`."""
     return columns.indices[max(positions, key=lambda position: sum(columns.sums[position]))]
 
 
 def _highest_points(history: History) -> Iterator[int]:
-    """Divide the run into equal intervals, and yield the number of the event with the peak of each interval."""
+    """Divide the run into equal intervals, and yield the index of the event at the peak of each interval."""
     columns = history.levels[0]
     size = max(1, -(-len(columns) // MAX_MOMENTS))
     for start in range(0, len(columns), size):
@@ -135,7 +137,7 @@ def _highest_points(history: History) -> Iterator[int]:
 
 
 def _step_peaks(history: History, steps: Sequence[Step]) -> Iterator[int]:
-    """Yield the event numbers of the peaks of the steps. In a long run, some steps are omitted."""
+    """Yield the index of the event at the peak of each step. In a long run, some steps are omitted."""
     columns = history.levels[0]
     every = max(1, -(-len(steps) // MAX_MOMENTS))
     for step in steps[::every]:

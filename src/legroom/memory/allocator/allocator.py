@@ -98,7 +98,7 @@ class Allocator:
         self._is_busy = False
         self._deferred_frees: list[Block] = []
         self._has_risen = False
-        """True if memory was allocated since the last free, so that the allocated memory may be at a peak."""
+        """True if memory was allocated since the last free. The allocated memory may then be at a peak."""
         self._inactive_has_risen = False
         """True if the number of free bytes in partly used segments may be at a peak."""
         self.change_settings(settings or AllocatorSettings())
@@ -111,7 +111,7 @@ class Allocator:
     def malloc(self, size: int, stream: int = 0) -> Block:
         """Return a block for `size` bytes on `stream`, or raise AllocationFailed if the device is full.
 
-        PyTorch requests no block for an empty tensor. This method returns the smallest block for 0 bytes.
+        PyTorch requests no block for an empty tensor. For 0 bytes, this method returns a block of the smallest size.
         """
         self._is_busy = True
         try:
@@ -261,8 +261,9 @@ class Allocator:
         self._select_fast_paths()
 
     def kernels_run(self) -> None:
-        """Record that the first operation has run. After the first operation, CUDA places segments at different
-        addresses."""
+        """Record that the first operation has run. After the first operation, CUDA places new segments according to
+        different rules.
+        """
         self._space.kernels_run()
 
     def library_loaded(self) -> None:
@@ -272,7 +273,7 @@ class Allocator:
     def reduce_capacity(self, size: int) -> bool:
         """Reduce the memory that PyTorch can use by `size` bytes.
 
-        Return False if PyTorch has already reserved these bytes.
+        Return False if PyTorch has already reserved more than the remaining capacity.
         """
         if self._device.capacity is None:
             return True

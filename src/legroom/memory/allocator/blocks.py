@@ -39,7 +39,7 @@ class Segment:
         self.address = address
         self.size = size
         self.age = age
-        """The number of the segment.
+        """The sequence number of the segment, which is lower for an older segment.
 
         Among free blocks of equal size, the allocator uses the block of the older segment.
         """

@@ -102,7 +102,7 @@ class AddressSpace:
         self.free = [(FIRST_SEGMENT_ADDRESS, 2 * MiB), UPPER_GAP]
         """The gaps as pairs (address, size), lowest address first."""
         self.lowest_unit = WIDE_GAP_START
-        """The address of the lowest unit. All units between this address and `WIDE_GAP_START` exist."""
+        """The address of the lowest unit. Units fill the address space from this address to `WIDE_GAP_START`."""
         self.highest_unit = WIDE_GAP_START
         """New units are placed below this address, down to `WIDE_GAP_START`, and then below `lowest_unit`."""
         self.first_was_large: bool | None = None

@@ -4,7 +4,8 @@ Each pool and stream has one long address range, into which memory is mapped pag
 
 A segment grows by mapping pages at the lowest address at which the request fits. If there is a free block before this
 address, the pages extend this block. A segment shrinks by unmapping the pages that are entirely inside free blocks.
-An address range is an eighth longer than the device memory, so that released pages in its middle need no compaction.
+An address range is an eighth longer than the device memory, so that the range does not have to be compacted when
+pages in its middle are released.
 """
 
 from collections.abc import Callable
@@ -119,7 +120,7 @@ class ExpandableSegments:
     def _keep_free_part(
         self, address: int, size: int, block: Block, previous: Block | None, following: Block | None
     ) -> None:
-        """Create a free block for the bytes of a page that remain mapped."""
+        """Create a free block for the part of a released block whose pages stay mapped."""
         remainder = Block(address, size, block.stream, block.pool, block.segment, block.age)
         remainder.link(previous, following)
         block.pool.put(remainder)

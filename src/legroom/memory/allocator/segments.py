@@ -24,7 +24,7 @@ from legroom.units import MiB
 ROUND_LARGE: Final = 2 * MiB
 """The size of a segment for requests of 10 MiB or more is a multiple of this number of bytes."""
 NO_SIZE: Final = 1 << 62
-"""A limit that is larger than every size, so that every block may be split."""
+"""A split limit that is larger than every block, so every block can be split."""
 
 
 class SegmentSource:

@@ -68,9 +68,11 @@ class AllocatorSettings:
     """The options of the caching allocator, with torch's defaults. All sizes are in bytes."""
 
     max_split_size: int | None = None
-    """Blocks of this size or larger are never split. The value None means that every block may be split."""
+    """Blocks of this size or larger are never split. With None, every block can be split."""
     max_non_split_rounding: int = 20 * MiB
-    """The maximum difference in bytes between a request and a block that is never split."""
+    """For a request of at least `max_split_size`, a cached block is used only if the block is less than this many
+    bytes larger than the request.
+    """
     roundup_power2_divisions: tuple[int, ...] = (0,) * POWER_OF_TWO_INTERVALS
     """The number of divisions for rounding, for each power of two from 1 MiB to 64 GiB.
 
@@ -89,8 +91,8 @@ class AllocatorSettings:
     ties: str = "age"
     """The rule that selects one of several free blocks of equal size.
 
-    Since torch 2.13, "age" selects the block of the older segment. Before torch 2.13, "address" selects the block at
-    the lower address.
+    "age" is the rule since torch 2.13: it selects the block of the older segment. "address" is the rule of earlier
+    versions: it selects the block at the lower address.
     """
 
     def __post_init__(self) -> None:
@@ -254,7 +256,8 @@ def _backend(value: list[str]) -> str:
 def _divisions(value: list[str]) -> tuple[int, ...]:
     """Parse one value for all sizes, or a list.
 
-    For example, [256:1,512:2,>:8] means 1 division up to 256 MiB, 2 divisions from 512 MiB, and 8 divisions above.
+    For example, [256:1,512:2,>:8] means 1 division below 512 MiB, 2 divisions from 512 MiB to 1 GiB, and 8 divisions
+    above.
     """
     key = "roundup_power2_divisions"
     if value[0] != "[":

@@ -193,7 +193,7 @@ class CaptureWriter:
 
 
 def copy_capture(source: Path, path: Path, *, force: bool) -> None:
-    """Copy a complete capture to a new file. `force` overwrites only an existing capture."""
+    """Copy a complete capture to a new file. With `force`, an existing capture is overwritten, but no other file is."""
     exists = check_output(path, force=force, option="force=True", example="")
     try:
         content = source.read_bytes()
@@ -208,7 +208,7 @@ def copy_capture(source: Path, path: Path, *, force: bool) -> None:
 
 
 def _create(path: Path, *, force: bool) -> FileIO:
-    """Create the file. `force` overwrites only an existing capture."""
+    """Create the file. With `force`, an existing capture is overwritten, but no other file is."""
     if check_output(path, force=force):
         return FileIO(path, "wb")
     try:

@@ -25,8 +25,8 @@ from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
 MAX_LINES = 60_000_000
-"""The maximum number of lines: about 15 GB of events, four times as much as a capture of the default size can
-contain.
+"""The maximum number of lines, which is four times as many as a capture of the default size can contain. This many
+events use about 15 GB of memory.
 """
 
 _READ_SIZE = MiB // 4
@@ -225,7 +225,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
 
 
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the decompressed data in batches, each with the number of its gzip member."""
+    """Yield the decompressed data in batches, each with the index of its gzip member."""
     chunk = bytes_read = bytes_decompressed = 0
     decompressor = zlib.decompressobj(31)
     while data := file.read(_READ_SIZE):

@@ -2,9 +2,9 @@
 
 A chunk does not depend on other chunks, so it can be dropped as a whole. While there is space, chunks are kept in
 this order: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an
-out-of-memory error, and the first chunk. Of the other chunks, newer chunks are kept before older chunks. The Step
-events of dropped chunks are kept, so that the history of steps is complete. If the steps alone need too much space,
-every second step is dropped, repeatedly.
+out-of-memory error, and the first chunk. The remaining space is used for other chunks, newest first. The Step events
+of dropped chunks are kept, so that the history of steps is complete. If the steps alone need too much space, every
+second step is dropped, repeatedly.
 """
 
 import json
@@ -47,8 +47,8 @@ def trim(
 ) -> list[Chunk]:
     """Write a capture of at most about half of `max_bytes` to `target`, and return its chunks.
 
-    Dropped chunks are merged into chunks that contain only their steps. `highest` contains the numbers of the chunks
-    with the highest memory.
+    Dropped chunks are merged into chunks that contain only their steps. `highest` contains the numbers
+    (`Chunk.number`) of the chunks with the highest memory.
     """
     kept = choose(chunks, highest=highest, max_bytes=max_bytes)
     result: list[Chunk] = []

@@ -74,7 +74,7 @@ _REPEATED_CALLBACK = re.compile(
 def _is_added_by_callback(program: Program, store: StoreFact) -> bool:
     """Return True if each epoch or evaluation adds to an attribute of a callback.
 
-    Methods that a trainer calls only once, such as `on_train_end`, may empty the container.
+    The result does not depend on methods that a trainer calls only once, such as `on_train_end`.
     """
     function = store.function
     known = program.classes.get(function.class_name or "")
@@ -127,7 +127,7 @@ def _loops_of(
 def _adds_copies(program: Program, loop: LoopFact, models: set[str]) -> bool:
     """Return True if each iteration of a loop trains and copies the same model.
 
-    A loop over folds or tasks trains a few models, and may keep a copy of each.
+    A loop over folds or tasks does not count, because it trains only a few models.
     """
     if is_innermost_step_loop(program, loop):
         return True

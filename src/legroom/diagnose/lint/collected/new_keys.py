@@ -45,7 +45,7 @@ def key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -
 
 
 def _is_part_of_model(program: Program, store: StoreFact, name: str, depth: int = 0) -> bool:
-    """Return True if a key is the name or index of a parameter or layer, so that each step uses the same keys."""
+    """Return True if a key is the name or index of a parameter or layer, because each step then uses the same keys."""
     first = root(name)
     if first in _TEXT_FUNCTIONS:
         return True

@@ -26,8 +26,8 @@ from legroom.diagnose.lint.rule import Problem
 def replayed_on_gpu(program: Program) -> Iterator[Problem]:
     """Find `memory.append((state, action))` with a state on the GPU.
 
-    The container `memory` has no limit, or a limit of more than 10,000 entries. A program that moves each sample to
-    the GPU expects the entries in host memory.
+    The container `memory` has no limit, or a limit of more than 10,000 entries. If a program moves each sample to the
+    GPU, the entries are probably meant to be in host memory.
     """
     if not program.drawn_names or not program.uses_gpu:
         return
@@ -55,8 +55,8 @@ def replayed_on_gpu(program: Program) -> Iterator[Problem]:
 
 
 def _made_on_gpu(program: Program, part: cst.BaseExpression, store: StoreFact) -> cst.BaseExpression | None:
-    """Return the call that puts a tensor on the GPU, in the expression, in its last assignment or in the function
-    that returns it.
+    """Return the call that creates a tensor on the GPU or moves it there. The call is in the expression, in an
+    assignment to its name, or in a function whose result is used there.
     """
     path = dotted(part)
     sources: list[cst.BaseExpression] = [part]
@@ -98,7 +98,8 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
 def _moves_samples(program: Program, name: str) -> bool:
     """Return True if a function that draws samples moves tensors to the GPU.
 
-    The result is also True if the program uses `Conv2d`, because samples that are images fill the GPU in any case.
+    The result is also True if the program uses `Conv2d`, because the samples are then probably images, which are too
+    large for a buffer on the GPU.
     """
     if program.mentions("Conv2d"):
         return True

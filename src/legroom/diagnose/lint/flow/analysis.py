@@ -6,8 +6,8 @@ the results of the first iteration. Branches are analyzed separately, and then t
 analyzed repeatedly until return values, arguments and gradient modes no longer change. The lint rules use the facts
 of the last pass.
 
-The first pass assumes that the inputs of a model have no graph, and analyzes callers last. An output that is an input
-of the next step therefore has a graph only if the model itself adds a graph.
+The first pass assumes that the inputs of a model have no graph, and analyzes callers last. If a model receives its
+own output in the next step, the output therefore has a graph only if the model itself creates one.
 
 A value that cannot be determined stays unknown, and the rules report nothing for unknown values. False findings would
 make the linter useless.

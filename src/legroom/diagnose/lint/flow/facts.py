@@ -188,7 +188,7 @@ class StoreFact(Fact):
     value: Value
     uses_old_value: bool
     varying_key: bool = False
-    """True if the key of an item is not constant, so that each step may add an item."""
+    """True if the key of an item is not constant. Each step may then add an item."""
     bounded: bool = False
     mapping: bool = False
     previous: Value = UNKNOWN

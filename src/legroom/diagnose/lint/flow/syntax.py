@@ -63,7 +63,7 @@ _is_node = _NodeTypes()
 
 
 _children: dict[cst.CSTNode, tuple[cst.CSTNode, ...]] = {}
-"""The children of all nodes of the current file, because the rules visit the same nodes many times."""
+"""Caches the children of all nodes of the current file, because the rules visit the same nodes many times."""
 
 
 def forget_file() -> None:

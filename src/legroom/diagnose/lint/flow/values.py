@@ -22,7 +22,7 @@ class ValueKind(Enum):
     GRAPH = auto()
     """A tensor with an autograd graph, which keeps saved activations alive."""
     PARAMETER = auto()
-    """A parameter: a tensor that requires gradients, so that tensors computed from it have a graph."""
+    """A parameter: a tensor that requires gradients. Tensors computed from it therefore have a graph."""
     MODEL = auto()
     CRITERION = auto()
     OPTIMIZER = auto()

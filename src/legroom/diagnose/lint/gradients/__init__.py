@@ -1,1 +1,1 @@
-"""Code that computes an autograd graph which no backward pass uses, for LG201."""
+"""Finds code that builds an autograd graph that no backward pass uses, for LG201."""

@@ -49,8 +49,8 @@ def models_of_other_losses(program: Program) -> Iterator[tuple[CallFact, str]]:
 
 
 def _is_for_other_model(program: Program, events: list[CallFact], backward: CallFact, path: str) -> bool:
-    """Return True if the next optimizer step trains another model, and the model's gradients are set to zero before
-    the model's own step.
+    """Return True if the next optimizer step does not train the model `path`, and the gradients of `path` are set to
+    zero before its own optimizer step.
     """
     names = model_aliases(program, path)
     if may_be_frozen(program, names):
@@ -120,7 +120,7 @@ def _is_in_loss(program: Program, call: CallFact, loss: cst.BaseExpression) -> b
 
 
 def _is_read_as_number(program: Program, node: cst.CSTNode) -> bool:
-    """Return True if the program only reads the number of a loss, as in `(real_loss + loss).item()` and
+    """Return True if the program reads only the value of a loss, as in `(real_loss + loss).item()` and
     `f"{loss:.3f}"`.
     """
     for each in program.ancestors(node):

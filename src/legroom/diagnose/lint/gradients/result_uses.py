@@ -35,8 +35,8 @@ from legroom.diagnose.lint.flow.values import (
 Position = int | str | None
 Path = tuple[Position, ...]
 Visit = tuple[set[tuple[cst.CSTNode, Path]], int]
-"""The nodes that the search has visited, each with the position of the result inside its value, and the depth of the
-search.
+"""The nodes that the search has visited, and the depth of the search. Each node is paired with the position of the
+result inside its value.
 """
 
 
@@ -185,7 +185,7 @@ class ResultUses:
         return None if any(isinstance(each, cst.StarredElement) for each in before) else len(before)
 
     def _attribute(self, attribute: cst.Attribute) -> Use | cst.CSTNode:
-        """Return how the program uses an object by reading one of its attributes.
+        """Return how the program uses an object when it reads one of the object's attributes.
 
         If the attribute is a method that returns a tensor with the same graph, the result is the expression for that
         tensor.

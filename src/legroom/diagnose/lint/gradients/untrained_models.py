@@ -202,8 +202,8 @@ def builds_unused_graph(
 ) -> bool:
     """Return True if a training step runs a model with gradients on inputs without a graph.
 
-    `trained` means that an optimizer trains the model, so that its parameters require gradients. `argument` is the
-    argument that contains the model, if the call passes the model to a function that runs it.
+    `trained` is True if an optimizer trains the model, because the parameters of the model then require gradients.
+    `argument` is the argument that contains the model, if the call passes the model to a function that runs it.
     """
     model = _called_model(program, call) if argument is None else program.value(argument.value)
     return (

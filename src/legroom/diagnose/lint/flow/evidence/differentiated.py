@@ -1,6 +1,6 @@
 """Finds the names of tensors that a backward pass uses.
 
-Only its use in a backward pass shows that a tensor from an unknown function has a graph.
+For a tensor from an unknown function, its use in a backward pass is the only evidence that it has a graph.
 """
 
 import libcst as cst

@@ -1,4 +1,4 @@
-"""Determines whether a stored value outlives its step, so that memory grows with each step."""
+"""Determines whether a stored value outlives its step, which makes memory grow with each step."""
 
 import libcst as cst
 

@@ -184,7 +184,7 @@ def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: boo
     """Return True if other code releases a stored value.
 
     For a sum or a state, a release once per epoch does not count, because the graphs of the whole epoch stay alive.
-    With `every_step`, this is also true for a list.
+    With `every_step`, the same rule applies to lists.
     """
     return is_released(
         program,
@@ -269,7 +269,7 @@ def is_released(
 
 
 def _is_called_periodically(program: Program, fact: Fact) -> bool:
-    """Return True if every call in a loop to the function of a statement runs only every few steps."""
+    """Return True if training loops call the function that contains a statement only every few steps."""
     calls = [call for call in program.calls if call.local is fact.function and call.loops]
     return any(call.loops[-1].trains for call in calls) and all(
         _is_periodic(program, call) for call in calls if call.loops[-1].trains
