@@ -48,9 +48,9 @@ class DetectedLeak(Annotation):
     on_host: bool = False
     """True if host memory grows while the computation runs on a GPU."""
     ended: bool = False
-    """True if the growth had stopped by the end of the run, so that there is no leak."""
+    """True if the growth stopped before the end of the run, which means that it was not a leak."""
 
     @property
     def identity(self) -> tuple[str, str | None, int | None]:
-        """A key that stays the same when the same leak is detected again with newer numbers."""
+        """A key that stays the same if the same leak is detected again with updated sizes."""
         return self.name, self.file, self.line

@@ -82,7 +82,9 @@ class Oom(NamedTuple):
     requested: int
     capacity: int
     limit: int
-    """The number of bytes that this process may use, which is below `capacity` with a per-process memory fraction."""
+    """The maximum number of bytes that this process can allocate. A per-process memory fraction sets it below
+    `capacity`.
+    """
     allocated: int
     """The total size of the blocks of live storages."""
     reserved: int
@@ -115,7 +117,7 @@ class Holder(NamedTuple):
     """
     storages: int
     frame: Frame | None
-    """The line that the function with this variable was running."""
+    """The line that was running in the function that contains this variable."""
 
 
 Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation
@@ -124,4 +126,4 @@ Sink = Callable[[Event], None]
 
 
 def discard(event: Event) -> None:
-    """Discard an event. This function is a Sink for events that are not needed."""
+    """Discard an event. Use this function as a sink if no events are needed."""

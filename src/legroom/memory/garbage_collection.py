@@ -36,7 +36,7 @@ def _find_untrack() -> Callable[[Any], object]:
 untrack = _find_untrack()
 """`untrack(value)` excludes an object from the garbage collector.
 
-The collector then neither visits the object nor frees its cycles.
+The collector then neither visits the object nor frees reference cycles that contain it.
 
 Never untrack a weak reference that has a callback: the collector moves such references between its lists, and crashes
 if a reference is not in a list.

@@ -1,8 +1,8 @@
 """Finds lines whose memory grows from step to step.
 
-A training loop without leaks has the same memory at the end of every step. If the memory of a line is larger at the
-end of every step, an object retains this memory. A storage is counted under the category that is known at the end of
-the step.
+A training loop without leaks has the same memory at the end of every step. If the memory of a line increases from each
+step to the next, objects are probably retained from step to step. A storage is counted under the category that is known
+at the end of the step.
 """
 
 from collections.abc import Mapping

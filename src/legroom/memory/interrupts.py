@@ -11,7 +11,7 @@ def delayed_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block, so that the recording stays consistent if the script catches Ctrl-C
     and continues.
 
-    Python delivers signals only to the main thread, so the block has no effect in other threads.
+    Python delivers signals only to the main thread, so this function does nothing in other threads.
     """
     handler = getsignal(SIGINT)
     if current_thread() is not main_thread() or not callable(handler):

@@ -1,12 +1,12 @@
 """Combines events into the peak, the live storages at any point, and the lines whose memory grows.
 
 A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, and
-the list is processed in batches. A storage can be freed at any moment, so `apply` may be called in any thread, even
+the list is processed in batches. A storage can be freed at any moment, so `apply` can be called on any thread, even
 during a query.
 
-A long run has more events than fit into memory. With `keep_events`, a ledger keeps only about this number of events:
-the newest events, and the events around the peaks, the out-of-memory events and the end of the last step. Totals always
-cover the whole run. If there are more than `_MAX_STEPS` steps, every second older step is dropped.
+A long run has more events than fit into memory. With `keep_events`, a ledger keeps about `keep_events` events: the
+newest events, and the events around the peaks, the out-of-memory events and the end of the last step. Totals always
+cover the whole run. If there are more than `_MAX_STEPS` steps, every second one of the older steps is dropped.
 
 The category of a storage may become known after its allocation. The last tag of a storage applies to its whole
 lifetime.
@@ -191,8 +191,8 @@ class Ledger:
             return list(self._failure(number).details)
 
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
-        """Return the memory of `device` over time, in about `samples` samples or fewer. The samples include all peaks
-        of the kept events.
+        """Return the memory of `device` over time, in at most about `samples` samples. The samples include all peaks of
+        the kept events.
         """
         with self._up_to_date():
             begin = self._spans[0].time
@@ -403,7 +403,7 @@ class _DeviceTotals:
     """`allocated` must exceed this value to be a new peak."""
     steps: int = 0
     ended: int | None = None
-    """The number of the event that ended the last step whose events were kept."""
+    """The index of the event that ended the last step whose events were kept."""
     latest: Alloc | None = None
     peak_allocated: Moment = _NEVER
     peak_reserved: Moment = _NEVER
@@ -446,7 +446,7 @@ class _StepEnd:
     """The end of a step."""
 
     index: int | None
-    """The number of the event, or None if the events of the step were dropped from the capture."""
+    """The index of the event, or None if the events of the step were dropped from the capture."""
     event: Step
 
 

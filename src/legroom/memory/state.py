@@ -20,7 +20,7 @@ class Moment:
     """A point in a run, with the memory in use."""
 
     index: int
-    """The number of the event before this point, or -1 before the first event."""
+    """The index of the last event before this point, or -1 before the first event."""
     time: float
     step: int
     phase: Phase

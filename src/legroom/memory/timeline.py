@@ -2,7 +2,7 @@
 
 Time is divided into equal intervals. Each interval keeps four samples: the lowest allocated memory, the highest
 allocated memory, the highest reserved memory, and the last sample. The samples therefore always include the peaks.
-Memory is constant from one sample to the next.
+Between two samples, memory is assumed to be constant.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ _POSITIONS = {category: position for position, category in enumerate(_CATEGORIES
 
 
 class TimelineBuilder:
-    """Selects about `samples` samples or fewer of one device from the events of a run."""
+    """Selects at most about `samples` samples of one device from the events of a run."""
 
     def __init__(
         self, device: int, tags: Mapping[int, Category], *, begin: float, end: float, samples: int

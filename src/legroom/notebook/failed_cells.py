@@ -30,7 +30,7 @@ class FailedCells:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.was_shown = False
-        """True if `%%legroom` already reported this error, because the cell was recorded."""
+        """True if `%%legroom` recorded the cell, and has therefore already reported the error."""
 
     def free(self, *names: str, in_cell: bool = True) -> FreeResult:
         """Free memory as `legroom.free(*names)` does in a cell. `in_cell` is True if a cell is running."""
@@ -81,7 +81,7 @@ _HIDDEN = tuple(
 
 def _without_legroom(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback without the frames of Legroom, torch and IPython's magics. The first frame is kept, because
-    IPython itself omits it.
+    IPython itself omits the first frame when it shows a traceback.
     """
     entries = []
     while trace is not None:

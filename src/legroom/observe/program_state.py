@@ -1,4 +1,6 @@
-"""Describes the program when memory ran out: whether it trains or evaluates, its optimizers, and its batch size settings."""
+"""Describes the state of the program at an out-of-memory error: whether it trains or evaluates, its optimizers, and its
+batch size settings.
+"""
 
 import inspect
 from collections.abc import Iterator

@@ -29,7 +29,9 @@ from legroom.memory.annotations import ExitReason
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The program to run: a file, a folder or zip file with a `__main__.py`, or a module as with `-m` (`is_module`)."""
+    """The program to run: a file, a folder or zip file with a `__main__.py`, or a module as in `python -m`
+    (`is_module`).
+    """
 
     name: str
     arguments: tuple[str, ...] = ()

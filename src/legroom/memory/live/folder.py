@@ -1,7 +1,7 @@
 """The folder for live files: one small file per process, readable only by its user.
 
-A process that is killed leaves its file behind. Each file therefore contains the number and the start time of its
-process. `read_all` returns only the files of processes that still run, and deletes the others.
+A process that is killed leaves its file behind. Each file therefore contains the process ID and the start time of its
+process. `read_all` returns only the files of processes that are still running, and deletes the others.
 
 The folder is `$XDG_RUNTIME_DIR/legroom`, or `legroom-UID` in the system's folder for temporary files.
 `LEGROOM_LIVE=off` disables the files, and `LEGROOM_LIVE=PATH` sets the folder. Live files are optional, so nothing in
@@ -28,14 +28,15 @@ MAX_BYTES = 256 << 10
 """Legroom does not read files above this size, because Legroom cannot have written them."""
 FORGET_SECONDS = 3600.0
 """The age in seconds at which a file from another container is deleted. Legroom cannot check whether a process in
-another container still runs.
+another container is still running.
 """
 RETRY_SECONDS = 10.0
 _NAME = "*-*.json"
 
 
 def live_folders() -> list[Path]:
-    """Return the folders in which live files may be, best first. The list is empty if live files are disabled.
+    """Return the folders that can contain live files, preferred folder first. The list is empty if live files are
+    disabled.
 
     There is more than one folder, because XDG_RUNTIME_DIR may be unset in a program that a service or a batch system
     starts.
@@ -140,7 +141,7 @@ class LiveFile:
 
 
 def read_all() -> list[RunStatus]:
-    """Return the status of every running process of this user that writes a live file, by process number."""
+    """Return the status of every running process of this user that writes a live file, sorted by process ID."""
     found: dict[int, RunStatus] = {}
     for document in _live_documents():
         status = RunStatus.from_json(document)
@@ -224,10 +225,10 @@ def _temporary(path: Path) -> Path:
 
 
 def _process_started(pid: int) -> str | None:
-    """Return a text that identifies the process with this number, or None if the process does not run. A zombie process
-    does not run.
+    """Return a text that identifies the process with this ID, or None if the process is not running. A zombie process
+    counts as not running.
 
-    On Linux, the text contains the start time in clock ticks, which does not change if the clock is set.
+    On Linux, the text contains the start time in clock ticks, which does not change if the system time is changed.
     """
     if os.path.exists("/proc/self/stat"):
         try:
@@ -247,8 +248,8 @@ def _process_started(pid: int) -> str | None:
 
 @functools.cache
 def _machine() -> str:
-    """Return a text that identifies this boot of the machine and the namespace of process numbers. Containers that
-    share the folder have separate process numbers.
+    """Return a text that identifies this boot of the machine and the PID namespace. Containers that share the folder
+    have separate PID namespaces.
     """
     parts = []
     with contextlib.suppress(OSError):

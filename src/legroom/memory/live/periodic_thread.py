@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 
 class PeriodicThread(threading.Thread):
-    """A daemon thread that calls `work` after each of `pauses` (in seconds) until the thread is stopped.
+    """A daemon thread that calls `work` repeatedly until the thread is stopped. Before each call, the thread waits for
+    the next value of `pauses` (in seconds).
 
     The class overrides `run`, so that hooks on `Thread.run`, which track the threads of the script, do not affect it.
     """
@@ -23,7 +24,7 @@ class PeriodicThread(threading.Thread):
             self._work()
 
     def stop(self) -> None:
-        """Start no further work, and wait up to a second for work in progress."""
+        """Stop the thread. Wait up to a second for a call to `work` that is in progress."""
         self._stopped.set()
         if self.is_alive() and self is not threading.current_thread():
             self.join(timeout=1)

@@ -35,7 +35,7 @@ class RunStatus:
 
     pid: int
     verb: str
-    """`run`, `launch`, or `watch` for a loop over `legroom.watch`."""
+    """`run`, `launch` or `watch`. The value `watch` means a loop over `legroom.watch`."""
     script: str
     command: str
     folder: str
@@ -89,7 +89,7 @@ class RunStatus:
 
 
 def _checked(kind: type, document: dict[str, Any], *, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the values in `document` for the fields of the dataclass `kind`. Raise TypeError if a value has another
+    """Return the values in `document` for the fields of the dataclass `kind`. Raise TypeError if a value has the wrong
     type.
     """
     types = get_type_hints(kind)

@@ -1,7 +1,7 @@
 """Captures of the processes that a program starts (`mp.spawn`, torchrun), one capture per process.
 
-The training may run in a child process. The process that `legroom run` started therefore reads these captures before it
-ends.
+The training may run in a child process. The process that `legroom run` started therefore reads the captures of its
+child processes before it exits.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Publishes the state of a process that a recorded program started (`mp.spawn`, torchrun), for `legroom monitor`.
 
-On a virtual GPU, the state comes from the events of each step. The history of a real GPU is rarely read, so a thread
-reads the state of a real GPU.
+On a virtual GPU, the state comes from the events of each step. The allocator history of a real GPU is rarely read, so a
+background thread publishes the state of a process on a real GPU.
 """
 
 import multiprocessing.util

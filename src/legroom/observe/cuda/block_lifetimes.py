@@ -22,8 +22,8 @@ Blocks that the engine's threads allocate have no Python stack. A gradient belon
 to the line that last called this module. All other blocks of a backward pass get the location of the next block in the
 same pass whose location is known. A backward operation allocates memory, then sets gradients, then frees saved tensors.
 The next block is therefore a gradient or a freed activation (the result or input of an operation). If no block with a
-known location follows, the previous block with a known location is used. The reported line may belong to a neighboring
-operation, but at most to the next operation with parameters.
+known location follows, the previous block with a known location is used. The reported line can belong to a neighboring
+operation, but not to an operation beyond the next one with parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -141,8 +141,8 @@ def apply_holder_categories(
     in_backward: bool,
 ) -> None:
     """Assign categories to the blocks that were alive when memory ran out. `categories` maps addresses to the
-    categories of the objects that retain the blocks. If no known object retains a block of the forward pass, the
-    category is determined after the backward pass.
+    categories of the objects that retain the blocks. A block of the forward pass that no known object retains is
+    treated as an activation if no backward pass has completed since its allocation.
     """
     for block in blocks_by_address:
         if block.known_category is not None or workspaces.claim(block):
@@ -202,7 +202,8 @@ def locate_backward_blocks(
     passes: Sequence[Sequence[tuple[BlockLifetime, bool]]], lines: ModuleLines
 ) -> None:
     """Assign modules and lines to the blocks that the autograd engine allocated. `passes` contains a list for each
-    backward pass. Each item of the list is a block, and whether the block was freed (True) or allocated (False).
+    backward pass. Each item of the list is a pair of a block and a flag: True if the block was freed, or False if it
+    was allocated.
     """
     for events in passes:
         coming: CodeLocation | None = None

@@ -3,8 +3,8 @@
 The history contains the requested size, not the size of the block. The allocator rounds the requested size up. The
 block also includes the remainder of the free block if this remainder is too small to split off. The size of the
 remainder follows from the addresses: Adjacent free blocks are always merged, so the free block extends to the next
-block in use or to the end of the segment. For all recorded histories, including histories with `max_split_size` or
-expandable segments, the computed sizes equal the sizes in torch.
+block in use or to the end of the segment. The computed sizes equal torch's own sizes in all histories of the tests,
+which include `max_split_size` and expandable segments.
 """
 
 from bisect import bisect_left, bisect_right
@@ -51,8 +51,8 @@ class BlocksInUse:
         """Add a block that was in use before the history started, and return its size. Pass `block_size` if the size is
         known.
 
-        Add the block with the highest address first, because a remainder extends to the next block in use. If free
-        memory follows the block, it may be a remainder or a free block, which is unknown until this memory is used.
+        Add the block with the highest address first, because a remainder extends to the next block in use. Free memory
+        after the block can be a remainder or a free block. The difference is visible only when this memory is used.
         """
         is_known = block_size is not None
         block_size = self.add(address, requested, block_size)

@@ -152,7 +152,7 @@ class CudaHistory:
         self._read_last()
 
     def current_state(self) -> list[Event]:
-        """Return events that recreate the state of all devices after the events sent so far."""
+        """Return events that recreate the state of all devices, as described by the events sent so far."""
         return [event for history in self._histories.values() for event in history.current_state()]
 
     @property
@@ -301,8 +301,8 @@ class CudaHistory:
     # --- when to read
 
     def _resize_rings(self) -> None:
-        """Adjust the length of the ring buffers to the step with the most entries. A longer length applies immediately,
-        and a shorter length after the next reading.
+        """Adjust the length of the ring buffers to the step with the most entries. The buffers grow immediately, but
+        shrink only after they are read the next time.
         """
         if not self._is_recording:
             return
@@ -316,7 +316,7 @@ class CudaHistory:
                 self._read()
 
     def _check_peaks(self) -> None:
-        """Read the rings if they would otherwise lose a peak between two steps."""
+        """Read the rings if the entries of a peak could otherwise be overwritten before the step ends."""
         for device in self._devices_in_use():
             stats = self._api.parse_stats(self._peaks.statistics(device))
             self._update_ring(device, stats, stats.peak_allocated, stats.peak_reserved)

@@ -52,7 +52,7 @@ class PendingEvent(NamedTuple):
 
 
 TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
-"""What happened at a tick (see `markers`), to be merged with the history entries."""
+"""A record of what happened at a tick (see `markers`), to be merged with the history entries."""
 
 
 class AllocationFailure(NamedTuple):
@@ -155,8 +155,8 @@ class _Reading:
         self._stacks = Stacks()
         self._blocks = BlocksInUse(settings)
         self._events: list[tuple[float, Event | BlockLifetime]] = []
-        """The events in order. A block takes the position of its `Alloc` event, because the event is created only when
-        the category of the block is known.
+        """The events in order. A block is a placeholder for its `Alloc` event, which is created only when the category
+        of the block is known.
         """
         self._earlier = list(history.blocks_by_address.values())
         self._passes: list[list[tuple[BlockLifetime, bool]]] = []
@@ -345,7 +345,9 @@ class _Reading:
         self._emit(SegmentChange(self._time, self._history.device, change))
 
     def _failed(self, failure: AllocationFailure, requested: int, stack: Stack) -> None:
-        """Record that memory ran out at this entry. `events` determines the line of a backward operation."""
+        """Record that memory ran out at this entry. If the allocation failed in a backward operation, `events` later
+        sets the line.
+        """
         in_backward = failure.in_backward or stack.in_backward
         oom = Oom(
             self._time, failure.device, requested, failure.capacity, failure.limit, failure.allocated,

@@ -18,7 +18,7 @@ SEGMENT_ACTIONS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "se
 class InitialBlock(NamedTuple):
     requested: int
     block_size: int | None
-    """The size of the block, or None if the block was freed since. The size of a freed block is computed from the
+    """The size of the block, or None if the block has since been freed. The size of a freed block is computed from the
     addresses (`block_sizes`).
     """
     stream: int

@@ -7,7 +7,7 @@ recorded calls to `Optimizer.step`. Categories follow from phases and lifetimes:
 - a parameter is allocated while a module is created or moved to the device;
 - a gradient is allocated in a backward pass and alive at the end of the step;
 - optimizer state is allocated in the optimizer and alive at the end of the step;
-- the other categories are determined as for a recorded run (`block_lifetimes`).
+- the other categories are determined in the same way as in a recorded run (`block_lifetimes`).
 
 The file may be untrusted. Only plain data is read (`plain_pickle`), every value is checked, and no file that the snapshot
 names is opened.
@@ -207,7 +207,7 @@ class _Snapshot:
 
     def _ends(self, trace: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the times at which the steps of a device end. If the snapshot contains no optimizer calls, a step ends
-        with the last entry of the optimizer.
+        with the last entry of each sequence of optimizer entries.
         """
         if self._step_ends:
             first = trace[0]["time_us"] if trace else 0

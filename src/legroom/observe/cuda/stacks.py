@@ -27,7 +27,7 @@ class Stack(NamedTuple):
 
 
 NO_STACK = Stack(None, "", True, False)
-"""The stack of an entry that the autograd engine made without Python code."""
+"""The stack of an entry without Python frames, which the autograd engine creates."""
 
 
 class Stacks:

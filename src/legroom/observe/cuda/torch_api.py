@@ -69,7 +69,7 @@ class CudaApi:
 
     def start(self, entries: int) -> str | None:
         """Record the last `entries` entries of each device with Python stacks. Return the reason if recording is
-        impossible.
+        impossible, or None if it has started.
         """
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         if record is None:
@@ -86,8 +86,8 @@ class CudaApi:
         return None
 
     def grow(self, entries: int) -> None:
-        """Increase the length of the history. Call this method only before entries are overwritten, because torch later
-        returns the entries in the wrong order.
+        """Increase the length of the history. Call this method only before entries are overwritten: if the length
+        changes later, torch returns the entries in the wrong order.
         """
         self._options["max_entries"] = entries
         torch.cuda.memory._record_memory_history("all", **self._options)

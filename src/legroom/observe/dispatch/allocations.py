@@ -38,7 +38,7 @@ class HostBlock(NamedTuple):
 
 
 class HostMemory:
-    """Host memory as a device, with an allocator that only counts bytes, has no cache and never fails."""
+    """Represents host memory as a device. Its allocator only counts bytes, has no cache and never fails."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -96,8 +96,8 @@ class DeviceAllocations:
         self.alternatives: dict[int, tuple[int, ...]] = {}
         """The other possible sizes of each workspace allocation whose size is uncertain, by event number."""
         self.optional: set[int] = set()
-        """The event numbers of workspace allocations that are allowed to fail, because another kernel runs without a
-        workspace.
+        """The event numbers of workspace allocations that can fail without an error, because torch then uses a kernel
+        without a workspace.
         """
         self.room_left = 0
         """A lower bound on the memory that is left on the fullest device. Allocations reduce this value, and

@@ -27,8 +27,8 @@ _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
 
 
 class CategoryTracker:
-    """Sets the categories of live storages, and remembers the categories of host tensors. A device copy of a host
-    tensor gets the category of the host tensor.
+    """Sets the categories of live storages, and stores the categories of host tensors. A device copy of a host tensor
+    gets the category of the host tensor.
     """
 
     def __init__(

@@ -56,7 +56,9 @@ class OperationFacts:
 
 
 FACTS: dict[int, OperationFacts] = {}
-"""The properties of each operation, by `id`. Hashing an operation calls into Python, so operations are not keys."""
+"""The properties of each operation, by `id`. Hashing an operation calls into Python, so the operations themselves are
+not used as keys.
+"""
 
 
 def facts_of(func: Any) -> OperationFacts:

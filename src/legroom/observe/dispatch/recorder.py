@@ -137,8 +137,9 @@ class Recorder:
     # --- starting and stopping
 
     def attach(self, *, again: bool = False) -> None:
-        """Record the operations of this thread, and install torch's global hooks, until `detach`. With `again`, the
-        recording continues after `pause`."""
+        """Record the operations of this thread, and install torch's global hooks, until `detach`. Set `again` to
+        continue the recording after `pause`.
+        """
         if not again:
             self.allocations.start()
         if self.fake_tensors is None:
@@ -419,8 +420,8 @@ class Recorder:
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Wait up to `seconds` until another thread has dropped storages, then free their memory. Return whether memory
-        was freed. The caller holds the lock, so other threads can only append to `_expired`.
+        """Wait up to `seconds` seconds for another thread to drop storages, then free their memory. Return whether
+        memory was freed. The caller holds the lock, so other threads can only append to `_expired`.
         """
         deadline = time.monotonic() + seconds
         while not self._expired:

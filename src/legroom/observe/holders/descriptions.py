@@ -79,8 +79,8 @@ class HolderPath(NamedTuple):
     file: str | None
     function: str
     line: int
-    """The line that a local variable's function is running, or the line that defines any other holder. The value is 0
-    if the line is unknown.
+    """For a local variable, the line that its function is running. For any other holder, the line that defines the
+    holder. The value is 0 if the line is unknown.
     """
     names: tuple[StoredName, ...]
     """Every name on the path. The name closest to the object comes first."""
@@ -89,7 +89,9 @@ class HolderPath(NamedTuple):
     """
     container: int = 0
     is_mapping: bool = False
-    """True if the container stores its items in a dict whose keys can repeat, so that it may stop growing."""
+    """True if the container stores its items in a dict whose keys can repeat, which means that the container can stop
+    growing.
+    """
     iterations: int = 0
     keys: tuple[str, ...] = ()
     """The keys on the path that are literals in the source code."""

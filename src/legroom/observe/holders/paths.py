@@ -2,10 +2,11 @@
 program.
 
 Python's garbage collector finds the referrers of an object. Each step backwards requires one pass over all tracked
-objects. A pass is implemented in C, and a path has only a few steps. A path ends at an object that has a name in the
-program (see `python_names`) and can grow. If a named object cannot grow, the search continues with its referrers. For
-example, a function that is created in every iteration (a hook, a deferred report) does not grow, but is stored in an
-object that grows. The search calls no method of the user's objects and keeps no reference to them.
+objects. The search is still fast, because each pass is implemented in C and a path has only a few steps. A path ends at
+an object that has a name in the program (see `python_names`) and can grow. If a named object cannot grow, the search
+continues with its referrers. For example, a function that is created in every iteration (a hook, a deferred report)
+does not grow, but is stored in an object that grows. The search calls no method of the user's objects and keeps no
+reference to them.
 """
 
 import asyncio

@@ -77,16 +77,17 @@ HOST_GROWTH = 32
 numbers.
 """
 MAX_STEADY_SECONDS = 2.0
-"""The total time in seconds for searches for the variables that cause steady growth, or `MAX_SCAN_FRACTION` of the run
-time if that is longer. When this time is used up, a search runs only after the number of iterations has doubled.
+"""The maximum total time in seconds of all searches for the variables that cause steady growth. If `MAX_SCAN_FRACTION`
+of the run time is longer, this longer time is the maximum. When this time is used up, a search runs only after the
+number of iterations has doubled.
 """
 MAX_AGE_AT_END = 0.7
 """If the last scan ran after at least this fraction of the iterations, the growth that it found is assumed to continue
 until the end of the run.
 """
 MIN_CONTINUED = 0.15
-"""If the last scan ran earlier than `MAX_AGE_AT_END`, growth counts as continued only if device memory grew enough in
-the second half of the run: by at least this fraction of `bytes_per_step` times the number of iterations.
+"""If the last scan ran earlier than `MAX_AGE_AT_END`, the growth is reported only if device memory also grew in the
+second half of the run. The minimum is this fraction of `bytes_per_step` times the number of iterations.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
@@ -95,7 +96,7 @@ SEVERAL_THREADS = "several threads trained at the same time, so the heap was not
 class LeakDetector:
     """Between `attach` and `detach`, calls `on_leak` for each leak.
 
-    The same leak may be reported again later with newer numbers and the same `DetectedLeak.identity`.
+    The same leak can be reported again later, with updated sizes and the same `DetectedLeak.identity`.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class LeakDetector:
         self.scan_seconds = 0.0
         self.error = ""
         self.several_threads = False
-        """True if several threads trained at the same time, so that no scans run."""
+        """True if several threads trained at the same time. If so, no further scans run."""
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._unsampled = 0
@@ -417,7 +418,9 @@ class LeakDetector:
     # --- tracing, if the source does not show which line stores the tensors
 
     def _trace(self, suspect: Suspect, iterations: int) -> bool:
-        """Trace the program for at most `iterations`. Return whether the leak was reported or will be reported."""
+        """Trace the program for at most `iterations` iterations. Return whether the leak was reported or will be
+        reported.
+        """
         leak = suspect.leak
         line = self._traced_lines.get((leak.name, leak.file))
         if line is not None:

@@ -13,9 +13,9 @@ In all other programs, an iteration ends with a call to a model in evaluation mo
 iteration only if no optimizer exists, or if gradients are disabled after training. If an optimizer exists, several
 calls may belong to one step whose backward pass comes later (an unrolled network, an episode).
 
-Only the loop of the first thread that trains is watched. While this thread is alive,
-steps, batches and calls on other threads are ignored. If no thread trains, the calls to a model on all threads are iterations, for example in the
-workers of a server.
+Only the loop of the first thread that trains is watched. While this thread is alive, optimizer steps, loader batches
+and model calls on other threads are ignored. If no thread trains, the calls to a model on all threads are iterations,
+for example in the workers of a server.
 """
 
 import functools
@@ -174,8 +174,8 @@ class IterationTracker:
 
     @property
     def numbers_nodes(self) -> bool:
-        """True if the number of an autograd node shows in which iteration it was created. PyTorch numbers the nodes of
-        each thread separately, so this is False if several threads create nodes.
+        """True if the sequence number of an autograd node shows in which iteration the node was created. PyTorch
+        numbers the nodes of each thread separately, so this is False if several threads create nodes.
         """
         return not (self.by_lines or (self.by_model_calls and self.calls_on_several_threads))
 

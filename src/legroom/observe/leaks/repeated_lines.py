@@ -1,8 +1,8 @@
 """Recognizes the iterations of a loop that has no model, optimizer or loader, by the lines that repeat.
 
 A search, a simulation or a server calls only torch functions, so no torch hook marks the end of an iteration. The
-recorder knows the line of each allocation. If the same lines allocate repeatedly, a loop is running. On a GPU without a
-recorder of operations, the lines that read results from the device are used instead (`ResultReads`).
+recorder determines the line of each allocation. If the same lines allocate repeatedly, a loop is running. On a real
+GPU, operations are not recorded, so the lines that read results from the device are used instead (`ResultReads`).
 """
 
 import sys
@@ -15,17 +15,17 @@ from legroom.memory.event_base import Frame
 from legroom.observe.dispatch.attribution import user_frame
 
 _CERTAIN = 24
-"""A line that has allocated memory this many times is in a loop."""
+"""A line that has allocated memory this many times is assumed to be in a loop."""
 _MIN_REPEATS = 8
 _ONE_LINE = 64
-"""If the same line makes this many consecutive allocations, the loop consists of one line, and each allocation is an
-iteration.
+"""If the same line makes this many consecutive allocations, the loop is assumed to consist of one line, and each
+allocation counts as an iteration.
 """
 READS_ON_ONE_LINE = 8
 """Replaces `_ONE_LINE` for lines that read results. A loop often reads its result on a single line."""
 _MAX_LINES = 4096
-"""The maximum number of lines that are counted. A program that allocates memory on more lines has other signs of an
-iteration.
+"""The maximum number of lines that are counted. A program that allocates memory on more lines is expected to have other
+signs of an iteration.
 """
 
 

@@ -35,8 +35,8 @@ def is_owned_by_call(owner: int) -> bool:
 
 
 def is_local_to_call(root: StoredName | NamedTensor) -> bool:
-    """Return whether a local variable belongs to a function that was called, directly or indirectly, from a loop, so
-    that the variable is freed when the call ends.
+    """Return whether a local variable belongs to a function that was called, directly or indirectly, from a loop. Such
+    a variable is freed when the call ends.
     """
     frame: FrameType | None = sys._getframe(1)
     inside = from_enclosing = False

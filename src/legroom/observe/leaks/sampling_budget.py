@@ -31,9 +31,9 @@ FREE_ITERATIONS = 256
 MAX_DISTANCE = 16
 MAX_DISTANCE_FRACTION = 1 / 64
 FIRST_RARE_SCAN = 5
-"""Before this iteration, a new maximum of a counter does not start a scan. The next scan is due when the number of
-iterations has grown by half. From iteration `STEADY_FROM` on, the next scan is due when the number of iterations has
-grown by a quarter.
+"""Before this iteration, a new maximum of a counter does not start a scan. After each scheduled scan, the next scan is
+due when the number of iterations has grown by 50%. From iteration `STEADY_FROM` on, it is due when the number of
+iterations has grown by 25%.
 """
 STEADY_FROM = 22
 """Steady growth is recorded from this iteration on. Growth is steady only if it is visible in several scans in the last
@@ -50,7 +50,7 @@ class SamplingBudget:
         """Samples may use at most `fraction` of the run time. The first `free` iterations are always sampled."""
         self.fraction = fraction
         self.expects_sample = True
-        """True if the iteration that starts now will probably be sampled, so that its backward passes are marked."""
+        """True if the iteration that starts now will probably be sampled. If so, its backward passes are marked."""
         self._next = 0.0
         self._debt = 0.0
         self._last = 0.0

@@ -1,12 +1,12 @@
 """Finds the objects that keep storages alive, if the number of live storages grows steadily over most of the run (see
 `survivors`).
 
-Some healthy containers are filled slowly. The result is therefore reported only at the end of the run, if no other leak
-was found.
+Some containers that are not leaks are filled slowly. The result is therefore reported only at the end of the run, if no
+other leak was found.
 
 In a short series of scans, a container is not a leak if the source contains code that empties it. If the growth is
-steady, the code that empties the container did not run, so the container can be a leak. A container is excluded only if
-it limits its own length, such as `deque(maxlen=...)`, or if the source checks its length.
+steady, this code has evidently not emptied the container, so the container can be a leak. A container is excluded only
+if it limits its own length, such as `deque(maxlen=...)`, or if the source checks its length.
 """
 
 import weakref
@@ -45,9 +45,11 @@ MAX_ENSEMBLE = 8
 MIN_LENGTH = 8
 """A container with fewer items than this is reported only if no container with more items is found."""
 NUMBER_BYTES = 8
-"""A host tensor of at most this many bytes is a single number, and a list of numbers is not a leak."""
+"""A host tensor of at most this many bytes is treated as a single number. A list of numbers is not reported as a leak.
+"""
 MIN_HOST_BYTES = 4096
-"""Host memory that grows by fewer bytes per iteration is not reported, because filling 1 GB takes 250,000 iterations.
+"""Growth of host memory by fewer than this many bytes per iteration is not reported, because it takes more than 250,000
+iterations to fill 1 GB.
 """
 UNROLLED_CALLS = 100
 """The maximum number of calls to a model that may be the time steps of one graph."""

@@ -110,6 +110,6 @@ class StoringTrace:
 
 def _version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor was modified in place (`total.add_(loss)`), or 0 for inference tensors, which have no
-    version.
+    version counter.
     """
     return 0 if tensor.is_inference() else tensor._version

@@ -9,7 +9,7 @@ thirds of the run:
 
 - The number of storages that survived at least one scan is larger at every scan.
 - The rate of the growth stays about the same.
-- Nearly none of these storages is freed.
+- Almost none of these storages is freed.
 
 A container that is full after a third of the run, that is emptied, or whose items are replaced does not pass this test.
 """
@@ -112,8 +112,8 @@ class SurvivorHistory:
         return chosen
 
     def _recent(self) -> list[tuple[int, _Scan]]:
-        """Return the scans in the last two thirds of the run, each with its number. Rare growth is not visible between
-        scans that follow each other closely, so these are omitted.
+        """Return the scans in the last two thirds of the run, each with its index (starting at 1). Scans that follow
+        another scan too closely are omitted, because rare growth is not visible between them.
         """
         last = self.last_iteration
         if last < MIN_ITERATIONS:

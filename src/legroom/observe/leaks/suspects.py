@@ -79,11 +79,11 @@ class Suspect(NamedTuple):
     min_rate: float = 0.9
     """During the warm-up time, a container that adds fewer items per iteration than this number is not a leak."""
     min_iterations: int = 0
-    """Growth that ends before this number of iterations is not a leak, as in a short evaluation that collects its
-    results.
+    """Growth that ends before this number of iterations is not a leak. An example is a short evaluation that collects
+    its results.
     """
     at_end: bool = False
-    """True if the leak is certain only after the growth has continued until the end of the run."""
+    """True if the growth must continue until the end of the run to count as a leak."""
     retained: "weakref.ref[torch.Tensor] | None" = None
     """A retained tensor. If the loop frees this tensor later, the growth is not a leak."""
 
@@ -420,7 +420,7 @@ def is_temporary(holder: FoundHolder) -> bool:
 
 def is_collectable(holder: FoundHolder) -> bool:
     """Return whether the garbage collector will free the tensors, because a reference cycle without a name retains
-    them. If the garbage collector is disabled, the program must call `gc.collect()` in a loop.
+    them. If the garbage collector is disabled, return whether the program calls `gc.collect()` in a loop.
     """
     if holder.path.how != "cycle":
         return False

@@ -73,8 +73,8 @@ ITERATIONS_BEFORE_FIRST_STEP = 16
 the micro-batches of one accumulated step may share a graph.
 """
 TENSOR_SCANS = 2
-"""Tensors are a leak only if all storages that were new in this number of scans are still alive. The first scan does
-not count.
+"""Tensors are a leak only if storages that were first seen in each of this many recent scans are still alive. The first
+scan does not count.
 """
 LARGER_SCANS = 4
 RENEWED_SCANS = 3
@@ -82,8 +82,8 @@ RENEWED_SCANS = 3
 many consecutive scans.
 """
 RARE_SCANS = 3
-"""If scans are infrequent, tensors are a leak only if the storages that were new in this number of scans are alive and
-in one container.
+"""If scans are infrequent, tensors are a leak only if storages that were first seen in each of this many scans are
+still alive and in one container.
 """
 _MAX_AGE = 10
 

@@ -37,8 +37,8 @@ EVALUATION_RANK = 6
 
 
 def batch_size_rank(name: str) -> int | None:
-    """Return a rank that shows how likely `name` is the training batch size. Rank 0 is the most likely. Return None if
-    `name` does not look like a batch size.
+    """Return a rank that shows how likely it is that `name` is the training batch size. Rank 0 is the most likely.
+    Return None if `name` does not look like a batch size.
 
     The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only the part after the last
     dot is compared with common names for batch sizes. The parts before the last dot may show that the batch size is not

@@ -4,7 +4,8 @@ The rules follow ConvUtils.h, Convolution.cpp and cudnn/ConvShared.cpp in ATen/n
 allocates a contiguous copy of the input if needed (`input.contiguous` in `_convolution`), then the result, then the
 workspace. In the backward pass, torch allocates the input gradient and its workspace, the weight gradient and its
 workspace, then the bias gradient, which is a sum (see `reductions`). If torch computes the weight gradient, it keeps
-the copy of the input until the end. PyTorch has its own kernels for contiguous depthwise convolutions.
+the copy of the input until the end of the backward operation. PyTorch has its own kernels for contiguous depthwise
+convolutions.
 """
 
 from math import prod

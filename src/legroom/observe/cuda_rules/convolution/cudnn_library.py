@@ -94,7 +94,7 @@ class Knob(IntEnum):
     """The number of copies of the weight gradient."""
     TILE = 2
     BUFFERS = 12
-    """The number of copies of the accumulated result, in whole tiles."""
+    """The number of copies of the accumulated result, each padded to whole tiles."""
     NO_WORKSPACE = 25
     CLUSTER_ROWS = 27
     CLUSTER_COLUMNS = 28

@@ -21,8 +21,8 @@ _LOADED = Path("/proc/self/maps")
 
 
 def library_paths() -> list[str]:
-    """Return the files that may be the cuDNN and cuBLASLt libraries, best first. The result is empty if cuDNN is not
-    installed or is disabled.
+    """Return the candidate paths of the cuDNN and cuBLASLt libraries, preferred path first. The result is empty if
+    cuDNN is not installed or is disabled.
 
     Raises `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a file.
     """

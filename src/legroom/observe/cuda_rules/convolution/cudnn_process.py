@@ -88,7 +88,7 @@ class CudnnProcess:
 
     def close(self) -> None:
         """Terminate the process that loads cuDNN, if this process started it. The process also ends when its last
-        connection ends.
+        connection is closed.
         """
         atexit.unregister(self.close)
         self._disconnect()

@@ -108,8 +108,8 @@ class Cudnn:
         c: Convolution,
     ) -> tuple[int, ...]:
         """Return the result of `workspaces` for a selected kernel. The partial sums of Hopper's split-K kernels depend
-        on the number of blocks that run at once. Only a real GPU knows this number, so this function computes the
-        partial sums itself. The size without partial sums is an alternative.
+        on the number of blocks that run at once. Without a real GPU, cuDNN cannot determine this number, so this
+        function computes the partial sums itself. The size without partial sums is returned as an alternative.
         """
         problem = kernel_problem(operation, query.layer, c, query.output_sizes)
         gpu_only = first_gpu_only(problem, skipped)
@@ -227,9 +227,9 @@ class Cudnn:
 def logs_skipped_kernels(functions: Any) -> bool:
     """Return whether the library logs the kernels that it skips because there is no GPU.
 
-    The check queries a convolution for which cuDNN prefers one of these kernels. If cuDNN selects this kernel, a GPU is
-    present, and the result is also True. If the result is False, the library's results are unreliable for convolutions
-    that the skipped kernels might compute.
+    The check queries a convolution for which cuDNN prefers one of these kernels. The result is also True if cuDNN
+    selects this kernel, which happens only if a GPU is present. If the result is False, the library's results are
+    unreliable for convolutions that the skipped kernels might compute.
     """
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
@@ -262,7 +262,9 @@ _INSTANT, _FALLBACK = 0, 2
 run.
 """
 _FIRST, _ALL = 4, 100
-"""The number of kernels to request from cuDNN. Torch usually runs the first kernel, so a few are requested first."""
+"""The number of kernels to request from cuDNN. Torch usually runs the first kernel, so only a few kernels are requested
+at first.
+"""
 
 
 def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:

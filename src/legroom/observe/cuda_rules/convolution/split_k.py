@@ -95,8 +95,9 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the size of the partial sums in bytes, if enough parts are split off to keep all blocks busy in the last
-    wave. In measurements, partial sums were rarely larger. Return 0 if the tiles of the kernel are unknown.
+    """Return the size in bytes of the partial sums under the assumption that the product is split into enough parts to
+    keep all blocks busy in the last wave. In measurements, partial sums were rarely larger. Return 0 if the tiles of
+    the kernel are unknown.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
@@ -114,13 +115,15 @@ def _count(product: MatrixProduct, tile: int, cluster: tuple[int, int]) -> int:
 
 MANY_PARTS = 8
 _MIN_DEPTH = 1024
-"""A matrix product is split into as many parts of at least this depth as possible, if there are more than `MANY_PARTS`
-such parts. With fewer such parts, the product is split into the number of parts with the lowest cost.
+"""If a matrix product can be split into more than `MANY_PARTS` parts of at least this depth, it is split into as many
+such parts as possible. With fewer such parts, the product is split into the number of parts with the lowest cost.
 """
 
 
 def _split_cost(dtype: str, tile: int, waves: int) -> float:
-    """Return the cost of doubling the number of parts, in steps of `_STEP` bytes. The cost is lower after a full wave."""
+    """Return the cost of doubling the number of parts, as a number of steps of `_STEP` bytes. The cost is lower after a
+    full wave.
+    """
     costs = (_SPLIT_COST_LATER if waves else _SPLIT_COST)[dtype]
     return costs.get(tile, costs[0])
 

@@ -140,8 +140,8 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
     """Return the workspace size in bytes for a pointwise convolution. Each image has its own matrix product and its own
-    copy of the weight gradient. If these copies would be much larger than the images, cuDNN uses another kernel, which
-    needs as much workspace as for other convolutions.
+    copy of the weight gradient. If these copies would be much larger than the images, cuDNN uses another kernel, whose
+    workspace contains converted tensors and partial sums.
     """
     if c.output_area == 1:
         return 0

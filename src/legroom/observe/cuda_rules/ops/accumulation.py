@@ -102,7 +102,9 @@ class Accumulation:
 
 
 def _writes_into_zeros(func: Any, args: Any) -> bool:
-    """Return whether a derivative formula in torch calls the operation, and not an autograd function written in Python."""
+    """Return whether the operation is called by a derivative formula in torch rather than by an autograd function
+    written in Python.
+    """
     if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
         return False  # sets some elements of a gradient to zero
     node = current_node()

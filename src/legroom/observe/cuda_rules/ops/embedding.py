@@ -1,4 +1,4 @@
-"""Gradients of embeddings. The kernel sorts the indices, and sums the gradient rows in segments.
+"""Gradients of embeddings. CUDA sorts the indices of an embedding, and sums the rows of the gradient in segments.
 
 The rules follow `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. For up to 3072 indices,
 a single kernel computes the gradient. If there are more indices, they are sorted together with their positions. The

@@ -3,11 +3,11 @@ products.
 
 For each library handle and stream, cuBLAS allocates one workspace from PyTorch's allocator, and keeps it until the
 process ends. The autograd engine runs backward operations on its own thread with its own handle, so there are two
-workspaces. The rule for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. A workspace has 32
+workspaces. The rule for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. A workspace is 32
 MiB on Hopper and newer GPUs, and 4096 KiB × 2 + 16 KiB × 8 on older GPUs. The environment variable
 `CUBLAS_WORKSPACE_CONFIG` can set another size.
 
-A product that adds a bias uses cuBLASLt, which has its own workspace. In the measured histories, this workspace has 1
+A product that adds a bias uses cuBLASLt, which has its own workspace. In the measured histories, this workspace is 1
 MiB and is allocated after the cuBLAS workspace.
 """
 

@@ -83,8 +83,8 @@ class _DropoutState:
 
 
 def _flatten(weights: Sequence[Tensor]) -> None:
-    """Put all weights into one buffer, as cuDNN needs them. If the weights are in separate buffers, cuDNN copies them
-    at every call.
+    """Put all weights into one buffer, which is the layout that cuDNN requires. If the weights are in separate buffers,
+    cuDNN copies them at every call.
     """
     if len({w.untyped_storage()._cdata for w in weights}) == 1:
         return
