@@ -1,4 +1,4 @@
-"""The user's cache folder, which `LEGROOM_CACHE=PATH` sets. `LEGROOM_CACHE=off` disables all caches.
+"""The user's cache folder, which can be set with `LEGROOM_CACHE=PATH`. `LEGROOM_CACHE=off` disables all caches.
 
 Caches are optional, so this module raises no errors. Data that cannot be read or written is not cached.
 """
@@ -31,7 +31,7 @@ def cache_folder(name: str) -> Path | None:
 
 def read_json(file: Path, *, max_bytes: int) -> Any:
     """Return the content of a file, or None if it cannot be read. A file larger than `max_bytes` is ignored, because
-    Legroom did not write it."""
+    Legroom writes only smaller files."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if file.stat().st_size <= max_bytes:
             return json.loads(file.read_text(encoding="utf-8"))

@@ -39,10 +39,10 @@ def evaluate(
     """Call `function(*batch)` for all batches of a loader and combine the results.
 
     Results with a batch dimension are concatenated. Single integers are counts, which are summed. Other single numbers
-    are averaged over all samples. Containers are combined item by item. Without a function, the result contains the outputs of the model. For a batch `(x, y)`, the
-    model receives `x`. For a dict, the model receives all entries by name. Batches are moved to the device of the
-    model. `max_micro_batch_size`, `batch_dim` and `unsplit` have the same meaning as in Guard. Each rank evaluates
-    its own loader.
+    are averaged over all samples. Containers are combined item by item. Without a function, the result contains the
+    outputs of the model. For a batch `(x, y)`, the model receives `x`. For a dict, the model receives all entries as
+    keyword arguments. Batches are moved to the device of the model. `max_micro_batch_size`, `batch_dim` and `unsplit`
+    have the same meaning as in Guard. Each rank evaluates its own loader.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(

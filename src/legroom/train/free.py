@@ -183,8 +183,8 @@ def _delete_tracebacks() -> list[str]:
 
 
 def clear_error(error: BaseException) -> None:
-    """Delete the variables of all frames of an error and of the errors that led to it, and the traceback itself. The
-    traceback must be deleted too, because a cleared frame still references the variables of inner functions.
+    """Clear the frames of an error and of the errors that led to it, and delete the tracebacks. The tracebacks must be
+    deleted too, because a cleared frame still references the variables of inner functions.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]

@@ -12,9 +12,10 @@ The same code works for every format, because the calls for loss scaling do noth
 `state_dict` in checkpoints, because a resumed float16 run would otherwise skip its first steps until the loss scale is
 low enough.
 
-Non-finite gradients are detected with little overhead. The GradScaler shows which steps were skipped, without
-synchronization. With other formats, gradients are checked only at steps 1, 2, 4, 8, ... and at every 50th step.
-Problems are passed to `on_finding`. If `on_finding` is not given, a warning is issued once for each problem.
+Non-finite gradients are detected with little overhead. With float16, a hook on the optimizer detects which steps the
+GradScaler skips, without synchronization. With other formats, gradients are checked only at steps 1, 2, 4, 8, ... and
+at every 50th step. Problems are passed to `on_finding`. If `on_finding` is not given, a warning is issued once for each
+problem.
 """
 
 import contextlib
@@ -188,8 +189,8 @@ class Precision:
     # --- checks
 
     def _register_hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Detect whether the GradScaler calls `optimizer.step`. Every other public way to detect a skipped step
-        requires a synchronization.
+        """Register a hook that detects whether the GradScaler calls `optimizer.step`. Every other public way to detect
+        a skipped step requires a synchronization.
         """
         if optimizer in self._hooked:
             return

@@ -174,7 +174,7 @@ def _objectives(metric: Any, mode: Any) -> Objectives:
 
 
 def _for_ranks(gpus: Sequence[TrialGpu], ranks: int) -> list[TrialGpu]:
-    """Add the memory that NCCL uses outside PyTorch to the context of each real GPU."""
+    """Add the memory that NCCL uses outside PyTorch to the `context` bytes of each real GPU."""
     if gpus and len(gpus) < ranks:
         raise UsageError(
             f"A trial with {ranks} ranks needs {ranks} GPUs, but only {len(gpus)} {'is' if len(gpus) == 1 else 'are'} available."

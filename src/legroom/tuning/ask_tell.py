@@ -67,7 +67,7 @@ class AskTell:
         self._runner = make_runner(self._job, resume, ())
 
     def ask(self) -> AskedTrial:
-        """Return the next trial. After a resume, the trials without a result come first."""
+        """Return the next trial. After a resume, `ask` returns the trials without a result first."""
         ready = self._runner.next(ahead=1)
         if ready is None:
             raise UsageError(

@@ -28,8 +28,9 @@ from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, Tria
 from legroom.tuning.trial.trial import remove
 
 MAX_REJECTED = 20
-"""The maximum number of configurations per requested trial that are rejected because they can never fit. The study ends
-if more are rejected, because nearly all configurations in the space need too much memory.
+"""The maximum number of rejected configurations per requested trial. A configuration is rejected if it can never fit.
+When the number of rejected configurations reaches the limit, the study ends, because nearly all configurations in the
+space need too much memory.
 """
 
 
@@ -88,7 +89,7 @@ class StudyRunner:
 
     @property
     def learns(self) -> bool:
-        """True if the next proposal depends on earlier results, so that fewer proposals are made in advance."""
+        """True if the next proposal depends on earlier results, in which case fewer proposals are made in advance."""
         startup_trials = self._searcher.startup_trials
         return startup_trials is not None and len(self.records) >= startup_trials
 

@@ -27,9 +27,7 @@ from legroom.tuning.trial.records import TrialOutcome, TrialState
 from legroom.tuning.trial.trial import THE_METRIC, ReportMessage
 
 PREPARED_PER_SLOT = 4
-"""The number of trials that are prepared for each trial that can run at the same time, if the search does not learn
-from results.
-"""
+"""If the search does not learn from results, this number of trials is prepared for each parallel trial."""
 MANY_MICRO_BATCHES = 8
 """A trial is treated as slow if its number of micro-batches is more than this many times the median. If the searcher
 chooses the order, slow trials start last.
@@ -213,8 +211,8 @@ class TrialDispatcher:
 
     @property
     def _is_crowded(self) -> bool:
-        """True if no CPU core is free for another trial while trials wait for an estimate that is computed on this
-        machine.
+        """True if trials wait for an estimate that is computed on this machine and no CPU core is free for another
+        trial.
 
         A new trial would slow down the estimate and delay the waiting trials. Estimates of micro-batches do not count,
         because they have a lower priority than trials.
@@ -256,8 +254,8 @@ class TrialDispatcher:
         return min(larger, default=None)
 
     def _estimate_again_if_stuck(self, waiting: Mapping[int, Admission]) -> None:
-        """Estimate the waiting trials again if no trial is running and no waiting trial fits. Other programs may have
-        used the memory.
+        """Estimate the waiting trials again if no trial is running and no waiting trial fits. Other programs may use
+        memory that was free at the first estimate.
         """
         if self._running or not waiting:
             self._stuck_since = None

@@ -1,4 +1,4 @@
-"""The monitor on a terminal, with Textual.
+"""The terminal interface of the monitor, built with Textual.
 
 The driver may block while the state of the machine is read, so a thread reads it and the screen stays responsive. All
 text from other programs is a `Text` object, so Textual does not interpret markup in it.
@@ -105,7 +105,7 @@ class MonitorApp(App[None]):
         self._wanted = ""
         self._reader: threading.Thread | None = None
         self._texts: dict[str, Text] = {}
-        """The text that each part of the screen shows, by its selector."""
+        """A dict that maps the selector of each part of the screen to the text of that part."""
 
     # --- the screen
 

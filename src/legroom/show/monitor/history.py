@@ -7,7 +7,7 @@ from legroom.gpus.nvml import NotAvailable
 from legroom.show.monitor.snapshot import Snapshot
 
 LENGTH = 120
-"""The number of values per bar, which covers two minutes at one value per second."""
+"""The number of values that are kept for each bar: two minutes at one value per second."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -55,7 +55,7 @@ def percent(value: float | NotAvailable, total: float | NotAvailable = 100) -> f
 
 
 def sparkline(values: Sequence[float | None], width: int, *, low: float = 0.0, high: float = 100.0) -> str:
-    """Return the latest values as block characters, right-aligned. A missing value is a space."""
+    """Return the latest values as block characters, right-aligned. A missing value is shown as a space."""
     shown = list(values)[-width:] if width > 0 else []
     scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
     blocks = (

@@ -18,8 +18,8 @@ from legroom.memory.live.folder import read_all
 from legroom.memory.live.status import DeviceStatus, RunStatus
 
 SILENT_SECONDS = 5.0
-"""A run that has not updated its live file for this long is shown as silent. A running program updates the file twice
-per second, unless it is suspended or a library blocks all threads."""
+"""The number of seconds without an update of the live file after which a run is shown as silent. A running program
+updates the file twice per second, unless it is suspended or a library blocks all threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class Sampler:
         )
 
     def close(self) -> None:
-        """Close the driver's library, unless a call from another thread has not returned."""
+        """Close the driver's library, unless a call in another thread is still running."""
         if not self._is_reading:
             self._gpus.close()
 

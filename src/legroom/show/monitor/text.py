@@ -39,8 +39,8 @@ NO_PROCESSES = "No process uses a GPU, and no Legroom run is active."
 
 
 def finding_lines(snapshot: Snapshot) -> list[Text]:
-    """Return one paragraph for every run that has a finding or no longer updates its state, followed by a blank
-    line."""
+    """Return one paragraph for each run that has a finding or no longer updates its state. If there are any paragraphs,
+    a blank line comes last."""
     lines = [
         Text(f"PID {run.pid} ({script_text(run)}): {sentence}")
         for run in snapshot.runs

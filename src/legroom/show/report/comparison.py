@@ -27,10 +27,9 @@ def render_comparison(
     runs: tuple[RunReport, RunReport] | None = None,
     verbose: bool = True,
 ) -> RenderableType:
-    """Render the comparison. `before` and `after` are the paths of the captures. If `after` is empty, the report
-    of the newer run is printed above the comparison. `runs` contains the reports of the older and the newer run.
-    If a run did not finish, the text warns that its peak may be too low. Without `verbose`, the comparison has at
-    most 19 lines.
+    """Render the comparison. `before` and `after` are the paths of the captures. Leave `after` empty if the comparison
+    is printed below the report of the newer run. `runs` contains the reports of the older and the newer run. If a run
+    did not finish, the text warns that its peak may be too low. Without `verbose`, the comparison has at most 19 lines.
     """
     versions = (
         Group(*_parts(difference, clean(before), clean(after), runs, categories, lines))

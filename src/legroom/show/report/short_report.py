@@ -44,8 +44,8 @@ class _Level(NamedTuple):
     """The maximum number of lines of the first suggested change."""
     reason: bool = True
     extras: int = 0
-    """The number of less important facts that are shown: the other devices, the variables, and the peak of each
-    step.
+    """The maximum number of less important facts to show. The facts, in this order, are the peaks of other devices, the
+    variables that retain memory, and the peak of each step.
     """
     gap: str = "\n"
 

@@ -50,7 +50,7 @@ def summary(
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ShownStudy(Study):
-    """A study whose text is the summary of `legroom tune`."""
+    """A study whose `str()` is the summary of `legroom tune`."""
 
     def __str__(self) -> str:
         return render_to_string(Group(*summary(self))).rstrip()

@@ -38,7 +38,8 @@ NOTEBOOK_SECONDS = 0.3
 FIRST_PLAIN_SECONDS = 10.0
 PLAIN_SECONDS = 30.0
 LIVE_SECONDS = 0.5
-"""The number of seconds between two updates of the live file. A loop that ends sooner writes no file."""
+"""The number of seconds between two updates of the live file. A loop that ends before the first update writes no live
+file."""
 
 
 def watch(

@@ -84,8 +84,8 @@ class Checkpoints:
     # ------------------------------------------------------------ tracked objects
 
     def track(self, **parts: Any) -> None:
-        """Add objects to save and resume, by name. The objects may be models, optimizers, schedulers, GradScalers, a
-        Guard, or any object with `state_dict()` and `load_state_dict()`."""
+        """Track objects, to save and resume them under the names of the arguments. The objects may be models,
+        optimizers, schedulers, GradScalers, a Guard, or any object with `state_dict()` and `load_state_dict()`."""
         for name, part in parts.items():
             if isinstance(part, DataLoader) and not hasattr(part, "state_dict"):
                 raise UsageError(
@@ -315,8 +315,8 @@ class Checkpoints:
 
 
 class _BackgroundWriter:
-    """A thread that writes one checkpoint at a time. If writing fails, the next call raises the error, or the error is
-    reported when the program exits.
+    """A thread that writes one checkpoint at a time. If a write fails, the next call of `start`, `wait` or `close`
+    raises the error. If no call follows a failed write, the error is logged when the program exits.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks that the weights in a checkpoint have the same names and shapes as the model before any weight is loaded.
+"""Compares the names and shapes of the weights in a checkpoint with those of the model, before any weight is loaded.
 
 If names differ, the error lists each missing name with the most similar name in the file. If all names differ by the
 same prefix, the error reports only the prefix.

@@ -88,7 +88,8 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _names_by_index(optimizer: torch.optim.Optimizer, names: Names) -> dict[int, str]:
-    """Return the parameter names by index. As in torch, the indices are consecutive across the groups."""
+    """Return a dict that maps the index of each parameter to its name. As in torch, the indices are consecutive across
+    the groups."""
     return {
         index: _name(parameter, index, names)
         for index, parameter in enumerate(

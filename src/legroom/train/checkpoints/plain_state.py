@@ -1,8 +1,7 @@
-"""Separates the tensors of a `state_dict()` from its plain data, and combines both again.
+"""Separates the tensors of a `state_dict()` from its plain data, and combines them again.
 
-Only plain data is accepted: numbers, strings, containers and tensors. `torch.load(weights_only=True)` can read plain
-data, runs no code from the file and needs no import paths. Any other object, such as a whole model, is rejected with an
-error.
+Only numbers, strings, containers and tensors are accepted. `torch.load(weights_only=True)` can read plain data, runs no
+code from the file and needs no import paths. Any other object, such as a whole model, is rejected with an error.
 """
 
 import io
@@ -26,7 +25,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def extract_tensors(value: Any, name: str, tensors: Tensors) -> Any:
-    """Return `value` with its tensors replaced by references, and add the tensors to `tensors` by path.
+    """Return `value` with its tensors replaced by references, and add each tensor to `tensors` under its path.
 
     A tensor that occurs twice is added once. `name` is the prefix of the paths, for example `optimizer` or "".
     """

@@ -68,7 +68,7 @@ class CheckpointGroup:
         return values[0]  # type: ignore[return-value]
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on all ranks and return this rank's result. If one rank fails, all ranks raise its error
+        """Run `work` on all ranks and return this rank's result. If one rank fails, all ranks raise an error with its
         message."""
         result: T = self._run(work, gather=False)[self.rank]
         return result

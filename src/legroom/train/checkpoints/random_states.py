@@ -1,6 +1,7 @@
-"""Saves the states of all random generators (torch, CUDA, Python, NumPy) as plain data, which a checkpoint needs.
+"""Saves the states of all random generators (torch, CUDA, Python, NumPy) as plain data, so that a checkpoint can
+contain them.
 
-The module `guarding.state.random_state` saves the states as objects for the duration of a step.
+The module `guarding.state.random_state` saves the states as objects, only for the duration of a step.
 """
 
 import random

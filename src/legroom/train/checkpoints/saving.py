@@ -101,7 +101,7 @@ def copy_contents(
     sharded: bool,
     written_later: bool,
 ) -> CheckpointContents:
-    """Copy the tracked objects. With `sharded`, each rank copies its own tensors. With `written_later`, training
+    """Copy the tracked objects. With `sharded`, each rank copies its own tensors. Set `written_later` if training
     continues while the files are written.
     """
     modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}

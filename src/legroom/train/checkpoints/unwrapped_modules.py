@@ -47,7 +47,7 @@ def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool = T
 
 
 def shard_like(saved: Any, current: Any) -> Any:
-    """Every rank must have the unsharded tensor."""
+    """If `current` is sharded, shard `saved` in the same way. Every rank must have the unsharded tensor `saved`."""
     if not (isinstance(current, torch.Tensor) and is_sharded(current)) or not isinstance(saved, torch.Tensor):
         return saved
     from legroom.train.checkpoints.sharded import shard

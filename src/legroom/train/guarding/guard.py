@@ -74,13 +74,13 @@ class Guard:
 
     `precision` is "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. Alternatively, pass your own GradScaler
     as `scaler` and use autocast in your function. `max_micro_batch_size` is the maximum number of samples per pass.
-    `batch_dim` is the batch dimension of the tensors. `unsplit` lists the arguments that are never split, by position
-    or name. `reduction` is the reduction of the loss over samples. By default, Guard determines the reduction at the
-    first split. `weight` is a function that counts elements in a batch, for a loss that is a mean over elements other
-    than samples, such as tokens. `clip_norm` is the norm to which gradients are clipped. `coupling` determines the
-    behavior if samples depend on each other. `fallbacks` lists the techniques to try if a single sample does not fit.
-    With `cache_sizes`, the sizes that fit are stored for the next run. If `on_finding` is given, it is called with each
-    warning, and the warning is not logged.
+    `batch_dim` is the batch dimension of the tensors. `unsplit` contains the positions or names of the arguments that
+    are never split. `reduction` is the reduction of the loss over samples. By default, Guard determines the reduction
+    at the first split. `weight` is a function that counts elements in a batch, for a loss that is a mean over elements
+    other than samples, such as tokens. `clip_norm` is the norm to which gradients are clipped. `coupling` determines
+    what Guard does if samples depend on each other. `fallbacks` lists the techniques to try if a single sample does not
+    fit. With `cache_sizes`, the sizes that fit are stored for the next run. If `on_finding` is given, it is called with
+    each warning, and the warning is not logged.
     """
 
     def __init__(

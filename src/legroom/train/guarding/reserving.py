@@ -1,9 +1,9 @@
 """Reserves memory for the optimizer state before the first forward pass, and releases it at the first optimizer step.
 
 Optimizers such as Adam allocate twice the memory of the parameters in their first step. Without a reservation, a batch
-could fit in the first passes and then fail in the optimizer or in the next step. With the reservation, memory runs out
-in the passes, where smaller micro-batches help. The reserved blocks have the same sizes as the tensors that the
-optimizer will allocate. The optimizer itself is not modified.
+could fit in the first passes and then fail in the optimizer or in the next step. With the reservation, a batch that is
+too large fails in the passes, where smaller micro-batches help. The reserved blocks have the same sizes as the tensors
+that the optimizer will allocate. The optimizer itself is not modified.
 """
 
 import contextlib
@@ -55,8 +55,8 @@ class StateReservation:
 
 
 def future_state_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Return the size in bytes of each state tensor that the first step will create, in order. The sizes are
-    determined by a step on meta tensors."""
+    """Return the size in bytes of each state tensor that the first step will create, in the order of creation. The
+    sizes are determined by a step on meta tensors."""
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         new = [each for each in group["params"] if each.requires_grad and not optimizer.state.get(each)]

@@ -6,7 +6,7 @@ halfway.
 
 If a torch function runs out of memory, the cache is emptied and the function is called again. If the function fails
 again, tensors that the function does not need are moved to host memory. The moved tensors return to the device when a
-function needs them, and at the end.
+function needs them, and when the mode exits.
 
 The result is exact, because a function that cannot allocate its result has not changed anything. The error is raised
 only if the operands and the result of a single function do not fit.

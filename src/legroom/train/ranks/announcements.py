@@ -2,9 +2,9 @@
 issue.
 
 In the first step, and in a step of a new kind, a failed rank does not know the collectives of the step. In these steps,
-each rank announces each collective in the store of the process group before issuing it. A write takes microseconds and
-does not wait for other ranks. A failed rank reads the announcements from its own position until no announcement is left
-and every other rank has finished or failed.
+each rank announces each collective in the store of the process group before issuing it. An announcement takes
+microseconds and does not wait for other ranks. A failed rank reads the announcements, from the collective at which it
+failed, until no announcement is left and every other rank has finished or failed.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class Announcements:
             time.sleep(_POLL_SECONDS)
 
     def any_finished(self, pass_key: str) -> bool:
-        """Return True if a rank has finished the pass, so that the announcements are complete."""
+        """Return True if a rank has finished the pass, in which case the announcements are complete."""
         return self._count(f"{pass_key}/finished") > 0
 
     def delete(self, pass_key: str, count: int) -> None:

@@ -206,8 +206,8 @@ class DistributedRanks:
         """Wrap the forward and backward pass of one micro-batch. After the last micro-batch, gradients are averaged
         across ranks.
 
-        `kind` identifies steps that issue the same collectives. Steps with different loss functions, or with different
-        parts of the model, need different kinds.
+        `kind` identifies steps that issue the same collectives. Use different kinds for steps with different loss
+        functions, or for steps that use different parts of the model.
         """
         self._kind = kind
         self._begin_pass(index, count)
@@ -223,8 +223,8 @@ class DistributedRanks:
             self._end_pass(self._pending.finish())
 
     def complete_pending(self, failure: object = None) -> None:
-        """Issue the collectives for which other ranks still wait in this attempt, with zeros, and free the gradients of
-        this rank. A rank that ran out of memory calls this method after it has freed the tensors of the attempt.
+        """Issue, with zeros, the collectives for which other ranks still wait in this attempt, and free the gradients
+        of this rank. A rank that ran out of memory calls this method after it has freed the tensors of the attempt.
         """
         for part in self._replicas:
             part.discard()
@@ -283,7 +283,8 @@ class DistributedRanks:
             yield
 
     def for_evaluation(self) -> RankCoordinator:
-        """Return the coordinator for an evaluation. Every rank must call this method before each evaluation.
+        """Return the coordinator for an evaluation. If the model is sharded, every rank must call this method before
+        each evaluation.
 
         A replicated model can be evaluated without the other ranks. A sharded model has a separate coordinator for
         evaluation.
@@ -415,7 +416,7 @@ class DistributedRanks:
 
 @dataclass(frozen=True, slots=True)
 class _AttemptResult:
-    """The result of an attempt on one rank, as integers. The results of all ranks are combined by the maximum of each
+    """The result of an attempt on one rank, as integers. The combined result of all ranks contains the maximum of each
     field.
     """
 
@@ -426,9 +427,7 @@ class _AttemptResult:
     short: int = 0
     """1 if this rank needs more passes than the ranks agreed on, otherwise 0."""
     raised_by: int = 0
-    """The number of the rank that raised an error other than an out-of-memory error, plus 1. The value is 0 if no rank
-    raised an error.
-    """
+    """1 + the rank that raised an error other than an out-of-memory error, or 0 if no rank raised such an error."""
     passes: int = 1
     """The number of passes that this rank proposes for the next attempt."""
 

@@ -1,10 +1,10 @@
 """Averages gradients across ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, this reducer can
 be stopped during a pass.
 
-An exception during the backward pass leaves DDP's own C++ reducer in an undefined state, and other ranks wait for
-buckets that no other code can send. This reducer records which buckets it has sent, and sends them in a fixed order
-through `torch.distributed.all_reduce`. Therefore pending collectives can be completed. The arithmetic is the same as in
-DDP: gradients are multiplied by 1 / (number of ranks) and summed.
+An exception during the backward pass leaves DDP's own C++ reducer in an undefined state. The other ranks then wait for
+buckets that the failed rank can no longer send. This reducer records which buckets it has sent, and sends them in a
+fixed order through `torch.distributed.all_reduce`. Therefore pending collectives can be completed. The arithmetic is
+the same as in DDP: gradients are multiplied by 1 / (number of ranks) and summed.
 
 A bucket exists only while it is reduced, so no memory is used between steps. In addition to the gradients, each bucket
 contains one number per parameter, which shows whether any rank has a gradient for this parameter. A parameter that this

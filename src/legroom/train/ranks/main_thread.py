@@ -1,4 +1,4 @@
-"""Determines the current line of the main thread of this rank, and the time since its last progress."""
+"""Determines the line of code that the main thread of this rank is running, and the time since its last progress."""
 
 import os
 import sys

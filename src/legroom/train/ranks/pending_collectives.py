@@ -38,7 +38,8 @@ class PendingCollectives:
         self._announces = False
         self._announced: list[tuple[str, int]] = []
         self.lost = False
-        """True if a collective failed because another rank failed, so that pending collectives cannot be completed."""
+        """True if a collective failed because another rank failed, in which case pending collectives cannot be
+        completed."""
 
     def begin(self, kind: Hashable, pass_key: str) -> None:
         """Begin a pass of this kind. `pass_key` is unique for each pass and equal on all ranks."""

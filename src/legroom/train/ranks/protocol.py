@@ -14,7 +14,7 @@ class SplitPlan(NamedTuple):
     micro_batch_size: int
     passes: int
     is_exact: bool = False
-    """True if every rank must run exactly this number of passes."""
+    """True if every rank must run exactly `passes` passes."""
 
 
 class RankCoordinator(Protocol):

@@ -87,7 +87,7 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 
 
 def _was_called(root: Any) -> bool:
-    """Return True if a forward pass has initialized FSDP2. A reset before the first forward pass fails.
+    """Return True if a forward pass has initialized FSDP2. FSDP2 cannot be reset before its first forward pass.
 
     If torch has removed the private attribute `_is_root`, the result is True.
     """

@@ -3,9 +3,9 @@
     with waiting("checkpoints.save()"):
         dist.all_gather_object(...)
 
-Legroom communicates with other ranks only inside this block, which a thread observes. After ten seconds, the thread
-asks the other ranks for their current line, through the store of the process group. The waiting rank with the lowest
-number logs the lines of all ranks. Every rank reports its line, even outside a `waiting` block. A rank that exits or
+Legroom communicates with other ranks only inside such a block, and a thread observes how long a block lasts. After ten
+seconds, the thread asks the other ranks, through the store of the process group, which line of code they are running.
+The lowest waiting rank logs the answers. Every rank answers, even outside a `waiting` block. A rank that exits or
 destroys its process group records this in the store.
 
 In a rank of `legroom launch`, the thread also observes the main thread (see `observe_main_thread`), because DDP and
@@ -60,7 +60,7 @@ def waiting(call: str) -> Iterator[None]:
     """Inside the block, report if this rank waits too long for other ranks. `call` is the function that the user
     called.
 
-    If communication fails because a rank has exited, raise RankMissing with the number of that rank.
+    If communication fails because a rank has exited, raise RankMissing, whose message names that rank.
     """
     observer = _current_observer()
     if observer is None:
@@ -129,8 +129,8 @@ def group_store(prefix: str) -> Any | None:
     """Return the store of the default process group, with a prefix for its keys. Return None if torch lacks the private
     function that returns the store.
 
-    The store has a separate connection, so that a blocking operation in another thread does not delay it. A rank that
-    is traced alone has its own store.
+    The store has a separate connection, so that a blocking operation in another thread does not delay it. If a single
+    rank is traced without the others, return a new store.
     """
     if has_no_peers():
         return distributed_c10d.PrefixStore(prefix, HashStore())

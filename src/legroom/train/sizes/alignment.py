@@ -89,8 +89,8 @@ class _Alignment:
         return None
 
     def _match_from(self, i: int, j: int) -> bool:
-        """Return True if several consecutive requests match. Allocations among these requests are assumed to match each
-        other.
+        """Return True if several consecutive requests match. To compare the frees, matching allocations among these
+        requests are treated as the same allocation.
         """
         assumed: dict[int, int] = {}
         pairs = zip(

@@ -13,8 +13,8 @@ proportional to the batch size. With assumptions about unmatched requests, the p
 is False.
 
 `predict.extrapolate` needs no assumptions, because it can trace another size at low cost. In this module, another size
-costs a real run, which may fail. The allocator also has existing segments when the step starts, and some allocations
-are in no log.
+costs a real run, which may fail. In contrast to `predict.extrapolate`, this module must also account for segments that
+exist before the step, and for allocations that are not in the log.
 """
 
 import math

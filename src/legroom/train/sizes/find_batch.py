@@ -41,9 +41,10 @@ predicted size is more than `FAR` times the first size. For 13 models on an H200
 13% too low and 4% too high.
 """
 LAST_FRACTION = 0.97
-"""The fraction of the predicted size that is run first if the prediction is uncertain."""
+"""If a prediction is not reliable, this fraction of the predicted size is run first."""
 NEAR = 0.8
-"""The fraction of the predicted size that must be known to fit for a reliable prediction."""
+"""A prediction is treated as reliable if a size of at least this fraction of the predicted size has been run and
+fits."""
 GOOD_ENOUGH = 0.975
 """The search ends after the regular trials if a size that fits is at least this fraction of the largest possible size."""
 REGULAR_TRIALS = 3
@@ -101,8 +102,8 @@ def find_batch(
     """Find the largest batch size of `step` on the current GPU, real or virtual.
 
     `step` is a function that takes a batch and runs one complete training step, or a `legroom.Guard` with `loss_fn`.
-    `batch` is one batch. To try other batch sizes, samples of this batch are repeated or dropped. `batch` can also be a
-    function that takes a size and returns a batch, or a DataLoader, whose first batch is used. A tuple or list is
+    `batch` is one batch. To create batches of other sizes, samples of `batch` are repeated or dropped. `batch` can also
+    be a function that takes a size and returns a batch, or a DataLoader, whose first batch is used. A tuple or list is
     passed as several arguments: `step(x, y)`.
 
     `start` is the first size to run, which should certainly fit. `leave_free` is the memory to leave free, such as

@@ -41,8 +41,8 @@ MARGIN = 0.97
 """The maximum fraction of the available memory that a predicted size may need. The rest is left for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
 """The assumed progress of a forward pass that failed at an unknown position. The value is low, because another failure
-costs more time than a few steps with micro-batches that are too small. During steps with small micro-batches, peaks are
-measured, which show whether a larger size fits.
+costs more time than a few steps with micro-batches that are too small. The peaks of steps with small micro-batches show
+whether a larger size fits.
 """
 MAX_HISTORY = 200
 """The maximum number of stored choices and sizes. Without a limit, a run of millions of steps would use more and more
@@ -145,7 +145,7 @@ class MicroBatchSizer:
 
     @property
     def settled(self) -> bool:
-        """True if no size is being tested and the next step starts no test."""
+        """True if no size is being tested and the next step does not start a test."""
         return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:

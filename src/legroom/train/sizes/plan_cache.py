@@ -47,8 +47,8 @@ class PlanCache:
         return None if state is None else MicroBatchSizer(max_size=max_size, state=state)
 
     def save(self, sizer: MicroBatchSizer) -> None:
-        """Store the sizes if they have changed. Sizes after an injected failure are not stored, because memory was not
-        short."""
+        """Store the sizes if they have changed. Sizes after an injected failure are not stored, because memory did not
+        actually run out."""
         if _injected_failures() != self._injected_failures:
             return
         if self._key is not None and len(sizer.choices) != self._saved_choices:

@@ -31,7 +31,7 @@ class SegmentLayout(NamedTuple):
 
 @dataclass(slots=True)
 class RequestLog:
-    """The log of a block."""
+    """The segments and the memory requests of one block of code."""
 
     segments: list[SegmentLayout] = field(default_factory=list)
     requests: list[MemoryRequest] | None = None

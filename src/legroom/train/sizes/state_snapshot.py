@@ -1,5 +1,5 @@
-"""A snapshot of the state that training steps change. The snapshot is in host memory, because the trials need the
-device memory, and it can be restored bit for bit.
+"""A snapshot from which the state that training steps change can be restored bit for bit. The snapshot is in host
+memory, because the trials need the device memory.
 
 `StateSnapshot(step, batch)` includes the objects that a step references by name: its closure, its globals, the object
 it is bound to, and the arguments of partials. The snapshot also includes the containers and plain objects that these

@@ -14,9 +14,9 @@ slice of a large storage, such as a batch of a dataset on the GPU, also stays on
 no memory. If the budget or the host memory is used up, all further tensors stay on the device too.
 
 Without hooks, autograd raises an error if a saved tensor was modified in place. With hooks, autograd does not detect
-the modification, so `Spill` checks for it. A tensor that is modified after its copy is complete causes no error,
-because its gradient is still correct. Changes that PyTorch does not detect (through `.data`) may or may not be included
-in the copy.
+the modification, so `Spill` checks for it. If a tensor is modified after its copy is complete, `Spill` raises no error,
+because the backward pass uses the copy. Changes that PyTorch does not detect (through `.data`) may or may not be
+included in the copy.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ computation continues.
 """
 PREFETCHED_COPIES = 2
 MAX_PENDING_BYTES = 256 * MiB
-"""The maximum total size in bytes of pending and prefetched copies, which use device memory. If single copies are
-larger, up to two copies are pending and one is prefetched.
+"""The maximum total size in bytes of pending and prefetched copies, which use device memory. Two pending copies and one
+prefetched copy are always allowed, even if they are larger.
 """
 FREE_HOST_MEMORY_FRACTION = 0.8
 MAX_STORAGE_FACTOR = 8
@@ -283,7 +283,7 @@ class Spill:
 
 
 class _Copy:
-    """The bytes of one storage on the host. While a copy runs, they also occupy device memory."""
+    """The bytes of one storage on the host. Until the copy is complete, the storage also stays on the device."""
 
     __slots__ = (
         "__weakref__", "after", "bytes", "device", "host", "host_bytes", "link", "modified_version", "original", "owner",
@@ -311,7 +311,7 @@ class _Copy:
         self.original: torch.Tensor | None = original
         self.version = version
         self.modified_version: int | None = None
-        """The version of the tensor, if the tensor was modified before its copy was complete."""
+        """The version counter of the tensor if the tensor was modified before its copy was complete, otherwise None."""
         self.prefetched: tuple[torch.Tensor, Any] | None = None
         self.restored: weakref.ref[Any] | None = None
         self.restored_after: Any = None

@@ -2,8 +2,8 @@
 
 A copy to the host reads memory that the program would otherwise free and reuse. `record_stream` would block this memory
 until the GPU has caught up with the host, so no memory would be saved. Instead, `Spill` keeps a reference while the
-copy runs. After the copy, `Spill` makes the compute stream wait and drops the reference. The stream orders any later
-use of the memory after the copy. Only a few copies run at the same time.
+copy runs. Then `Spill` makes the compute stream wait for the copy, and drops the reference. Any later use of the memory
+in this stream therefore comes after the copy. Only a few copies run at the same time.
 
 On a GPU, host memory is page-locked and each direction has its own stream. On other devices (Apple, Intel), copies are
 synchronous.

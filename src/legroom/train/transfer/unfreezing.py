@@ -17,7 +17,8 @@ from legroom.train.transfer.patterns import Patterns, selected
 from legroom.units import format_size
 
 MIN_STAGE_FRACTION = 0.01
-"""The minimum fraction of the frozen parameters in a block. A smaller block is merged with its neighbor."""
+"""The minimum number of parameters in a block, as a fraction of all frozen parameters. A smaller block is merged with
+its neighbor."""
 MIN_STACK_FRACTION = 0.2
 """A module is split if at least this fraction of its parameters is in stacks of layers. The value is low, because a
 large embedding may have most of the parameters.
@@ -25,7 +26,7 @@ large embedding may have most of the parameters.
 
 
 class GradualUnfreezing:
-    """Unfreezes one more stage every `every_n_epochs`. Call `unfreezing.at(epoch)` at the start of each epoch.
+    """Unfreezes one more stage every `every_n_epochs` epochs. Call `unfreezing.at(epoch)` at the start of each epoch.
 
     `stages` contains names or patterns in the order of unfreezing. The default stages are the blocks of the model, the
     last block first. `options` contains options for the new parameter groups, such as `lr=1e-5`.

@@ -3,9 +3,9 @@
 The dispatcher writes the number of threads per trial to a file whenever the number changes. A trial's process reads the
 file when it starts, after optimizer steps, and after each report. A single trial therefore uses all cores.
 
-Without this limit, the threads of the trials would compete. In PyTorch's CPU operations, the threads of a trial wait
-for each other. On two cores, two trials with two threads each take nine times as long as one trial alone. For the same
-reason, one core is left free while a configuration is traced.
+Without a limit on the number of threads, the threads of the trials would compete. In PyTorch's CPU operations, the
+threads of a trial wait for each other. On two cores, two trials with two threads each take nine times as long as one
+trial alone. For the same reason, one core is left free while a configuration is traced.
 
 If the user sets the number of threads (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function), the number is
 not changed.

@@ -31,7 +31,7 @@ class _Server:
         self._imported: set[str] = set()
         self._import(imports)
         self._codes: dict[int, int | None] = {}
-        """The exit code of each process, by process ID. The code is None while the process runs."""
+        """A dict that maps process IDs to exit codes. The exit code is None while the process runs."""
 
     def run(self) -> NoReturn:
         signal.signal(signal.SIGTERM, lambda *_: self._kill_all_and_exit())

@@ -51,7 +51,7 @@ class Fit:
 
     predicted: int
     safe: int
-    """The upper bound in bytes, which is reserved for the process. The process may not use more."""
+    """The upper bound in bytes. This memory is reserved for the process, which cannot use more."""
     micro_batch: int | None = None
     used_by_others: int = 0
     """The bytes that other programs use if these programs are the reason why the batch is split, otherwise 0."""
@@ -72,7 +72,8 @@ class Admission:
 
     verdict: AdmissionVerdict
     fits: Mapping[int, Fit]
-    """How the configuration fits on each GPU, by GPU index. GPUs on which the configuration cannot run are omitted."""
+    """For each GPU index, the memory and micro-batch size of the configuration on that GPU. GPUs on which the
+    configuration cannot run are omitted."""
     reason: str = ""
     """The reason why the configuration can never fit, or why the estimate failed."""
     batch_size: int | None = None

@@ -7,15 +7,15 @@ batches have priority over micro-batches, because a configuration that fits unsp
 
 Two configurations share an estimate if they differ only in parameters that do not affect memory, such as a learning
 rate. Whether a float parameter affects memory is determined by tracing both ends of its range. If both ends request
-exactly the same memory as the first configuration, the parameter is ignored in the comparison. The ends of a range are
-traced only if two configurations differ in no other parameters. Integers and choices are always compared, unless the
-user lists the parameters that affect memory.
+exactly the same memory as the first configuration, the parameter is ignored in the comparison. The ends of ranges are
+traced only after two configurations differed only in float parameters. Integers and choices are always compared, unless
+the user lists the parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
 If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and
-estimates are no longer shared. The increase may split a batch or keep two trials from sharing a GPU, but it rejects no
-trial. A trial that fits only without the increase gets a GPU to itself.
+estimates are no longer shared. The increase can cause a batch to be split, or prevent two trials from sharing a GPU,
+but no trial is rejected. A trial that fits only without the increase gets a GPU to itself.
 """
 
 import contextlib
@@ -66,13 +66,13 @@ class OpenGate:
 
 @dataclass(slots=True)
 class _TracedConfig:
-    """The trace results of one configuration, by micro-batch size (None for the full batch)."""
+    """The trace results of one configuration."""
 
     config: Config
     checkpoint: str | None
     """The checkpoint that the function loads, or None for a new trial."""
     traces: dict[int | None, dict[int, TraceResult]]
-    """The results by micro-batch size (None for the full batch) and by GPU index."""
+    """The results for each micro-batch size (None for the full batch) and each GPU index."""
 
 
 class MemoryGate:
@@ -363,8 +363,8 @@ def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
 
 def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
     """Return the index of the size to try next, by linear interpolation between `low` and `high`. If no size between
-    `low` and `high` should fit, return None. If only the smallest size is known to fit, return the next larger size
-    instead.
+    `low` and `high` is expected to fit, return None. If only the smallest size is known to fit, return the next larger
+    size instead.
     """
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)

@@ -21,8 +21,9 @@ MIN_REPORTED_PART = 50
 """A change of less than 1/50 of a GPU's memory is not reported. Drivers and displays cause smaller changes."""
 
 RETRY_FACTOR, SLOW_SECONDS = 10, 0.05
-"""If a query takes more than `SLOW_SECONDS` seconds, the next query waits for `RETRY_FACTOR` times its duration.
-Without NVML, a query starts a process that uses CUDA, and trials would wait for the query at every report.
+"""If a query takes more than `SLOW_SECONDS` seconds, no further query starts for `RETRY_FACTOR` times that duration.
+Without NVML, a query starts a process that uses CUDA. Without the pause after a slow query, trials would wait for a
+query at every report.
 """
 MAX_AGE = 2.0
 """The maximum age in seconds of the last query when a trial starts."""

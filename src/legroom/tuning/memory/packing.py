@@ -40,7 +40,7 @@ class TrialPlacement:
 
 
 class _GpuOption(NamedTuple):
-    """A GPU with enough free memory. Options are compared as tuples. The smallest tuple is the best option."""
+    """A GPU with enough free memory. The best option is the smallest tuple."""
 
     is_split: bool
     left: int

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
-"""The weights of the runtime in candidate orders. Trials are sorted by size plus weighted runtime. A large trial should
-start early because it needs much free memory. A long trial should start early so that it does not end last.
+"""Each weight defines one candidate order, in which trials are sorted by size plus weight times runtime. A large trial
+should start early because it needs much free memory. A long trial should start early so that it does not end last.
 """
 MAX_SIMULATIONS = 16 * 32 * 32
 """The maximum product of the number of samples and the square of the number of trials. A simulation of this size takes

@@ -6,7 +6,8 @@
         return loss
 
 The function is traced once, and again with each option of each choice, because a branch may suggest further parameters.
-In a trace, integers have their largest value, so that a loop over an integer parameter suggests all of its parameters.
+In a trace, integer parameters have their largest value, so that a loop over `range(layers)` suggests the parameters of
+every layer.
 """
 
 from collections.abc import Sequence

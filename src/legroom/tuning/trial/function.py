@@ -193,7 +193,7 @@ def _positional_count(function: ast.FunctionDef) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainParameters:
-    """The names of a training function's parameters. The name of a parameter that the function does not have is None."""
+    """The names of a training function's parameters. A name is None if the function has no such parameter."""
 
     config: str | None = None
     trial: str | None = None

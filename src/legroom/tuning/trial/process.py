@@ -77,7 +77,7 @@ class TrialExit:
     ooms: int = 0
     is_disk_full: bool = False
     affects_all_trials: bool = False
-    """True if the function cannot be loaded, so that all other trials would fail too."""
+    """True if the function cannot be loaded, in which case all other trials would fail too."""
     failed_at: float = 0.0
     """The `time.time()` at which the error was raised, or 0 if the process died."""
 

@@ -101,7 +101,7 @@ class TrialRecord:
     ended: float | None = None
     """The time in seconds since the start of the study."""
     attempts: int = 0
-    """The number of starts. A trial starts again if it was interrupted, paused, or ran out of memory."""
+    """The number of starts. A trial starts again if it was interrupted or paused, or if it ran out of memory."""
     checkpoint: str | None = None
     """The path of the checkpoint of the best report."""
     last_checkpoint: str | None = None

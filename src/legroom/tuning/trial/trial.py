@@ -102,8 +102,8 @@ class Trial:
 
     @property
     def micro_batch(self) -> int | None:
-        """The number of samples in each micro-batch that fits, or None if the full batch fits. A loop that accumulates
-        gradients itself uses this value.
+        """The micro-batch size in samples with which the trial fits, or None if the full batch fits. Use `micro_batch`
+        in a loop that accumulates gradients itself.
         """
         self.can_split = True
         return self._micro_batch

@@ -133,8 +133,8 @@ class _Names:
 
 
 def _site(site: Site, names: _Names, sources: Sources) -> list[int]:
-    """Return the properties of a site as numbers, which keeps the page small. The numbers are positions in the list of
-    names, and the index of the category.
+    """Return the properties of a site as integers, which keeps the page small. The last integer is the index of the
+    category, and the other integers are positions in the list of names.
     """
     frame = site.frame or Frame("", 0, "")
     location = format_location(frame.file, frame.line) if frame.file else "unknown line"

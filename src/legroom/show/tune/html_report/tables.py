@@ -29,7 +29,7 @@ def _lost_text(study: StudyFigures) -> str:
 
 
 def _ran(study: StudyFigures) -> int:
-    """Return the number of trials, without configurations that could never fit."""
+    """Return the number of trials, excluding configurations that can never fit."""
     return len(study.trials) - study.count("rejected")
 
 
@@ -203,7 +203,7 @@ def _row(trial: TrialFigures, names: list[str]) -> str:
 
 
 def _cell(text: str, value: Any) -> str:
-    """Return a table cell that is sorted by its value, not by the shown text."""
+    """Return a table cell. If `value` is a number, the table is sorted by `value`, not by the displayed text."""
     if value is None:
         return '<td data-sort="">–</td>'
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -89,7 +89,7 @@ def _is_close(one: float, other: float, tolerance: float) -> bool:
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module, *, except_for: tuple[type[nn.Module], ...] = ()) -> Iterator[None]:
-    """Inside the block, set all modules except the given types to evaluation mode (no dropout)."""
+    """Inside the block, set all modules to evaluation mode (no dropout), except modules of the given types."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in modes:

@@ -25,7 +25,7 @@ class BatchArguments:
     named: dict[str, Any]
     batch_dim: int = 0
     unsplit: frozenset[int | str] = frozenset()
-    """Arguments that are never split, by position or name, even if their size equals the batch size."""
+    """The positions and names of the arguments that are never split, even if their size equals the batch size."""
     batch_size: int = dataclasses.field(init=False)
     _has_lists_of_samples: bool = dataclasses.field(init=False)
     """True if the batch consists of lists with one item per sample."""

@@ -15,8 +15,8 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output prints tables even at verbose=0
 }
 _PRELOADED = {"RAY_preload_python_modules": "ray.tune,legroom.tuning.engines.ray.trial"}
-"""Modules that workers import while the first estimate runs. Ray versions without this setting import the modules with
-the first trial.
+"""The modules that Ray's workers import while the first estimate runs. If a version of Ray ignores this variable, the
+workers import the modules with the first trial.
 """
 _HELP = ray_cluster.RayHelp(
     address="address=",

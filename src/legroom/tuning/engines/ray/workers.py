@@ -16,7 +16,7 @@ def keep_idle(controller: Any, trial: Trial, count: int) -> None:
     """Make Ray keep `count` idle workers. By default, Ray keeps only one idle worker if no trial is queued, and the
     dispatcher never queues trials in Ray.
 
-    If Ray's internals differ, most parallel trials start a new worker.
+    If this version of Ray has different internals, most parallel trials start a new worker.
     """
     cache: Any = getattr(getattr(controller, "_tune_controller", controller), "_actor_cache", None)
     if hasattr(cache, "increase_max"):
@@ -34,7 +34,7 @@ def _plain_environment() -> Iterator[None]:
     """Remove the environment variables that Ray Tune sets for each trial (for Lightning). For a trial with a different
     environment, Ray would start a new worker.
 
-    If Ray's internals differ, the first trial starts about two seconds later.
+    If this version of Ray has different internals, the first trial starts about two seconds later.
     """
     try:
         from ray.tune.execution.class_cache import DEFAULT_ENV_VARS as VARIABLES
@@ -54,8 +54,8 @@ def _without_groups() -> Iterator[None]:
     """Make Ray Tune count resources instead of reserving a placement group for each trial.
 
     By default, Ray Tune starts a task that waits for the placement group and occupies an idle worker, so the trial
-    needs a new worker. Counting is enough, because the dispatcher has already reserved the resources. If Ray's
-    internals differ, up to two additional workers are started for each parallel trial.
+    needs a new worker. Counting is enough, because the dispatcher has already reserved the resources. If this version
+    of Ray has different internals, up to two additional workers are started for each parallel trial.
     """
     try:
         from ray.air.execution import FixedResourceManager
