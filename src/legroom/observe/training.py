@@ -1,12 +1,12 @@
 """Counts the steps of a training loop with torch's hooks on optimizers and loaders.
 
-A step ends with an optimizer step. With several optimizers (a GAN), only the steps of the optimizer that stepped first
-are counted. If another optimizer steps twice before the first optimizer steps again (as in layer-wise training), the
-steps of the other optimizer are counted instead. In a program with backward passes but no optimizer (manual updates), a
-step ends when the model is called again, or at the end of the program. In a program that never trains (inference), each
-batch that is followed by a call to a model counts as a step. Batches alone are not counted, because some are
-prefetched. For example, accelerate prefetches one batch, and the Transformers Trainer prefetches all batches of an
-accumulated step.
+A training step ends with `optimizer.step()`. With several optimizers (a GAN), only the steps of the optimizer that
+stepped first are counted. If another optimizer steps twice before the first optimizer steps again (as in layer-wise
+training), the steps of the other optimizer are counted instead. In a program with backward passes but no optimizer
+(manual updates), a step ends when the model is called again, or at the end of the program. In a program that never
+trains (inference), each batch that is followed by a call to a model counts as a step. Batches alone are not counted,
+because some are prefetched. For example, accelerate prefetches one batch, and the Transformers Trainer prefetches all
+batches of an accumulated step.
 """
 
 import gc

@@ -22,7 +22,7 @@ from legroom.observe.dispatch.backward_engine import in_backward_pass
 
 MAX_WAIT_SECONDS = 10.0
 """The maximum time in seconds that a thread waits for a scan in another thread. The wait is limited because a scan
-calls the user's callback for leaks, which may not return.
+calls the user's callback for leaks, and the callback might never return.
 """
 _TORCH = Path(torch.__file__).parent
 _TRAINING_CODE = tuple(f"{_TORCH / folder}/" for folder in ("nn", "autograd", "optim"))
@@ -43,7 +43,9 @@ inference_threads: set[int] = set()
 the autograd graph, so another thread can safely scan objects at the same time.
 """
 _scan_lock = threading.RLock()
-"""The lock that a thread holds during a scan. The lock is reentrant because a user's callback for a leak may train."""
+"""The lock that a thread holds during a scan. The lock is reentrant because the user's callback for leaks can itself
+run training code.
+"""
 
 
 def thread_serial() -> int:
@@ -75,8 +77,8 @@ def other_threads_train() -> bool:
 
 @contextlib.contextmanager
 def exclusive_scan() -> Iterator[bool]:
-    """Yield whether this thread may scan all objects of the process. The value is False while another thread trains,
-    runs a model with gradients enabled, or scans.
+    """Yield whether this thread is allowed to scan all objects of the process. The value is False while another thread
+    trains, runs a model with gradients enabled, or scans.
     """
     if not _scan_lock.acquire(blocking=False):
         yield False

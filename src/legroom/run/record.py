@@ -134,9 +134,9 @@ class BlockRecording:
 
     @property
     def steps(self) -> int:
-        """The number of completed steps. A step ends with an optimizer step. If the program has no optimizer, each
-        backward pass is a step. If the program has neither an optimizer nor a backward pass, each batch of a DataLoader
-        is a step.
+        """The number of completed steps. A training step ends with `optimizer.step()`. If the program has no optimizer,
+        each backward pass is a step. If the program has neither an optimizer nor a backward pass, each batch of a
+        DataLoader is a step.
         """
         return self._report.steps
 

@@ -21,8 +21,8 @@ UNKNOWN = "notebook cell"
 
 
 _SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""The IPython variables that keep all of the user's variables or the outputs in `Out` alive. `Holder.path` starts with
-one of these names.
+"""The names of the IPython variables that keep all of the user's variables or the outputs in `Out` alive, as they appear
+at the start of `Holder.path`.
 """
 
 

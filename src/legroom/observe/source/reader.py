@@ -375,9 +375,9 @@ class NameReader:
             self.limits.append(self._occurrence)
 
     def _check(self, node: ast.If | ast.While, when_long: Sequence[ast.stmt] | None) -> None:
-        """Record that the program checks the length of the container. The check limits the length only if code stores
-        items, removes items, or ends a loop or a call depending on the result. A statement that ends a loop or a call
-        counts only if it is in `when_long`, the statements that run if the container is long.
+        """Record that the program checks the length of the container. The check limits the length only if its result
+        determines whether code stores items, removes items, or ends a loop or a call. A statement that ends a loop or a
+        call counts only if it is in `when_long`, the statements that run if the container is long.
         """
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes

@@ -42,7 +42,7 @@ class NameUsage(NamedTuple):
     checks_membership: bool
     """Whether code checks that the object contains a key, which suggests that the object is a cache."""
     looks_up: bool = False
-    """Whether code calls `get` while other code adds items. The `get` method of a queue removes the item that it
+    """Whether some code calls `get` and other code adds items. The `get` method of a queue removes the item that it
     returns.
     """
     drains: bool = False

@@ -22,8 +22,8 @@ from legroom.observe.virtual.placement import is_placement_active
 from legroom.observe.virtual.torch_api.devices import index_of
 
 BEFORE_TORCH = 0
-"""The priority of the functions that this module registers. PyTorch registers its functions for the CPU, which would
-accept every storage, with priority 10.
+"""The priority of the functions that this module registers. PyTorch's functions for the CPU have priority 10 and would
+accept every storage.
 """
 
 

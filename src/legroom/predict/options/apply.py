@@ -15,7 +15,7 @@ from legroom.predict.tracing.pause_gc import instances_of
 
 
 class OptionHasNoEffect(Exception):  # noqa: N818
-    """Raised inside a run if an option has no effect on it."""
+    """Raised during a run if an option has no effect on the run."""
 
 
 def _raise_no_effect() -> NoReturn:
@@ -130,7 +130,7 @@ def _checkpoint(undo: _Undo) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the items of the model's outermost module lists that have parameters."""
+    """Return the items with parameters from the model's outermost module lists."""
     if isinstance(model, nn.ModuleList | nn.Sequential):
         blocks = [block for block in model if any(True for _ in block.parameters())]
         if len(blocks) > 1:

@@ -1,4 +1,4 @@
-"""Blocks changes to the user's files that were not redirected.
+"""Blocks changes to the user's files if the changes were not redirected.
 
 Python reports every file change to its audit hooks. The hooks also report calls that bypass the redirected functions,
 such as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside

@@ -110,7 +110,7 @@ def save(obj: Any, f: Any) -> None:
 
 
 def load_saved(f: Any, map_location: Any) -> tuple[bool, Any]:
-    """Return whether `save` wrote the file `f`, and the object in the file."""
+    """Return a tuple: whether `save` wrote the file `f`, and the object in the file."""
     if isinstance(f, str | bytes | os.PathLike):
         with open(f, "rb") as file:
             return load_saved(file, map_location)

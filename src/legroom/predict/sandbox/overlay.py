@@ -249,8 +249,8 @@ class Overlay:
             self._deleted.add(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or a directory, as the script sees it. Content in the lower layer is copied only if `source` or
-        `target` is in the scratch folder or is not a user file.
+        """Move a file or a directory in the file system that the script sees. Content in the lower layer is copied only
+        if `source` or `target` is in the scratch folder or is not a user file.
         """
         self._make_parents(target)
         self._check_rename(source, target)

@@ -46,7 +46,7 @@ def first_spawned_rank_in_this_process(folder: Path, note: Note) -> Iterator[Non
 
 
 class _Finished:
-    """The result of `spawn(..., join=False)` after its function has returned."""
+    """The result of `spawn(..., join=False)` when the spawned function has already returned."""
 
     processes: tuple[Any, ...] = ()
 

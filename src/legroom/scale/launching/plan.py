@@ -94,7 +94,7 @@ class LaunchPlan:
 
     @property
     def options(self) -> list[str]:
-        """The options of `legroom launch` that repeat this launch."""
+        """The options with which `legroom launch` repeats this launch."""
         minimum, maximum = self.nodes
         arguments = ["--nproc", str(self.nproc)]
         if self.gpus:

@@ -90,7 +90,7 @@ def predict_step(
     steps: int = 2,
     sharded_over: Sequence[int] = (),
 ) -> StepPrediction:
-    """Predict the peaks of `steps` steps. Later steps have the same peaks."""
+    """Predict the peaks of `steps` steps. It is assumed that later steps have the same peaks."""
 
     def trace() -> StepPrediction:
         with trace_devices(device_model, devices) as (events, gpu):

@@ -24,7 +24,7 @@ def single_device_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> Ma
 
 
 def optimizer_only_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
-    """Return an optimizer step with existing gradients, without a batch."""
+    """Return a step that creates gradients and runs the optimizer, without a forward or backward pass."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
         copied, copied_optimizer, _ = _copied(onto, model, optimizer, None)

@@ -313,8 +313,8 @@ class _Stage(nn.Module):
 
 
 def _can_drop_outputs(schedule: Any) -> bool:
-    """Return whether torch supports `return_outputs=False` (after 2.6). Without this option, the last stage keeps all
-    outputs of a step.
+    """Return whether this version of torch supports `return_outputs=False` (torch 2.6 does not). Without this option,
+    the last stage keeps all outputs of a step.
     """
     import inspect
 
