@@ -66,30 +66,41 @@ def _freeze_older_objects() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _no_trace_function_stays() -> Iterator[None]:
+class _CurrentTest:
+    """What the hooks below know about the test that runs. Hooks are faster than fixtures, and there are thousands of tests."""
+
+    trace_function: Any = None
+    folder = ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _CurrentTest.trace_function = sys.gettrace()
+    _CurrentTest.folder = str(item.path.parent)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
     """Fail a test that leaves a trace function set, rather than a later test."""
-    before = sys.gettrace()
-    yield
-    after = sys.gettrace()
+    before, after = _CurrentTest.trace_function, sys.gettrace()
     sys.settrace(before)
     assert after is before
 
 
-@pytest.fixture(autouse=True)
-def _other_tests_are_not_user_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exclude `bench` and the tests in other folders from the user's modules. A search through hundreds of modules takes seconds, and a user's
-    program has few."""
-    all_modules, folder = loaded_modules._user_modules, str(request.path.parent)
+_all_user_modules = loaded_modules._user_modules
 
-    def user_modules(*state: Any) -> list[tuple[str, str]]:
-        return [
-            (name, file)
-            for name, file in all_modules(*state)
-            if not file.startswith(_OWN_CODE) or os.path.dirname(file) == folder
-        ]
 
-    monkeypatch.setattr(loaded_modules, "_user_modules", user_modules)
+def _without_other_tests(*state: Any) -> list[tuple[str, str]]:
+    """Exclude `bench` and the tests in other folders from the user's modules. A search through hundreds of modules takes
+    seconds, and a user's program has few."""
+    return [
+        (name, file)
+        for name, file in _all_user_modules(*state)
+        if not file.startswith(_OWN_CODE) or os.path.dirname(file) == _CurrentTest.folder
+    ]
+
+
+loaded_modules._user_modules = _without_other_tests
 
 
 @pytest.fixture

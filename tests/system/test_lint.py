@@ -1,11 +1,15 @@
 """`legroom lint` from the command line: formats, exit codes, standard input, a missing extra."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from legroom.cli import main
 
 LEAK = """\
 import torch
@@ -20,15 +24,18 @@ for batch in loader:
 """
 
 
-def lint(
-    *arguments: str, text: str | None = None, folder: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def lint(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process."""
+    command, stdout, stderr = ["lint", *arguments], io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        exit_code = main(command)
+    return subprocess.CompletedProcess(command, exit_code, stdout.getvalue(), stderr.getvalue())
+
+
+def run_python(*arguments: str, folder: Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a new interpreter."""
     return subprocess.run(
-        [sys.executable, "-m", "legroom", "lint", *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        cwd=folder,
+        [sys.executable, *arguments], input=text, capture_output=True, text=True, cwd=folder
     )
 
 
@@ -113,9 +120,10 @@ def test_diff_does_not_change_files(project: Path) -> None:
 
 
 def test_standard_input_is_fixed_on_standard_output(project: Path) -> None:
-    done = lint("-", "--fix", text=LEAK, folder=project)
+    command = ("-m", "legroom", "lint", "-")
+    done = run_python(*command, "--fix", folder=project, text=LEAK)
     assert done.stdout == LEAK.replace("(loss)", "(loss.detach())")
-    assert lint("-", text=LEAK, folder=project).stdout.count("standard input:9:19") == 1
+    assert run_python(*command, folder=project, text=LEAK).stdout.count("standard input:9:19") == 1
 
 
 @pytest.mark.parametrize(
@@ -144,12 +152,18 @@ def test_missing_libcst_names_the_extra(project: Path) -> None:
         "from legroom.cli import main\n"
         "sys.exit(main(['lint', 'train.py']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=project)
+    done = run_python("-c", program, folder=project)
     assert done.returncode == 2
     assert done.stderr.startswith("legroom: libcst is not installed: pip install ")
 
 
-def test_rules_are_listed_without_libcst() -> None:
-    listed = lint("--rules").stdout
+def test_rules_are_listed_without_libcst(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['libcst'] = None\n"
+        "from legroom.cli import main\n"
+        "sys.exit(main(['lint', '--rules']))\n"
+    )
+    listed = run_python("-c", program, folder=tmp_path).stdout
     assert "LG101  Memory grows with every step\n" in listed
     assert "LG503  DataLoader receives both a sampler and shuffle=True\n" in listed

@@ -1,5 +1,6 @@
 """Columns, moments and layouts agree with the ledger."""
 
+import pytest
 from example_events import alloc, training
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +44,7 @@ def test_every_resolution_contains_the_peaks(changes: list[tuple[int, bool, int]
             assert dict(zip(CATEGORIES, sums, strict=True)) == ledger.at(index).by_category()
 
 
+@pytest.mark.slow
 def test_moments_have_the_live_memory_of_the_ledger() -> None:
     events = list(training(10))
     tags = final_categories(events)

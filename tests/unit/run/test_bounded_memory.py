@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from legroom.memory import ledger as ledger_module
@@ -34,6 +35,7 @@ def reachable(roots: Iterable[Any]) -> int:
     return len(seen)
 
 
+@pytest.mark.slow
 def test_the_number_of_kept_records_does_not_grow_with_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger_module, "_MAX_STEPS", 40)
     monkeypatch.setattr(ledger_module, "_SPAN", EVENTS // 8)

@@ -1,10 +1,11 @@
 """The simulated allocator, compared to recordings of the real one (H200, torch 2.11; see tests/gpu/record_histories.py)."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from history_replay import History
+from history_replay import History, Replay
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.blocks import Block
 from legroom.units import GiB, KiB, MiB
@@ -19,9 +20,14 @@ PLACED_BY_CHANCE = "h200_roundup_transformer"
 show. So another one of two blocks of equal size was used, and one segment of 20 MiB less was needed."""
 
 
-@pytest.fixture(params=PATHS, ids=NAMES)
-def history(request: pytest.FixtureRequest) -> History:
-    return History.read(request.param)
+@cache
+def read(path: Path) -> History:
+    return History.read(path)
+
+
+@cache
+def replayed(path: Path) -> Replay:
+    return read(path).replay()
 
 
 def test_there_are_recordings_of_every_kind() -> None:
@@ -40,17 +46,20 @@ def test_there_are_recordings_of_every_kind() -> None:
     assert kinds <= {kind for kind in kinds if any(f"h200_{kind}" in name for name in NAMES)}
 
 
-def test_addresses_segments_failures_and_peaks_agree(history: History) -> None:
-    result = history.replay()
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_addresses_segments_failures_and_peaks_agree(path: Path) -> None:
+    result = replayed(path)
 
     assert result.mismatches == 0, "\n".join(result.examples)
     assert result.events > 40
 
 
-def test_the_peaks_agree_without_recorded_addresses(history: History, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_the_peaks_agree_without_recorded_addresses(path: Path) -> None:
+    history = read(path)
     result = history.replay(with_addresses=False)
 
-    if PLACED_BY_CHANCE in request.node.name:
+    if PLACED_BY_CHANCE in path.name:
         assert abs(result.allocator.peak_reserved - history.peaks[1]) == 20 * MiB
     else:
         assert result.mismatches == 0, "\n".join(result.examples)
@@ -58,11 +67,11 @@ def test_the_peaks_agree_without_recorded_addresses(history: History, request: p
 
 @pytest.mark.parametrize("path", WITH_STATS, ids=lambda path: path.name)
 def test_memory_stats_agree(path: Path) -> None:
-    history = History.read(path)
+    history = read(path)
     # Where several streams are done at once, the order in which their blocks merge is not recorded.
     ignored = "inactive_split" if "streams" in path.name else "nothing"
 
-    stats = history.replay().allocator.stats()
+    stats = replayed(path).allocator.stats()
 
     assert history.stats.keys() == stats.keys()
     assert {key: value for key, value in stats.items() if not key.startswith(ignored)} == {
@@ -72,9 +81,9 @@ def test_memory_stats_agree(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WITH_STATS, ids=lambda path: path.name)
 def test_the_final_segments_agree_block_by_block(path: Path) -> None:
-    history = History.read(path)
+    history = read(path)
 
-    segments = history.replay().allocator.segments()
+    segments = replayed(path).allocator.segments()
 
     assert [
         {
@@ -90,7 +99,7 @@ def test_the_final_segments_agree_block_by_block(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ERRORS, ids=lambda path: path.name)
 def test_the_sizes_in_error_messages_agree(path: Path) -> None:
-    history = History.read(path)
+    history = read(path)
     allocator = Allocator(history.capacity, settings=history.settings, total=history.total)
     live: dict[int, Block] = {}
     errors = iter(history.errors)

@@ -162,6 +162,7 @@ def test_a_file_that_is_not_a_snapshot_is_rejected_in_one_line(
     assert (out, err.count("\n")) == ("", 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
 def test_inconsistent_entries_are_read_or_rejected(
@@ -189,6 +190,7 @@ plain_data = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(plain_data, st.integers(3, 5))
 def test_plain_data_is_read_as_the_standard_library_reads_it(content: Any, protocol: int) -> None:
     shared = [content, content, {"again": content}, (), (1,), ("x" * 300,), list(range(1500))]

@@ -188,6 +188,7 @@ def test_a_cache_is_rejected_with_advice() -> None:
         record_forward(model, (torch.zeros(1, 4, dtype=torch.long),), {})
 
 
+@pytest.mark.slow
 def test_a_transformers_model_can_be_split() -> None:
     pytest.importorskip("transformers")
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -35,6 +35,7 @@ def on_screen(report, warning="") -> str:
     return render_to_string(*parts, ShortFooter(report, warning=warning))
 
 
+@pytest.mark.slow
 @given(
     categories=st.sets(st.sampled_from(list(Category)), min_size=0),
     lines=st.integers(0, 12),

@@ -76,13 +76,16 @@ class TestResult:
         assert runs(found.batch_size)
         assert not runs(round(found.batch_size * 1.03) + 1)
 
+    @pytest.mark.slow
     def test_was_run(self, found: FoundBatchSize) -> None:
         assert found.batch_size in [trial.batch_size for trial in found.trials if trial.fits]
 
+    @pytest.mark.slow
     def test_needs_at_most_four_trials_and_no_failure(self, found: FoundBatchSize) -> None:
         assert len(found.trials) <= 4
         assert found.oom_count == 0
 
+    @pytest.mark.slow
     def test_has_a_reason(self, found: FoundBatchSize) -> None:
         assert str(found).startswith(f"A batch size of {found.batch_size} uses ")
         assert "none of them ran out of memory" in found.reason
