@@ -115,7 +115,9 @@ def _quoted(folder: Path, extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """Return pip's record of the path or URL from which Legroom was installed, or {} for a package index."""
+    """Return pip's record of the path or URL from which Legroom was installed, or {} if it was installed from a
+    package index.
+    """
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EBADF, errno.EIO)
-"""Error numbers with which a write to standard output can fail.
+"""Values of `errno` for a failed write to standard output.
 
 If the exception contains a file name, the write to that file failed, not the write to standard output.
 """

@@ -36,7 +36,7 @@ class ProcessSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """The processors and the memory of this machine, or of the container if it has a limit."""
+    """The processors and the memory of this machine, or of the container if the container has a memory limit."""
 
     name: str
     cores: int

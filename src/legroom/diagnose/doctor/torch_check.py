@@ -140,7 +140,7 @@ def _try(device: str, name: str, capability: tuple[int, int] | None, work: Calla
 def compute(device: str) -> str:
     """Compare a matrix product, a convolution and their gradients with the results on the CPU.
 
-    Return an error message, or "" if they agree.
+    Return an error message, or "" if the results agree.
     """
     import torch
 

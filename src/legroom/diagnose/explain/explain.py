@@ -271,7 +271,7 @@ def _build(
 ) -> Explanation:
     """Build the explanation.
 
-    `context` is the text of the log that mentions the cause, or "" if the error message mentions the cause.
+    `context` is the part of the log that mentions the cause, or "" if the error message itself mentions the cause.
     """
     page = find_page(code)
     meaning, causes = page_parts(code)

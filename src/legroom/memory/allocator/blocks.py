@@ -136,7 +136,7 @@ class Pool:
         del entries[bisect_left(entries, (block.address,))]
 
     def merge(self, block: Block, adjacent: Block | None) -> int:
-        """Merge an adjacent block of the same state into `block`, and return the size of the adjacent block."""
+        """If an adjacent block has the same state, merge it into `block`, and return its size. Otherwise, return 0."""
         if adjacent is None or adjacent.state != block.state:
             return 0
         if adjacent.state == UNMAPPED:

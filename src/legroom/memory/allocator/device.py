@@ -91,9 +91,9 @@ class AddressSpace:
     units of 32 MiB are added below all other units. After the first operation, there is also a wide gap (`WIDE_GAP`)
     between the first segment and the units. Early segments therefore have decreasing addresses. The next several
     hundred MiB have increasing addresses, and later segments have decreasing addresses again. If the first segment
-    was larger than a unit, the wide gap is divided into units from its top. Handles of cuBLAS also use address space
-    in these gaps. Address space that other libraries and host memory use is not simulated. Ranges for expandable
-    segments are placed at increasing addresses, starting at a low address.
+    was larger than a unit, the wide gap is divided into units, starting at its top. Handles of cuBLAS also use
+    address space in these gaps. Address space that other libraries and host memory use is not simulated. Ranges for
+    expandable segments are placed at increasing addresses, starting at a low address.
     """
 
     __slots__ = ("first_was_large", "free", "highest_unit", "lowest_unit", "next_range")

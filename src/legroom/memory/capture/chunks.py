@@ -53,7 +53,7 @@ class ChunkFile:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file, which is unbuffered, without writing."""
+        """Close the file without writing to it. The file is unbuffered, so closing it flushes no data."""
         with suppress(OSError):
             self._file.close()
 

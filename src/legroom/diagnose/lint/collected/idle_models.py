@@ -14,8 +14,8 @@ from legroom.diagnose.lint.rule import Problem
 
 
 def idle_models(program: Program) -> Iterator[Problem]:
-    """Find `self.model = copy.deepcopy(model).to(device)` in a constructor, if the program uses only a few of the
-    objects in each round.
+    """Find `self.model = copy.deepcopy(model).to(device)` in a constructor, if the program uses only a few instances
+    of the class in each round.
 
     For example, a program for federated learning draws a few clients in each round.
     """

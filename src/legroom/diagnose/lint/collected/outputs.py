@@ -43,7 +43,7 @@ _OUTPUT_ATTRIBUTES = split_words(
     "attentions past_key_values"
 )
 _SEQUENCES = split_words("last_hidden_state hidden_states")
-"""Attributes of a model output with one vector per token."""
+"""Attributes of a model output that contain one vector per token."""
 _FEATURES = re.compile(r"(?:^|_)(?:feat|features?|embed|embedding|encode|represent|extract)", re.IGNORECASE)
 """Names of the methods of a model that return features."""
 _SMALL = re.compile(r"(?:^|_)(?:box|bbox|score|label|angle|pose|class_id)$")

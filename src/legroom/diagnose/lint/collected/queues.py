@@ -12,7 +12,7 @@ from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 _LIMITING = ("qsize", "full", "Semaphore", "BoundedSemaphore", "Condition", "task_done", "Barrier")
-"""Names whose use shows that the program may limit the queue itself."""
+"""Names that suggest that the program itself limits the queue."""
 
 
 def unlimited_queues(program: Program) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 _LABELS = re.compile(r"label|target|mask|^y|mean|std|weight|index|indices|ids?$", re.IGNORECASE)
-"""Names of small tensors of a dataset."""
+"""Matches names of tensors that are small compared with the samples of a dataset."""
 _CONCATENATION = ("cat", "concat", "stack", "vstack")
 
 

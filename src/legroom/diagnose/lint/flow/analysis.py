@@ -2,7 +2,7 @@
 values are stored.
 
 Each function is analyzed statement by statement. Loop bodies are analyzed twice, so that the second analysis includes
-the results of the first iteration. Branches are analyzed separately, and then their values are joined. The file is
+the results of the first iteration. Branches are analyzed separately, and then their values are merged. The file is
 analyzed repeatedly until return values, arguments and gradient modes no longer change. The lint rules use the facts
 of the last pass.
 
@@ -347,7 +347,7 @@ class _Walker(Assignments):
     def _is_detached_in(self, body: cst.BaseSuite, after: dict[str, Value], path: str) -> bool:
         """Return True if one branch runs the backward pass and detaches the loss.
 
-        In the other branch, the caller runs the backward pass.
+        The other branch leaves the backward pass to the caller.
         """
         if not self.names[path].has_graph or after.get(path, GRAPH).has_graph:
             return False

@@ -258,7 +258,7 @@ def bound_paths(target: cst.BaseExpression) -> set[str]:
 
 
 def names_with_graph(node: cst.CSTNode) -> set[str]:
-    """Return the names that an expression reads with their graph.
+    """Return the names that an expression reads together with their graph.
 
     A name does not count if the expression uses only its shape, its detached value or a number such as `loss.item()`.
     """

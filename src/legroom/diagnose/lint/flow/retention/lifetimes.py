@@ -213,7 +213,9 @@ def _keeps_default(program: Program, function: Function, parameter: str) -> bool
 
 
 def object_survives(program: Program, site: CallSite) -> bool:
-    """Return True if the object of a method call survives the next step. The rules assume that an unknown object survives."""
+    """Return True if the object of a method call is still alive in the next step. The rules assume that an unknown
+    object survives.
+    """
     path = path_of(receiver(site.call))
     if path is None or path in {"self", "cls"}:
         return True
