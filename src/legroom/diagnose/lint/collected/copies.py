@@ -40,6 +40,8 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
         return
     if not program.mentions("deepcopy", "clone", "cat", "parameters_to_vector"):
         return
+    if store.value.kind is ValueKind.PLAIN or _is_number(store.expression):
+        return  # a number
     copies = _copied_models(program, store.expression, store)
     if not copies:
         return
@@ -58,6 +60,11 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
         yield _copied(store)
 
 
+def _is_number(node: cst.BaseExpression) -> bool:
+    """Return True for `torch.cat(parameters).norm()`."""
+    return isinstance(node, cst.Call) and method_name(node) in _REDUCTIONS
+
+
 def _copied(store: StoreFact) -> Problem:
     return Problem(
         node=store.expression,
@@ -66,6 +73,7 @@ def _copied(store: StoreFact) -> Problem:
     )
 
 
+_REDUCTIONS = {"item", "max", "mean", "min", "norm", "std", "sum", "tolist", "var"}
 _REPEATED_CALLBACK = re.compile(
     r"^on_(?:\w+_)?(?:epoch|step|batch|evaluate|log|save)(?:_(?:start|begin|end))?$|^on_validation_end$"
 )

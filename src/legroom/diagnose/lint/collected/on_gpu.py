@@ -32,7 +32,7 @@ from legroom.diagnose.lint.flow.values import SAMPLING_NAMES, ValueKind, split_w
 from legroom.diagnose.lint.rule import Problem
 
 SIZE_PRESERVING = split_words(
-    "bfloat16 clamp clip clone contiguous cuda detach double exp flatten float half interpolate log_softmax normalize "
+    "bfloat16 clamp clip clone contiguous cuda detach double exp flatten flip float half interpolate log_softmax normalize "
     "permute relu reshape sigmoid softmax squeeze tanh to transpose unsqueeze view"
 )
 """Methods and functions whose result has as many elements as their argument."""

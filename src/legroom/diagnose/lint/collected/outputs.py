@@ -174,6 +174,14 @@ def _contains_output(
         and each.function is place.function
         and each.order < place.order
     ]
+    added = [
+        each.expression
+        for each in program.stores
+        if each.target == path and each.how == "augment" and each.function is place.function
+        if each.order < place.order and not each.value.host
+    ]
+    if any(_contains_output(program, each, place, models, depth + 1) for each in added):
+        return True  # probabilities += model(x).softmax(1)
     if not made and path in place.arguments and place.caller is not None:
         return _contains_output(program, place.arguments[path], place.caller, models, depth + 1)
     if not made or made[-1].value.host or made[-1].value.kind is ValueKind.PLAIN:

@@ -61,7 +61,7 @@ _COMPUTING_METHODS = split_words(
     "extract_features forward_head"
 )
 """Methods of library models that do not disable gradients."""
-_OPERATIONS = ("einops.", "torchvision.ops.", "torchvision.utils.make_grid")
+_OPERATIONS = ("einops.", "torchvision.ops.", "torchvision.utils.make_grid", "horovod.torch.allreduce")
 """Library functions whose results have a graph if their arguments have one."""
 _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 

@@ -79,6 +79,7 @@ _OWN_WEIGHTS = {"load_state_dict", "parameters", "train", "state_dict", "named_p
 def check(program: Program) -> Iterator[Problem]:
     yield from _reloaded_models(program)
     yield from _rewrapped_models(program)
+    yield from _prepared_again(program)
     for call in program.calls:
         name = call.name or ""
         if not name.startswith("torch.optim.") or not last_name(name)[:1].isupper() or "lr_scheduler" in name:
@@ -254,6 +255,18 @@ def _rewrapped_models(program: Program) -> Iterator[Problem]:
             message=f"`{store.target}` is wrapped in another `{wrapper}` in every iteration",
             help=f"Wrap `{store.target}` once before the loop",
         )
+
+
+def _prepared_again(program: Program) -> Iterator[Problem]:
+    """Find `loader = accelerator.prepare(loader)` in a loop over epochs."""
+    for call in program.calls if program.mentions("Accelerator") else ():
+        loop = call.loops[-1] if call.method == "prepare" and call.loops else None
+        if loop is not None and loop.trains and not program.is_conditional(call.node, loop.node):
+            yield Problem(
+                node=call.node,
+                message="The accelerator keeps every object that it prepares, and this loop prepares new objects in each iteration",
+                help="Call `prepare` once before the loop",
+            )
 
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DDP"}
