@@ -7,7 +7,9 @@ The rule reports the following cases:
   an optimizer that is created once per epoch, fold or task.
 - The loop over the data, or a function that each step calls, loads a pretrained model, for example for a perceptual
   loss. The rule does not flag a model that is loaded once and cached, or a model that the loop trains.
+- A function that answers a request, such as `@app.post("/predict")`, loads a pretrained model for each request.
 - Each iteration of a loop wraps the same model in `DataParallel` or `DistributedDataParallel` again.
+- Each epoch passes a new object to `Accelerator.prepare`. The accelerator keeps all prepared objects.
 
 ## Why this is a problem
 Adam and most other optimizers keep state for each parameter. Creating a new optimizer in each step discards
