@@ -164,7 +164,7 @@ def main(function: str, port: str, parent: str) -> None:
 
 
 def _exit_after(parent: int) -> None:
-    """Exit this process when the process `parent` has exited. On Windows, `parent` may not be the direct parent,
+    """Exit this process when the process `parent` has exited. On Windows, `parent` is not always the direct parent,
     because the `python` of a virtual environment starts the real interpreter.
     """
     with contextlib.suppress(psutil.NoSuchProcess):

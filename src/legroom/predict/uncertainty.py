@@ -1,5 +1,4 @@
-"""Computes by how much the reserved memory of a run may exceed the prediction, because parts of the trace are
-uncertain.
+"""Computes the uncertainty of a prediction: the number of bytes by which the reserved memory of a run may exceed it.
 
 The reserved memory depends on two properties that a trace does not contain. First, the workspace sizes of some kernels
 are uncertain (`ScratchAlloc.alternatives` lists the possible sizes). Each workspace is a small part of the peak, but a
@@ -141,8 +140,8 @@ def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
 
 def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
     """Yield combinations with the largest alternatives of some uncertain sizes. In the last combination, every size is
-    half its largest alternative. A workspace of medium size may fit in no free block, while a large workspace gets its
-    own segment.
+    half its largest alternative. A workspace of medium size may fit in no free block, whereas a large workspace gets
+    its own segment.
 
     A layer uses the same kernel in every step, so sizes with the same alternatives change together.
     """

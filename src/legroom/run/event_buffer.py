@@ -14,7 +14,7 @@ from legroom.memory.interrupts import delayed_interrupts
 
 MAX_PENDING = 4096
 MAX_FRACTION = 0.05
-"""The maximum fraction of the run time that `step_ended` may use. If steps are short, the events of several steps are
+"""The maximum fraction of the run time that `step_ended` uses. If steps are short, the events of several steps are
 passed on together.
 """
 

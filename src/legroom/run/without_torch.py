@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def names_torch(script: Script) -> bool:
-    """Return whether the script may import torch directly. For a module (`-m`), a folder or a pipe, the result is
-    always True.
+    """Return whether the source of the script contains the word `torch`. For a module (`-m`), a folder or a pipe, the
+    result is always True.
     """
     if script.is_module or not os.path.isfile(script.name):
         return True

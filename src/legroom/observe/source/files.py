@@ -85,7 +85,9 @@ def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.
 
 @lru_cache(maxsize=16)
 def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the functions and methods of a file by name. Only the first function of each name is returned."""
+    """Return a dict that maps names to the functions and methods of a file. Only the first function of each name is
+    returned.
+    """
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():

@@ -141,8 +141,8 @@ def find_usage_in(
 def find_feeding_calls(
     name: str, file: str, function: str, line: int, *, is_attribute: bool = False
 ) -> NameUsage:
-    """Find calls that pass a value to a library's object, as in `optimizer.add_param_group(...)`. The growing container
-    may be inside that object, so no statement of the user refers to the container itself.
+    """Find calls that pass a value to a library's object, as in `optimizer.add_param_group(...)`. If the growing
+    container is inside that object, no statement of the user refers to the container itself.
     """
     tree = tree_of(file) if name.isidentifier() else None
     if tree is None:
@@ -256,8 +256,8 @@ def is_training_data(name: str, file: str, line: int) -> bool:
 
 
 def is_read_in(name: str, file: str, *, is_attribute: bool, by_key: bool = False) -> bool:
-    """Return whether a file reads the items of a container. Reading a single item, the best item or the length does not
-    count. With `by_key`, looking up an item by its key does not count either.
+    """Return whether a file reads the items of a container. Reading a single item, the best item or the length is
+    ignored. With `by_key`, looking up an item by its key is also ignored.
     """
     tree = tree_of(file)
     if tree is None:
@@ -422,8 +422,8 @@ def _combine(
         return [each for each in occurrences if not each.function or each.function in calls.called]
 
     def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-        """Return the occurrences that may run while the loop stores items. An occurrence that runs once after the loop
-        is omitted.
+        """Return the occurrences that can run while the loop stores items. Occurrences that run only after the loop are
+        omitted.
         """
         loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
         return [

@@ -44,7 +44,7 @@ class Trace:
     uncertain_bytes: int = 0
     """The number of bytes by which the reserved memory may exceed the prediction (see `uncertainty`)."""
     alternatives: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Other possible sizes of each workspace of uncertain size, by id. The most likely size comes first."""
+    """Maps the id of each workspace of uncertain size to its other possible sizes. The most likely size comes first."""
     optional: set[int] = field(default_factory=set)
     """The ids of optional workspaces. If an optional workspace cannot be allocated, the program continues without it.
     """

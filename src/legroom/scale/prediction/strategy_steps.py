@@ -45,8 +45,8 @@ def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) 
     """Return a DDP step. Gradients are views of buckets, which exist from the start of the run.
 
     After the first step, DDP rebuilds its buckets in the order of the gradients. With `nccl`, the old buckets stay
-    alive until the next collective, after the forward pass of the second step. Measurements on an H200 confirm that the
-    peak of the second step includes both sets of buckets, or only one set if DDP does not rebuild the buckets.
+    alive until the next collective, which follows the forward pass of the second step. Measurements on an H200 confirm
+    that the peak of the second step includes both sets of buckets, or only one set if DDP does not rebuild the buckets.
     """
 
     def make(onto: DeviceCopies) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Parts that all HTML pages share: the style, the data embedded in a page, and writing the file.
 
-A page is a single file that makes no network requests. A page contains text from captures and from the user's code,
-which may be hostile. Text is escaped in HTML, and embedded data cannot close its script element.
+A page is a single file that makes no network requests. A page contains text from captures and from the user's code, and
+this text may be malicious. Text is escaped in HTML, and embedded data cannot close its script element.
 """
 
 import json

@@ -81,8 +81,8 @@ class LiveLine:
                 self._undo.pop()()
 
     def abandon(self) -> None:
-        """Stop in a forked child, without changing the terminal. The lock is replaced, because a thread that does not
-        exist in the child may hold it.
+        """Stop in a forked child, without changing the terminal. The lock is replaced, because it may be held by a
+        thread that does not exist in the child.
         """
         self._lock = threading.RLock()
         self._stopped = True

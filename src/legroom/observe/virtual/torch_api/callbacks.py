@@ -80,8 +80,8 @@ def mode_in_callbacks(mode: PlacementMode) -> Iterator[None]:
 
 
 def _check_gradients(mode: PlacementMode, roots: Any, gradients: Any) -> None:
-    """Raise the same error as torch if a result and its gradient are on different devices. A scalar gradient may be on
-    any device.
+    """Raise the same error as torch if a result and its gradient are on different devices. A scalar gradient is
+    accepted on any device.
     """
     with torch._C.DisableTorchFunction():
         for number, (root, gradient) in enumerate(zip(roots, gradients, strict=False)):

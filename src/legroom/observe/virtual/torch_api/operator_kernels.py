@@ -137,12 +137,12 @@ class _Kernels:
 
 
 _operators: dict[str, _Kernels] = {}
-"""The kernels of each operator, by qualified name. The function that selects a kernel stays registered until its
-library is deleted, so this dict is kept after a virtual GPU ends.
+"""Maps the qualified name of each operator to its kernels. The function that selects a kernel stays registered until
+its library is deleted, so this dict is kept after a virtual GPU ends.
 """
 _composites: dict[str, _Kernel] = {}
-"""The kernel that the program registered for all devices, by the qualified name of the operator. The kernels are stored
-because versions of torch without `get_kernel` cannot return them.
+"""Maps the qualified name of each operator to the kernel that the program registered for all devices. The kernels are
+stored because versions of torch without `get_kernel` cannot return them.
 """
 
 

@@ -93,8 +93,8 @@ class _Spawned:
 
 
 class RepeatedScript:
-    """Traces a script by starting a new process for each trace. Requests and replies are the same as for a forked
-    worker.
+    """Traces a script by starting a new process for each trace. Requests and replies have the same format as those of a
+    forked worker.
     """
 
     def __init__(self, workers: SpawnedWorkers, job: dict[str, Any]) -> None:
