@@ -269,7 +269,7 @@ def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
 
 def _missing_of_ray() -> str | None:
     """Return a description of the packages that Ray Tune needs and that are missing. `pip install ray` does not install
-    all of them. The check does not import Ray, which takes seconds.
+    all of them. The check does not import Ray, because the import takes seconds.
     """
     if find_spec("ray") is None:
         return "Ray"

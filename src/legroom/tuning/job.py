@@ -28,7 +28,8 @@ class TuneJob:
     scheduler: str | None = None
     scheduler_options: SchedulerOptions = field(default_factory=SchedulerOptions)
     trials: int = 10
-    """The number of trials to start. Configurations that can never fit do not count."""
+    """The number of trials to start. Configurations that can never fit are not started and are not included in this
+    number."""
     gpus: Sequence[TrialGpu] = ()
     """The real or virtual GPUs, or an empty tuple for the CPU."""
     parallel: int | None = None

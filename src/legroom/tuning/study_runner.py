@@ -104,7 +104,7 @@ class StudyRunner:
     def next(self, ahead: int = 2) -> ReadyTrial | None:
         """Return a trial that can start as soon as memory is free, or None if no trial is ready.
 
-        `ahead` is the number of proposals that may wait for their estimates while other trials train. If the search
+        `ahead` is the maximum number of proposals that wait for their estimates while other trials train. If the search
         learns from results, at most one proposal waits.
         """
         if self._is_out_of_time():

@@ -74,8 +74,8 @@ class TrialDispatcher:
         return not self._running and not self._ready and self._runner.is_over
 
     def prepare_trials(self) -> None:
-        """Collect trials whose estimate is complete, and request further estimates. No trial is started, so an engine
-        may call this method while the engine starts.
+        """Collect trials whose estimate is complete, and request further estimates. This method starts no trial, so an
+        engine can call it during its own startup.
         """
         target = self._target_count()
         while len(self._ready) < target:
@@ -177,8 +177,9 @@ class TrialDispatcher:
         return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
 
     def _max_pending(self) -> int:
-        """Return the number of proposals that may wait for their estimates. If the searcher chooses the start order,
-        all of its random proposals may wait at the same time. Later proposals are made one at a time.
+        """Return the maximum number of proposals that wait for their estimates at the same time. If the searcher
+        chooses the start order, all of its random proposals can wait at the same time. Later proposals are made one at
+        a time.
         """
         among = self._runner.startup_count
         if among is None:
@@ -186,8 +187,8 @@ class TrialDispatcher:
         return int(not self._not_heavily_split()) if self._runner.learns else among
 
     def _waiting(self) -> dict[int, Admission]:
-        """Return the trials that may start if there is enough memory. If the searcher chooses the start order, trials
-        with many micro-batches start after all others.
+        """Return the trials that are allowed to start if there is enough memory. If the searcher chooses the start
+        order, trials with many micro-batches start after all others.
         """
         quick = self._not_heavily_split()
         if self._runner.startup_count is not None and (quick or not self._runner.is_over):
@@ -214,7 +215,7 @@ class TrialDispatcher:
         """True if trials wait for an estimate that is computed on this machine and no CPU core is free for another
         trial.
 
-        A new trial would slow down the estimate and delay the waiting trials. Estimates of micro-batches do not count,
+        A new trial would slow down the estimate and delay the waiting trials. Estimates of micro-batches are ignored,
         because they have a lower priority than trials.
         """
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)

@@ -226,8 +226,8 @@ def _oom_summary(report: RunReport, oom: OomReport) -> str:
 
 
 def _block(oom: OomReport) -> str:
-    """Return the size in PyTorch's out-of-memory message, and the requested size if it differs. PyTorch's message
-    shows the size of a whole segment, which can be larger.
+    """Return the size in PyTorch's out-of-memory message, and the requested size if it differs. PyTorch's message shows
+    the size of a whole segment, which can be larger than the requested size.
     """
     block, requested = format_size(oom.block), format_size(oom.event.requested)
     return block if block == requested else f"{block} for a request of {requested}"

@@ -59,8 +59,9 @@ class GradientReducer:
         gradients. Return False if a gradient changed after it was sent, which makes the averages wrong. After a late
         change, the step must be repeated, and buckets are no longer sent early.
 
-        A gradient changes late if parts of the backward pass run more than once, as with
-        `checkpoint(use_reentrant=True)` around a shared parameter. A late change happens on every rank or on none.
+        A gradient changes late if parts of the backward pass run more than once, for example if
+        `checkpoint(use_reentrant=True)` wraps modules that share a parameter. A late change happens on every rank or on
+        none.
         """
         self._is_active = False
         self._send(all_remaining=True)

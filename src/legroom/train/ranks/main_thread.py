@@ -25,8 +25,8 @@ class MainThreadActivity:
     inside DDP, FSDP2 or CUDA, where no Legroom code runs.
 
     The main thread makes progress if its line in the user's code changes or if it allocates GPU memory. On the CPU, a
-    process that uses CPU time also makes progress. On a GPU, CPU time does not count, because a waiting process may use
-    a whole core.
+    process that uses CPU time also makes progress. On a GPU, CPU time is not treated as progress, because a waiting
+    process may use a whole core.
     """
 
     def __init__(self) -> None:
@@ -44,8 +44,8 @@ class MainThreadActivity:
         return now - self.since
 
     def may_wait_for_ranks(self) -> bool:
-        """Return True if the main thread is inside torch, where it may wait for other ranks. On a GPU, a line in the
-        user's code may also wait, as in `loss.item()`."""
+        """Return True if the main thread is inside torch, where it may wait for other ranks. On a GPU, the main thread
+        may also wait in a line of the user's code, such as `loss.item()`."""
         frame = sys._current_frames().get(self._thread or 0)
         if frame is None:
             return False

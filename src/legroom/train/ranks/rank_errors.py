@@ -2,7 +2,7 @@
 
 LegroomError
 ├── PeerFailed    another rank raised an error; the message includes the rank and its error
-└── RankMissing   another rank does not respond; the message shows its number
+└── RankMissing   another rank does not respond; the message names the rank
 """
 
 from legroom.errors import LegroomError

@@ -35,7 +35,7 @@ from legroom.train.ranks.main_thread import MainThreadActivity, user_line
 from legroom.train.ranks.rank_errors import RankMissing
 
 TIMEOUT = 1800.0
-"""The number of seconds to wait for another rank, which is also gloo's default."""
+"""The number of seconds to wait for another rank. The value is the same as gloo's default timeout."""
 REPORT_SECONDS = 10.0
 _STALL_FACTOR = 3
 """A main thread without progress is reported after this multiple of REPORT_SECONDS, because it may be computing or
@@ -129,8 +129,8 @@ def group_store(prefix: str) -> Any | None:
     """Return the store of the default process group, with a prefix for its keys. Return None if torch lacks the private
     function that returns the store.
 
-    The store has a separate connection, so that a blocking operation in another thread does not delay it. If a single
-    rank is traced without the others, return a new store.
+    The returned store has its own connection, so it is not delayed by a blocking operation in another thread. If a
+    single rank is traced without the others, return a new store.
     """
     if has_no_peers():
         return distributed_c10d.PrefixStore(prefix, HashStore())
@@ -348,8 +348,8 @@ class _Observer:
 
 
 def _is_deadlock(wait: _Wait, others: list[tuple[State, str]], number: int) -> bool:
-    """Return True if no rank makes progress and the ranks are at different lines. Ranks at the same line may all
-    compute or load data.
+    """Return True if no rank makes progress and the ranks are at different lines. If all ranks are at the same line of
+    code, they are possibly computing or loading data.
     """
     return (
         len(others) == number

@@ -77,7 +77,7 @@ class FoundBatchSize:
     trials: tuple[SizeTrial, ...]
     oom_count: int
     peak_reserved: int
-    """The number of bytes that PyTorch reserved at this size."""
+    """The number of bytes that PyTorch reserved with the largest batch size."""
     capacity: int
     """The number of bytes that PyTorch can reserve."""
     seconds: float
@@ -106,8 +106,8 @@ def find_batch(
     be a function that takes a size and returns a batch, or a DataLoader, whose first batch is used. A tuple or list is
     passed as several arguments: `step(x, y)`.
 
-    `start` is the first size to run, which should certainly fit. `leave_free` is the memory to leave free, such as
-    "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError
+    `start` is the first size to run. Choose a size that certainly fits. `leave_free` is the memory to leave free, such
+    as "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError
     if a batch of `multiple_of` samples does not fit.
     """
     for name, value in (

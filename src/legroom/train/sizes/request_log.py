@@ -26,7 +26,7 @@ class SegmentLayout(NamedTuple):
     bytes: int
     stream: int
     blocks: list[tuple[int | None, int]]
-    """The allocation id and the bytes of each block, in order. A free block has the id None."""
+    """The allocation id and the size in bytes of each block in the segment. The id of a free block is None."""
 
 
 @dataclass(slots=True)

@@ -116,8 +116,8 @@ class Spill:
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator["Spill"]:
-        """Spill in this thread and in threads started inside the block, because autograd's hooks apply to one thread
-        only.
+        """Spill in this thread and in threads that are started inside the block. Each thread needs its own autograd
+        hooks.
 
         The hooks are removed inside transforms in which torch allows no hooks.
         """

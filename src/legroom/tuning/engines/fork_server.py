@@ -39,7 +39,7 @@ MAX_FOLDER_LENGTH = 70
 """The maximum length of the path of the temporary folder. The path of a Unix socket is limited to about 100 characters."""
 POLL_SECONDS = 0.005
 SECONDS_TO_END = 60
-"""The maximum number of seconds to wait for a killed process, which must free its GPU memory."""
+"""The maximum number of seconds to wait until a killed process has exited and its GPU memory is free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,8 +105,8 @@ NO_GPU = Admission(verdict=AdmissionVerdict.FITS, fits={})
 class Gate(Protocol):
     @property
     def has_unseen_configs(self) -> bool:
-        """True if a configuration waits for the estimate of its full batch. A configuration that waits only for
-        estimates of micro-batches does not count.
+        """True if a configuration waits for the estimate of its full batch. Configurations that wait only for estimates
+        of micro-batches are ignored.
         """
 
     def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":

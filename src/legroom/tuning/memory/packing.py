@@ -16,8 +16,8 @@ from legroom.tuning.memory.runtime_model import RuntimeSamples
 from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order
 
 MAX_OVERTAKEN = 12
-"""A waiting trial may be overtaken by this number of trials, multiplied by the number of trials that can run in
-parallel. With a lower limit, GPUs stay empty more often until the waiting trial fits (see bench.tuning.packing).
+"""The maximum number of trials that overtake a waiting trial, per trial that can run in parallel. With a lower limit,
+GPUs stay empty more often until the waiting trial fits (see bench.tuning.packing).
 """
 
 MARGIN = 50

@@ -75,7 +75,7 @@ class StudyFigures:
     importance: Mapping[str, float] = field(default_factory=dict)
     metrics: Sequence[str] = ()
     front: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    """The values of all metrics for each trial on the Pareto front, by trial number."""
+    """A dict that maps the number of each trial on the Pareto front to the values of all metrics."""
 
     @property
     def best(self) -> TrialFigures | None:

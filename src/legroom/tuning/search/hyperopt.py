@@ -1,7 +1,7 @@
 """A searcher with HyperOpt's tree-structured Parzen estimator, used as in Ray Tune's `HyperOptSearch`. The same seed
 gives the same proposals.
 
-HyperOpt ignores failed trials. Therefore a configuration that can never fit gets a loss above all other losses, which
+HyperOpt ignores failed trials. Therefore the loss of a configuration that can never fit is above all other losses and
 increases with the size of the configuration.
 """
 
@@ -118,8 +118,8 @@ def _sampled(domain: AnyDomain, value: Any) -> Any:
 
 
 def _has_multiples(domain: FloatRange) -> bool:
-    """Return True if all values of the range are multiples of `step`. HyperOpt supports a range with steps only in this
-    case.
+    """Return True if all values of the range are multiples of `step`. HyperOpt supports a range with steps only if all
+    of its values are multiples of the step.
     """
     return domain.step is not None and math.isclose(
         domain.low / domain.step, round(domain.low / domain.step), abs_tol=1e-9

@@ -105,8 +105,8 @@ def sync_folder(path: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Return the file descriptor of the lock, which lasts until the process ends, or None if another process has the
-    lock.
+    """Lock `path` until the process ends. Return the file descriptor of the lock, or None if another process has locked
+    `path`.
     """
     if fcntl is None:
         return None

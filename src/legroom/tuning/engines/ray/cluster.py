@@ -44,8 +44,8 @@ def connected(address: str | None, *, processors: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_messages() -> Iterator[None]:
-    """Suppress Ray's message about a dead worker, which would corrupt the live table. The study reports the dead worker
-    itself.
+    """Suppress Ray's message about a dead worker, because the message would corrupt the live table. The study reports
+    the dead worker itself.
 
     The implementation replaces a private Ray function. If Ray lacks this function, Ray's message is printed.
     """

@@ -1,8 +1,8 @@
 """The Ray resources that a trial requests, and the resources of a cluster.
 
 On this machine, the dispatcher places trials, so trials request almost no resources from Ray. On a cluster, Ray places
-trials by their predicted memory. A trial with several ranks has one bundle per rank. If one machine has enough GPUs,
-all bundles are on that machine.
+trials according to their predicted memory. A trial with several ranks has one bundle per rank. If one machine has
+enough GPUs, all bundles are on that machine.
 """
 
 import math
