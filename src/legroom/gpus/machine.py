@@ -86,8 +86,8 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
 
     CUDA is initialized only if NVML cannot list the GPUs.
 
-    If the machine has different GPUs and CUDA_DEVICE_ORDER is not set, CUDA's order may differ from the order of the
-    PCI bus.
+    If the machine has GPUs of different types and CUDA_DEVICE_ORDER is not set, CUDA's order may differ from the
+    order of the PCI bus.
     """
     import torch
 

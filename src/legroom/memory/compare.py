@@ -68,7 +68,7 @@ def _difference(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of code: its file relative to the folder of the run, its number, its text and its memory."""
+    """A line of code: its file relative to the folder of the run, its line number, its text and its memory."""
 
     file: str
     number: int

@@ -38,7 +38,7 @@ _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat|compute_metrics"
 """A file that contains none of these words cannot violate a rule."""
 _MAX_PASSES = 12
 _MIN_PARALLEL_BYTES = 400_000
-"""Several processes are used if the files have more than this many bytes, because starting processes takes time."""
+"""Several processes are used only if the files have more than this many bytes, because starting them takes time."""
 _CHUNK = 4
 
 

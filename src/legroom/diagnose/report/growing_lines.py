@@ -2,8 +2,8 @@
 
 The ledger lists the lines whose live bytes increased from step to step in all recent steps. A single mistake can
 cause growth at many lines. For example, a stored loss keeps its whole graph alive, so the memory of every line of the
-forward pass grows. Lines that grow together with activations are therefore reported as one leak, at the line that
-allocates the most memory.
+forward pass grows. If the memory of several lines grows together with activations, it is therefore reported as one
+leak, at the line that allocates the most memory.
 """
 
 from collections.abc import Mapping, Sequence

@@ -214,7 +214,7 @@ class Program:
     def guess(self, path: str) -> Value:
         """Return the value that a name such as `model` usually has.
 
-        If the name suggests nothing but the file uses it as a model, return a model.
+        If this is unknown but the file uses the name as a model, return a model.
         """
         guess = guess_from_name(path.rpartition(".")[2])
         return self.guess_called(path) if guess.kind is ValueKind.UNKNOWN else guess

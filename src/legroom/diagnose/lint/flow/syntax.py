@@ -1,7 +1,7 @@
-"""Queries of a libcst tree, for example for the children of a node, dotted names or imports.
+"""Queries on a libcst tree, for example for the children of a node, dotted names or imports.
 
-The visitors of libcst rebuild every node, and its scope metadata is slower than all rules together. The rules need
-only a few queries, which this module implements on the plain nodes.
+The visitors of libcst rebuild every node, and its scope analysis takes longer than running all rules. The
+rules need only a few queries, which this module implements on the plain nodes.
 """
 
 from collections.abc import Iterator

@@ -53,7 +53,7 @@ def running_functions(program: Program) -> frozenset[Function]:
 
 
 def _with_callers(calls: list[CallFact], others: list[CallFact]) -> set[Function]:
-    """Return the functions that contain the calls, and all functions that call them directly or indirectly."""
+    """Return the functions that contain the calls, and the direct and indirect callers of these functions."""
     found = added = {each.function for each in calls}
     while added:
         added = {each.function for each in others if each.local in added} - found
@@ -75,7 +75,7 @@ def reached_functions(program: Program, call: CallFact) -> set[Function]:
 
 
 def call_in_loop(program: Program, function: Function) -> CallFact | None:
-    """Return the call in a loop that runs a function, directly or indirectly.
+    """Return the call that is inside a loop and runs a function, directly or indirectly.
 
     The result is None if a training step runs the function, because the training may use the result. The result is
     also None for a loop over the steps of an environment, because a single action needs little memory.

@@ -1,4 +1,4 @@
-"""Finds models by how a file uses them, because the name of a model may not indicate a model."""
+"""Finds models by how a file uses them, because the name of a variable does not always show that it is a model."""
 
 import re
 from collections.abc import Iterable
