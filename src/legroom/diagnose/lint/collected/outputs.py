@@ -215,7 +215,7 @@ def _is_output_call(
     is_function = (program.imports.qualified(node.func) or "").startswith("torch.")
     inner = node.args[0].value if is_function and node.args else receiver(node)
     is_average = name in {"mean", "sum"} and is_call_of(inner or node, "stack")  # of several outputs
-    is_kept = name in SIZE_PRESERVING | {"stack", "cat"} or is_average
+    is_kept = name in SIZE_PRESERVING | {"stack", "cat", "empty_like", "zeros_like"} or is_average
     if inner is None or not (is_kept or _is_pooled(program, node, inner, place)):
         return False
     return _contains_output(program, inner, place, models, depth + 1)
