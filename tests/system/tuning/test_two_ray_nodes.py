@@ -12,7 +12,7 @@ from legroom.tuning.trial.records import TrialState
 pytestmark = [pytest.mark.ray, pytest.mark.ranks, pytest.mark.slow]
 
 WIDE = """
-import ray
+import os
 import time
 import torch
 
@@ -20,7 +20,8 @@ def train(config, trial):
     model = torch.nn.Linear(config["width"], config["width"]).to(trial.device)
     model(torch.ones(16, config["width"], device=trial.device)).sum().backward()
     time.sleep(1)  # the other trial starts in the meantime
-    trial.report(loss=config["x"], node=int(ray.get_runtime_context().get_node_id()[:6], 16))
+    # Each node has its own raylet. Calls of Ray would start a cluster in each trace, which has no node.
+    trial.report(loss=config["x"], raylet=int(os.environ.get("RAY_RAYLET_PID", "0")))
 """
 PLACED = """
 import torch
@@ -60,7 +61,9 @@ def test_trials_and_ranks_are_placed_on_both_nodes(address, tmp_path, monkeypatc
         (1, 64): TrialState.FINISHED, (2, 64): TrialState.FINISHED,
         (1, 8192): TrialState.NEVER_FITS, (2, 8192): TrialState.NEVER_FITS,
     }  # fmt: skip
-    assert len({trial.reports[0].metrics["node"] for trial in study.trials if trial.reports}) == 2
+    raylets = {trial.reports[0].metrics["raylet"] for trial in study.trials if trial.reports}
+    assert len(raylets) == 2
+    assert 0 not in raylets
 
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
