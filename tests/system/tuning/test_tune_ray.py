@@ -1,4 +1,5 @@
-"""Studies on Ray Tune. All tests share one Ray instance, because each start takes seconds."""
+"""Studies on Ray Tune. All tests share one Ray instance, and most run one trial at a time, because each start of Ray or
+of a worker takes seconds."""
 
 import os
 from collections.abc import Iterator
@@ -103,7 +104,7 @@ def test_a_worker_is_reused_and_every_trial_has_its_own_process(functions: str, 
 def test_a_trial_that_raises_fails_and_the_others_continue(functions: str, tmp_path: Path) -> None:
     study = tune(
         f"{functions}:train", {"lr": [0.5], "kind": ["bad", "good"]},
-        metric="loss", search="grid", scheduler="asha", engine="ray", storage=tmp_path / "study",
+        metric="loss", search="grid", scheduler="asha", parallel=1, engine="ray", storage=tmp_path / "study",
     )  # fmt: skip
     bad, good = study.trials
     assert (bad.state, bad.reason) == (TrialState.FAILED, "ValueError: no luck, functions.py:7")
@@ -154,7 +155,7 @@ def test_a_metric_that_is_never_reported_is_an_error(functions: str, tmp_path: P
             f"{functions}:silent",
             {"lr": [0.1, 0.2]},
             metric="loss",
-            trials=2,
+            trials=1,
             engine="ray",
             storage=tmp_path / "study",
         )
@@ -170,6 +171,7 @@ def test_trials_are_split_or_rejected_on_a_small_gpu(functions: str, tmp_path: P
         metric="loss",
         search="grid",
         gpu="48MiB",
+        parallel=1,
         engine="ray",
         storage=tmp_path / "study",
     )
