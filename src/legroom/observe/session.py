@@ -1,8 +1,8 @@
 """Records a run. A session selects the producer of events for this machine and reports the current memory use.
 
 If virtual GPUs are active, the producer is the dispatch recorder on these GPUs. On a machine with a CUDA device, the
-producer is the history of the CUDA allocator. On any other machine, the producer is the dispatch recorder in host
-memory.
+producer is the history of the CUDA allocator. On any other machine, the producer is the dispatch recorder for
+tensors in host memory.
 
 A session may start in the middle of a program (`legroom.record`). If a producer is already active, the session follows
 it (see `following`). If no producer is active, tensors that already exist are recorded first.

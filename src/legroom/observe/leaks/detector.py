@@ -78,8 +78,8 @@ numbers.
 """
 MAX_STEADY_SECONDS = 2.0
 """The maximum total time in seconds of all searches for the variables that cause steady growth. If `MAX_SCAN_FRACTION`
-of the run time is longer, this longer time is the maximum. When this time is used up, a search runs only after the
-number of iterations has doubled.
+of the run time is longer, this longer time is the maximum. When this time is used up, the next search runs
+when the number of iterations has doubled since the last search.
 """
 MAX_AGE_AT_END = 0.7
 """If the last scan ran after at least this fraction of the iterations, the growth that it found is assumed to continue

@@ -122,7 +122,7 @@ class TensorReads:
         return _unpickled, (value, device, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
 
     def with_numbers(self, data: Any) -> Any:
-        """Replace single-element tensors without data in nested lists by numbers. `torch.tensor` reads these lists in
+        """In nested lists, replace single-element tensors that have no data with numbers. `torch.tensor` reads these lists in
         C++, where no mode applies.
         """
         if self._fake_tensors is None or type(data) not in (list, tuple):

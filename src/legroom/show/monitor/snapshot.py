@@ -58,7 +58,7 @@ class GpuRow:
 
     sample: GpuSample
     is_lower_bound: bool
-    """True if `sample.used` is the memory that Legroom runs have reserved, because the driver reported less. In
+    """True if the driver reported less memory than Legroom runs have reserved. `sample.used` is then the reserved memory. In
     some containers, the driver reports that no memory is used.
     """
 

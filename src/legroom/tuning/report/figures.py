@@ -19,7 +19,7 @@ Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "ope
 cannot fit, and `lost` means out of memory.
 """
 MAX_TICKS = 64
-"""The maximum number of values of a range that are listed. For a longer range, the charts choose the tick labels."""
+"""If a range has at most this many values, the charts label each value. For a longer range, the charts choose the labels."""
 MAX_CURVE_POINTS = 200
 """The maximum number of points of a learning curve. A screen cannot show more points."""
 

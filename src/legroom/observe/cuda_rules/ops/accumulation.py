@@ -11,7 +11,7 @@ into a tensor of zeros. If a tensor belongs to a subclass, the formula writes in
 (`areAnyTensorSubclassLike` in FunctionsManual.cpp). `instead_of` returns the operation that would run without the mode.
 
 Reference counts above those of an unshared gradient show that another object references the first gradient.
-`Accumulation()` runs a small backward pass to measure the counts of an unshared gradient. Therefore do not create an
+`Accumulation()` runs a small backward pass to measure the reference counts of a gradient that nothing else uses. Therefore do not create an
 `Accumulation` while an operation is being dispatched.
 """
 

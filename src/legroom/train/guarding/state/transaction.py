@@ -1,4 +1,4 @@
-"""Restores the state that forward and backward passes have changed if memory runs out during the passes.
+"""If memory runs out during forward and backward passes, restores the state that the passes have changed.
 
     transaction = Transaction(model, parameters, device)
     transaction.begin()                   # sets existing gradients aside

@@ -61,7 +61,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=call.node,
                 message=f"This tensor allocates at least {size / 2**30:.0f} GiB on the GPU",
-                help="Allocate the tensor in host memory, and move the parts that a step needs",
+                help="Allocate the tensor in host memory, and move only the parts that a step needs to the GPU",
             )
 
 

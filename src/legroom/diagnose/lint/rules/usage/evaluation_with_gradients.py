@@ -139,8 +139,8 @@ def check(program: Program) -> Iterator[Problem]:
     for call, model in (*models_of_other_steps(program), *models_of_other_losses(program)):
         yield Problem(
             node=call.node,
-            message=f"`{model}` runs with gradients enabled in the training step of another model, which does not use its "
-            "gradients",
+            message=f"`{model}` runs with gradients enabled in the training step of another model, but this step does not "
+            f"use the gradients of `{model}`",
             help=f"Run `{model}` in `with torch.no_grad():`, or add `.detach()` to its output",
         )
     yield from evaluations_in_phases(program)
