@@ -48,14 +48,30 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run the command itself are slow. Slow tests come first, so that no worker is left with them at the end."""
+    """Tests that run the command itself are slow. The slowest tests come first, so that no worker is left with them at the end."""
     for item in items:
         if _SYSTEM in item.path.parents:
             item.add_marker(pytest.mark.slow)
     slowest_first = ("ray", "browser", "ranks", "slow")
-    items.sort(
-        key=lambda item: next((i for i, name in enumerate(slowest_first) if item.get_closest_marker(name)), 4)
-    )
+
+    def position(item: pytest.Item) -> int:
+        if item.name in _LONGEST:
+            return -1
+        return next((i for i, name in enumerate(slowest_first) if item.get_closest_marker(name)), 4)
+
+    items.sort(key=position)
+
+
+_LONGEST = (
+    "test_a_pipeline_keeps_fewer_activations_than_a_split_batch",
+    "test_a_study_is_the_same_without_fork",
+    "test_an_estimate_and_its_largest_batch_are_the_same_without_fork",
+    "test_every_module_is_imported_and_commands_run_without_the_functions_of_posix",
+    "test_minilm_learns_and_a_second_run_resumes",
+    "test_the_example_shows_a_summary_and_an_estimate_once",
+    "test_trials_and_ranks_are_placed_on_both_nodes",
+)
+"""Tests that take more than ten seconds."""
 
 
 @pytest.fixture(autouse=True, scope="module")

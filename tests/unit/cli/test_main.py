@@ -1,5 +1,6 @@
 """The command line: version, usage errors and option parsing."""
 
+import gc
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -176,3 +177,12 @@ def test_a_usage_error_does_not_load_torch():
     program = "import sys; from legroom.cli import main; main(['run', '--gpu', 'x', 'y.py']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("command", "is_fast"), [("doctor", True), ("run", False)])
+def test_exit_is_fast_except_after_a_script_that_ran_in_this_process(monkeypatch, command, is_fast):
+    registered: list[object] = []
+    monkeypatch.setattr("atexit.register", registered.append)
+    monkeypatch.setattr("sys.argv", ["legroom", command, "--help"])
+    assert main() == 0
+    assert (gc.freeze in registered) == is_fast
