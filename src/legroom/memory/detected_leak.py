@@ -14,11 +14,11 @@ LeakKind = Literal["graph", "tensor", "larger"]
 each iteration.
 """
 LeakHolder = Literal[
-    "container", "variable", "carried", "cache", "exception", "closure", "generator", "cycle", "unknown"
-]
-"""The kind of object that retains the memory.
-
-`variable` means a variable that is computed from its own previous value, and `carried` means a recurrent state.
+    "container", "variable", "carried", "linked", "cache", "exception", "closure", "generator", "hook", "thread",
+    "cycle", "unknown",
+]  # fmt: skip
+"""The kind of object that retains the memory. `variable` is a variable that is computed from its own previous value.
+`carried` is a recurrent state. `linked` is an attribute that refers to another object of the same class.
 """
 
 

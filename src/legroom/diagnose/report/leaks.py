@@ -111,6 +111,21 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
             "collector did not run. Break the cycle (use a weak reference or set the attribute to None), or "
             "call `gc.collect()` every few steps."
         )
+    if detected.how == "hook":
+        return "LG110", (
+            f"Each step adds another function to {name}, and each function keeps its tensors alive. Register the function "
+            "once, or remove it after use (`handle.remove()`)."
+        )
+    if detected.how == "thread":
+        return "LG105", (
+            f"Each step starts another thread, and threads that never end keep {name} alive. Stop the old thread before "
+            "you start a new one, or use one thread for the whole run."
+        )
+    if detected.how == "linked":
+        return "LG105", (
+            f"Each object refers to the previous one through {name}, so all earlier objects stay alive. Set the "
+            "attribute to None when it is no longer needed, or store only the values that later steps read."
+        )
     if detected.kind == "larger":
         return "LG120", (
             f"{name} is concatenated with new data in each step, so it keeps growing. Collect `.cpu()` "

@@ -6,9 +6,9 @@ iterations are unknown, the growing container is the longest container.
 """
 
 import gc
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from functools import _lru_cache_wrapper
+from functools import _lru_cache_wrapper, partial
 from types import (
     AsyncGeneratorType,
     CellType,
@@ -27,6 +27,7 @@ from torch import nn
 
 from legroom.observe.holders.python_names import CONTAINERS, Root, attributes_of, file_of, key_of
 from legroom.observe.source.files import line_of_cache
+from legroom.observe.source.passing_calls import Callback
 from legroom.observe.source.storing_lines import class_limits_itself
 from legroom.observe.source.user_files import is_user_file
 
@@ -113,9 +114,20 @@ class HolderPath(NamedTuple):
     epoch.
     """
     contains_tokens: bool = False
-    """True if all items are integer tensors with one element, such as the tokens of a generated text."""
+    """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
+    callback: Callback | None = None
+    """The user's function in a container of a library (a hook), or the function of the thread that retains the object."""
+    nested_functions: int = 0
+    """The number of functions with the same code that refer to each other, as in `step = wrap(step)`."""
+    is_full: bool = False
+    """Whether the container limits its own length and has reached this limit."""
     is_truncated: bool = False
     """True if the path was too long to reach a name, as in a list of linked nodes."""
+
+    @property
+    def repeated_key(self) -> str:
+        """The key through which nested dicts refer to each other (`info["previous"]["previous"]`), or ""."""
+        return next((key for key in self.keys if self.keys.count(key) > 1), "")
 
 
 NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
@@ -191,6 +203,10 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
             cache.cache_info().currsize,
             (cache.cache_info().maxsize or _UNBOUNDED_SIZE) < _UNBOUNDED_SIZE,
         )
+    # Threads that never end: each thread retains a few objects of its own.
+    thread = root.thread if length < root.threads else None
+    if thread is not None:
+        how, bounded = "thread", False
     return HolderPath(
         best.name, best.stored_as, best.is_attribute, how, described, length,
         bounded, best.file, best.function, line,
@@ -198,7 +214,9 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
         id(container) if container is not None else 0, isinstance(container, dict | set | frozenset) or (cache is not None and _has_keys_by_value(cache)),
         growing.iterations if growing is not None else 0, tuple(keys), (), best.classes, _is_inside_bounded(growing, candidates), _has_models(container),
         any(type(each).__module__ == "itertools" for each in chain), _has_small_limit(container),
-        _fills_slots(container, chain), _has_tokens(container),
+        _fills_slots(container, chain), _has_tokens(container), thread or registered_callback(chain),
+        max(Counter(each.__code__ for each in chain if isinstance(each, FunctionType)).values(), default=0),
+        isinstance(container, deque) and len(container) == container.maxlen,
     )  # fmt: skip
 
 
@@ -213,8 +231,8 @@ def _candidate(item: Any, owner: Any, named: StoredName, created_in: Mapping[int
             if len(iterations) >= _MIN_ITERATIONS_IN_ATTRIBUTES
             else None
         )
-    if _is_namespace_of(item, owner):
-        return None
+    if _is_namespace_of(item, owner) or any(isinstance(each, CellType) for each in list(item)[:1]):
+        return None  # the attributes of an object, or the closure of a function
     iterations = {created_in[each] for each in _contents(item) if each in created_in} if created_in else set()
     length = len(item)
     if _is_module_dict(item, owner) and len(iterations) < 2 and not isinstance(owner, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):  # fmt: skip
@@ -318,6 +336,29 @@ def _has_keys_by_value(cache: Any) -> bool:
         for key in list(entries)[:4]
         for part in (key if isinstance(key, list | tuple) else (key,))
     )
+
+
+def registered_callback(chain: list[Any]) -> Callback | None:
+    """Return the user's function on the path that a library stores in a container of its own, such as a hook. If no
+    Python object refers to the container, it belongs to a C++ object, such as an autograd node.
+    """
+    for position, item in enumerate(chain[:-1]):
+        code = _code_of(chain[position + 1]) if isinstance(item, CONTAINERS) else None
+        if code is None or not is_user_file(code.co_filename):
+            continue
+        owners = [each for each in chain[max(position - 2, 0) : position] if not isinstance(each, CONTAINERS)]
+        if not position or (owners and not is_user_file(file_of(type(owners[-1])) or "")):
+            return Callback(code.co_name, code.co_filename, code.co_firstlineno)
+        return None
+    return None
+
+
+def _code_of(item: Any) -> CodeType | None:
+    """Return the code of a function, a bound method or a `functools.partial`."""
+    if isinstance(item, partial):
+        return _code_of(item.func)
+    function = item.__func__ if isinstance(item, MethodType) else item
+    return function.__code__ if isinstance(function, FunctionType) else None
 
 
 def _kind(chain: list[Any]) -> str:

@@ -11,7 +11,7 @@ reference to them.
 
 import asyncio
 import gc
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from functools import _lru_cache_wrapper
 from itertools import compress
@@ -19,8 +19,17 @@ from types import CellType, CodeType, FrameType, FunctionType, ModuleType, Trace
 from typing import Any
 
 import torch
+from torch import nn
 
-from legroom.observe.holders.descriptions import GENERATORS, NO_HOLDER, HolderPath, StoredName, describe_path
+from legroom.observe.holders.cycles import closing_name, completing_attribute
+from legroom.observe.holders.descriptions import (
+    GENERATORS,
+    NO_HOLDER,
+    HolderPath,
+    StoredName,
+    describe_path,
+    registered_callback,
+)
 from legroom.observe.holders.python_names import (
     CONTAINERS,
     Root,
@@ -32,16 +41,14 @@ from legroom.observe.holders.python_names import (
 )
 from legroom.observe.holders.retained_size import is_observer
 from legroom.observe.source.files import built_at, function_at
-from legroom.observe.source.storing_lines import find_usage
 from legroom.observe.source.user_files import is_user_file
 
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12
-MAX_CYCLE_LENGTH = 9
-"""The maximum number of references that the search for a cycle follows. A cycle of two objects may include their dicts,
-a list, a closure and its cell, so the limit is higher than two.
+MAX_MODULE_LEVELS = 12
+"""The number of additional levels that the search follows through modules. A layer of a model is usually nested in
+several modules, and each module takes three levels.
 """
-MAX_CYCLE_OBJECTS = 10_000
 _UNKNOWN_ITERATIONS: Mapping[int, int] = {}
 
 
@@ -111,7 +118,12 @@ class _Search:
         level: list[Any] = [target]
         self._seen[id(target)] = target
         fallback: HolderPath | None = None
-        for _ in range(MAX_LEVELS):
+        levels = module_levels = 0
+        while levels < MAX_LEVELS:
+            if module_levels < MAX_MODULE_LEVELS and any(map(_is_part_of_module, level)):
+                module_levels += 1
+            else:
+                levels += 1
             unfinished: list[Any] = []
             self._own_lists = {id(self._seen), id(level), id(unfinished)}
             for item in level:
@@ -119,7 +131,7 @@ class _Search:
                 path = self._path(root, item) if root is not None else None
                 if path is not None and self._can_grow(path):
                     return path
-                if path is not None and (fallback is None or path.length > fallback.length):
+                if path is not None and (fallback is None or _is_better(path, fallback)):
                     fallback = path
                 if id(item) not in self._variables.namespaces:
                     unfinished.append(item)
@@ -133,7 +145,7 @@ class _Search:
             cycle = self._unrooted(target)
             return cycle if cycle.how == "cycle" else fallback
         found = fallback or self._being_built()
-        return found or self._unrooted(target)._replace(is_truncated=bool(level))
+        return found or self._unrooted(target, is_truncated=bool(level))
 
     def _can_grow(self, path: HolderPath) -> bool:
         """Return whether the path contains a named object that can grow. A function or generator cannot grow, but may
@@ -170,13 +182,14 @@ class _Search:
             child = _task_result_in(referrer, level)
             if child is None:  # not `or`: that would read the value of a tensor
                 child = _referenced_in(referrer, level)
-            if child is None:
-                continue
+            if child is None or (isinstance(child, OrderedDict) and _is_result(referrer)):
+                continue  # the hooks of a tensor with a graph are freed with the tensor
             self._seen[id(referrer)] = referrer
             self._leads_to[id(referrer)] = id(child)
             found.append(referrer)
         found.sort(key=_rank)
-        return found[:MAX_PER_LEVEL]
+        named = [each for each in found[MAX_PER_LEVEL:] if id(each) in self._variables.locals]
+        return [*found[:MAX_PER_LEVEL], *named[:MAX_PER_LEVEL]]
 
     # --- the end of a search
 
@@ -202,7 +215,10 @@ class _Search:
             if root is not None:
                 return root
         found = self._variables.locals.get(id(item), ())
-        return next((root for root in found if root.name != self._other_than), None)
+        root = next((root for root in found if root.name != self._other_than), None)
+        if root is not None and root.thread is not None and found.count(root) > 1:
+            return root._replace(thread=None, threads=0)  # several threads share the object
+        return root
 
     def _child(self, item: Any) -> Any:
         return self._seen.get(self._leads_to.get(id(item), 0))
@@ -260,10 +276,11 @@ class _Search:
                 return describe_path(root, self._chain(long_enough[-1]), self._created_in)
         return None
 
-    def _unrooted(self, target: Any) -> HolderPath:
+    def _unrooted(self, target: Any, *, is_truncated: bool = False) -> HolderPath:
         """Return the reference path of a target that no name references. The target is in a reference cycle, or no
         Python object references it. For a cycle, the result contains the attribute or variable that closes the cycle.
-        If several objects from the user's code are in the cycle, the object closest to the target is used.
+        If several objects from the user's code are in the cycle, the object closest to the target is used. With
+        `is_truncated`, a name may exist, but the path to it is long, as in a list of linked objects.
         """
         candidates = [
             item
@@ -274,7 +291,7 @@ class _Search:
             and not (file_of(type(item)) or "").startswith(_LEGROOM)
         ]
         for item in [*filter(_is_of_user, candidates), *candidates]:
-            closing = _closes_cycle(item)
+            closing = closing_name(item)
             if closing is None:
                 continue
             if isinstance(item, FunctionType | FrameType):
@@ -283,13 +300,28 @@ class _Search:
                 root = Root(closing, code.co_filename, code.co_name, line, "cycle")
                 return describe_path(root, [target], self._created_in)
             path = self._path_of_instance(item)
-            owner, closing = _completing_attribute(item, closing)
+            owner, closing = completing_attribute(item, closing)
             classes = frozenset(each.__name__ for each in owner.__mro__)
-            return path._replace(stored_as=closing, is_attribute=True, file=file_of(owner), classes=classes)
+            return path._replace(
+                stored_as=closing,
+                is_attribute=True,
+                file=file_of(owner),
+                classes=classes,
+                is_truncated=is_truncated,
+            )
         named = [item for item in candidates if attributes_of(item) is not None]
         path = self._path_of_instance(named[-1]) if named else NO_HOLDER
+        if is_truncated and not named:  # dicts that are nested in each other
+            path = self._path_of_instance(next(reversed(self._seen.values())))
+            return path._replace(how="linked", is_truncated=True) if path.repeated_key else NO_HOLDER
+        path = path._replace(is_truncated=is_truncated)
+        chain = self._chain(next(reversed(self._seen.values())))
+        if path.how == "cycle" and not is_truncated and (callback := registered_callback(chain)) is not None:
+            return path._replace(how="hook", callback=callback)
         # A running iterator may reference a container, for example of a dataset.
-        return path._replace(how="container") if path.container else path
+        if path.container:
+            return path._replace(how="container")
+        return path._replace(how="linked") if is_truncated and path.how == "cycle" else path
 
     def _path_of_instance(self, owner: Any) -> HolderPath:
         root = Root(type(owner).__name__, file_of(type(owner)), "", 0, "cycle")
@@ -301,67 +333,6 @@ class _Search:
             chain.append(item)
             item = self._child(item)
         return chain
-
-
-def _closes_cycle(owner: Any) -> str | None:
-    """Return the name of the attribute, local variable or inner function through which an object references itself.
-    Return None if the object is not in a cycle.
-    """
-    if isinstance(owner, FrameType):
-        return next((name for name, value in locals_of(owner) if _references(value, owner)), None)
-    if isinstance(owner, FunctionType):
-        return owner.__name__ if _references(owner.__closure__, owner) else None
-    attributes = attributes_of(owner) or {}
-    return next((name for name, value in attributes.items() if _references(value, owner)), None)
-
-
-def _completing_attribute(owner: Any, name: str) -> tuple[type, str]:
-    """Return the attribute whose assignment completes a reference cycle, and the class that has the attribute.
-
-    The cycle starts with the attribute `name` of `owner`. The attribute that is assigned last completes the cycle. A
-    constructor assigns the object that it receives (`self.parent = parent`) before its caller assigns the new object
-    (`self.child = Child(self)`).
-    """
-    attributes = [(type(owner), name)]
-    chain = [owner, *_chain_to((attributes_of(owner) or {}).get(name), owner)]
-    for position, item in enumerate(chain[1:-1], start=1):
-        following = chain[position + 1 : position + 3]  # the namespace of an object may be between them
-        held = attributes_of(item) or {}
-        attributes += [
-            (type(item), key) for key, value in held.items() if any(value is one for one in following)
-        ]
-    for kind, attribute in attributes:
-        classes = frozenset(each.__name__ for each in kind.__mro__)
-        usage = find_usage(attribute, is_attribute=True, file=file_of(kind), classes=classes)
-        if any(each.constructs for each in usage.statements):
-            return kind, attribute
-    return attributes[0]
-
-
-def _references(value: Any, owner: Any) -> bool:
-    return bool(_chain_to(value, owner))
-
-
-def _chain_to(value: Any, owner: Any) -> list[Any]:
-    seen: set[int] = set()
-    levels = [[value]]
-    for _ in range(MAX_CYCLE_LENGTH):
-        if any(each is owner for each in levels[-1]):
-            chain = [owner]
-            for level in reversed(levels[:-1]):
-                chain.append(
-                    next(each for each in level if any(one is chain[-1] for one in gc.get_referents(each)))
-                )
-            return chain[::-1]
-        seen.update(map(id, levels[-1]))
-        if len(seen) > MAX_CYCLE_OBJECTS:
-            return []
-        levels.append([
-            each
-            for each in gc.get_referents(*levels[-1])
-            if id(each) not in seen and not isinstance(each, _NOT_IN_CYCLES)
-        ])  # fmt: skip
-    return []
 
 
 def _is_of_user(item: Any) -> bool:
@@ -443,7 +414,6 @@ def _referenced_in(referrer: Any, level: list[Any]) -> Any:
     return None
 
 
-_NOT_IN_CYCLES = (ModuleType, CodeType, type, str, int, float, torch.Tensor)
 _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 
@@ -453,6 +423,25 @@ def _is_in_python(referrer: Any) -> bool:
     autograd function) is counted.
     """
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
+
+
+def _is_better(path: HolderPath, fallback: HolderPath) -> bool:
+    """Return whether a path explains the growth better than another path. A variable that refers to functions nested in
+    each other (`step = wrap(step)`) is better than a variable of one of these functions.
+    """
+    return path.length > fallback.length or path.nested_functions > max(fallback.nested_functions, 1)
+
+
+def _is_result(item: Any) -> bool:
+    """Return whether an object is a tensor with a graph."""
+    return isinstance(item, torch.Tensor) and not item.is_leaf
+
+
+def _is_part_of_module(item: Any) -> bool:
+    """Return whether an object is a module, the dict of its attributes, or the dict of its parts."""
+    if isinstance(item, dict):
+        return "_modules" in item or any(isinstance(each, nn.Module) for each in list(item.values())[:1])
+    return isinstance(item, nn.Module)
 
 
 def _rank(referrer: Any) -> int:

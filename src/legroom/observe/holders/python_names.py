@@ -8,18 +8,21 @@ import contextvars
 import inspect
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
-from types import FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from legroom.observe.source.loaded_modules import module_namespaces, user_modules
+from legroom.observe.source.passing_calls import Callback
 from legroom.observe.source.user_files import is_user_file
 
 CONTAINERS = (list, dict, tuple, set, frozenset, deque)
 _COPIES_LOCALS = sys.version_info < (3, 13)
+MIN_THREADS = 4
+"""If at least this many threads run the same function, each thread may retain tensors of its own."""
 
 
 class Root(NamedTuple):
@@ -30,6 +33,11 @@ class Root(NamedTuple):
     how: str
     is_attribute: bool = False
     owner: type | None = None
+    """The class that has the attribute, if the name is a class attribute."""
+    thread: Callback | None = None
+    """The function of the thread that has the local variable, if several threads run this function."""
+    threads: int = 0
+    """The number of threads that run this function."""
 
 
 class Variables:
@@ -51,11 +59,21 @@ class Variables:
         del others[
             threading.get_ident()
         ]  # this frame: a reference to it in its own variable would be a cycle
+        functions = Counter(filter(None, map(_outermost_user_code, others.values())))
         for innermost in others.values():
-            self._read_stack(innermost, [])
+            code = _outermost_user_code(innermost)
+            threads = functions[code] if code is not None else 0
+            thread = _callback_of_thread(innermost) if threads >= MIN_THREADS else None
+            self._read_stack(innermost, [], thread, threads)
         self._read_context(self.lines[0][0] if self.lines else None)
 
-    def _read_stack(self, frame: FrameType | None, lines: list[tuple[str, int, str]]) -> None:
+    def _read_stack(
+        self,
+        frame: FrameType | None,
+        lines: list[tuple[str, int, str]],
+        thread: Callback | None = None,
+        threads: int = 0,
+    ) -> None:
         while frame is not None:
             self.running.add(id(frame))
             code = frame.f_code
@@ -63,7 +81,16 @@ class Variables:
                 lines.append((code.co_filename, frame.f_lineno or 0, code.co_name))
                 if code.co_flags & inspect.CO_OPTIMIZED:
                     for name, value in locals_of(frame):
-                        root = Root(name, code.co_filename, code.co_name, frame.f_lineno or 0, "variable")
+                        line = frame.f_lineno or 0
+                        root = Root(
+                            name,
+                            code.co_filename,
+                            code.co_name,
+                            line,
+                            "variable",
+                            thread=thread,
+                            threads=threads,
+                        )
                         self.locals.setdefault(id(value), []).append(root)
                         del value
                 elif id(frame.f_globals) not in self.namespaces:
@@ -98,6 +125,35 @@ class Variables:
         """
         found = [*self.locals.get(id(item), []), self._globals.get(id(item))]
         return [each for each in found if each is not None and each != root]
+
+
+def _outermost_user_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the function that a thread runs, without the frames of Python's `threading` module."""
+    outermost = None
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            outermost = frame
+        frame = frame.f_back
+    return outermost
+
+
+def _outermost_user_code(frame: FrameType | None) -> CodeType | None:
+    outermost = _outermost_user_frame(frame)
+    return outermost.f_code if outermost is not None and outermost.f_code.co_name != "<module>" else None
+
+
+def _callback_of_thread(frame: FrameType) -> Callback | None:
+    outermost = _outermost_user_frame(frame)
+    if outermost is None:
+        return None
+    code = outermost.f_code
+    classes: frozenset[str] = frozenset()
+    for name, value in locals_of(outermost):
+        if name == "self" and isinstance(value, threading.Thread):
+            own = (each for each in type(value).__mro__ if is_user_file(file_of(each) or ""))
+            classes = frozenset(each.__name__ for each in own)
+        del value
+    return Callback(code.co_name, code.co_filename, code.co_firstlineno, classes)
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:

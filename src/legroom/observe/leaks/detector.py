@@ -245,9 +245,7 @@ class LeakDetector:
         new_maximum = self._consecutive_maxima == 1 and self._window is None
         watched = self.iterations
         searches = watched.trains or watched.by_model_calls or watched.has_only_batches
-        device, host = map(min, self._recent.values())
-        in_use = device or host - HOST_GROWTH * iteration
-        if searches and self._rare_scans.is_due(iteration, new_maximum=new_maximum, in_use=in_use):
+        if searches and self._rare_scans.is_due(iteration, new_maximum=new_maximum, in_use=self._lowest_use):
             self._timed(self._scan_for_rare_growth, iteration)
         if self._window is None:
             due = [symptom for symptom in symptoms if self._opens_window(symptom, iteration, now)]
@@ -258,6 +256,11 @@ class LeakDetector:
             self._opened_by = due
             self._window = ScanWindow(self._numbers, self.iterations, on_device=self._on_device)
         self._timed(self._scan, iteration)
+
+    def _lowest_use(self) -> int:
+        """Return the lowest memory use in bytes after one of the last sampled iterations."""
+        device, host = map(min, self._recent.values())
+        return device or host - HOST_GROWTH * self.iteration
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
         """Return whether a sign of a leak starts a series of scans. After many series, another series starts only if
@@ -410,6 +413,9 @@ class LeakDetector:
         return True
 
     def _report(self, leak: "DetectedLeak", retained: "weakref.ref[torch.Tensor] | None" = None) -> None:
+        same_line = [each for each in self.leaks.values() if (each.file, each.line) == (leak.file, leak.line)]
+        if any(each.name != leak.name and "linked" in (each.how, leak.how) for each in same_line):
+            return  # linked objects were reported under their link, or under the variable of the newest object
         self.leaks[leak.identity] = leak
         if retained is not None:
             self._retained.setdefault(leak.identity, retained)

@@ -19,6 +19,7 @@ proportional to the logarithm of the number of iterations.
 """
 
 import time
+from collections.abc import Callable
 
 from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import ScanWindow
@@ -109,20 +110,21 @@ class RareGrowthScans:
         self._seconds = 0.0
         self._in_use = 0
 
-    def is_due(self, iteration: int, *, new_maximum: bool, in_use: int) -> bool:
-        """Return whether a scan is due. `new_maximum` means that a counter has reached a new maximum. `in_use` is the
-        lowest memory use in bytes after any of the last iterations.
+    def is_due(self, iteration: int, *, new_maximum: bool, in_use: Callable[[], int]) -> bool:
+        """Return whether a scan is due. `new_maximum` means that a counter has reached a new maximum. `in_use` returns
+        the lowest memory use in bytes that was measured after one of the last iterations.
         """
         scheduled = iteration >= self._next
         if not scheduled and not (new_maximum and iteration >= self._not_before):
             return False
+        used = in_use()
         allowed = (
             self._window.scans < FREE_SCANS
-            or (scheduled and in_use > self._in_use)
+            or (scheduled and used > self._in_use)
             or self._seconds < self._fraction * (time.perf_counter() - self._started)
         )
         if allowed:
-            self._in_use = in_use
+            self._in_use = used
         return allowed
 
     def scan(self, iteration: int) -> list[Suspect]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from legroom.observe.leaks.graph_ages import with_graph
+from legroom.observe.leaks.holder_source import as_linked, leak_how, registered_at_exit, storing_statements
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import bytes_of, other_views
 from legroom.observe.leaks.running_calls import is_local_to_call
@@ -30,10 +31,6 @@ from legroom.observe.leaks.suspects import (
     is_prepared_for_training,
     is_read,
     is_sequence,
-    leak_how,
-    linked_name,
-    storing_statements,
-    usage_of_links,
 )
 from legroom.observe.source.user_files import is_user_file
 
@@ -121,6 +118,8 @@ class SteadyGrowth:
             found = HolderFinder().find(targets, self._created_in, min_length=MIN_LENGTH)
             known = [_as_linked(each) for each in found if each.path.how != "unknown"]
             survivors = self.history.survivors(size)
+            # A full container with a fixed length frees an item for each new one, so it does not explain the growth.
+            known = [each for each in known if not each.path.is_full]
             leaks = [each for each in known if self._is_leak(each, survivors)]
             if len(leaks) < len(known):
                 continue  # the source code explains the growth
@@ -129,6 +128,8 @@ class SteadyGrowth:
             rate = self.history.growth_per_iteration(size)
             # Of several holders with the same length, the one that was found last retains the oldest tensor.
             holder = max(reversed(leaks), key=lambda each: each.path.length, default=None)
+            if holder is None and (at_exit := registered_at_exit()) is not None:
+                holder = FoundHolder(*at_exit, 0)
             self.suspects.append(self._suspect(holder, iteration, size, rate))
 
     def _is_leak(self, holder: FoundHolder, survivors: int) -> bool:
@@ -148,7 +149,7 @@ class SteadyGrowth:
             return False
         if not self._iterations.trains and is_prepared_for_training(holder):
             return False
-        is_short = 0 < path.length < COLLECTED_RESULTS
+        is_short = 0 < path.length < COLLECTED_RESULTS and path.how != "linked"
         if not self._iterations.trains and is_short and is_read(holder, by_key=True):
             return False
         if self._iterations.by_lines and is_read(holder):
@@ -191,18 +192,13 @@ def is_ensemble(holder: FoundHolder) -> bool:
 
 
 def _as_linked(holder: FoundHolder) -> FoundHolder:
-    """Return a holder with the name of the attribute through which linked objects (a tree, a list of states) refer to
-    each other. Return `holder` if no linked objects retain the tensor. If the path through the linked objects is too
-    long for the search, they are treated as a container.
+    """If linked objects (a tree, a list of states) retain the tensor, return a holder with the name of the attribute
+    through which the objects refer to each other. Otherwise, return `holder`. A path that is too long for the search
+    is treated as a path through linked objects.
     """
     path, usage, target = holder.path, holder.usage, holder.target
-    if path.is_truncated:
-        path = path._replace(how="container")
-    if (name := linked_name(path)) is None:
-        return FoundHolder(path, usage, target)
-    shown = f"{name.owner.__name__}.{name.stored_as}" if name.owner is not None else name.stored_as
-    path = path._replace(
-        name=shown, stored_as=name.stored_as, is_attribute=True, file=name.file, classes=name.classes,
-        described="linked objects", container=0, length=0,
-    )  # fmt: skip
-    return FoundHolder(path, usage_of_links(name), target)
+    if path.is_truncated and path.how != "linked":
+        name = f"{path.name.partition('.')[0]}.{path.stored_as}" if path.is_attribute else path.name
+        path = path._replace(how="container") if path.container else path._replace(how="linked", name=name)
+    path, usage = as_linked(path) or (path, usage)
+    return FoundHolder(path, usage, target)

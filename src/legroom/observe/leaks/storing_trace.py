@@ -2,13 +2,13 @@
 
 The detector first searches the source code for the name of the container, which does not slow down the loop. This
 search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no source
-code. The search finds too many lines if several lines store items under the same name. If the search does not find
-exactly one line, the user's lines are traced for at most two iterations, until the container grows once. If the tensors
-in a small container are replaced and none are added, the trace ends when a tensor is replaced. The trace always ends
-after `MAX_EVENTS`, because a program may run for a long time after its last iteration.
-
-A trace function that a debugger or a coverage tool has set is not replaced. The trace keeps a reference to the
-container until no other object references the container.
+code. The search finds too many lines if several lines store items under the same name. In these cases, the user's lines
+are traced for at most two iterations, until the container grows once. If the tensors in a small container are replaced
+and none are added, the trace ends when a tensor is replaced. The trace always ends after `MAX_EVENTS`, because a
+program may run for a long time after its last iteration. A tuple cannot grow: the attribute that refers to the tuple is
+traced instead. A trace function that is already set (by a debugger or a
+coverage tool) is not replaced. The trace keeps a reference to the container. The trace drops this reference when no
+other object references the container.
 """
 
 import gc
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from legroom.memory.event_base import Frame
+from legroom.observe.holders.python_names import attributes_of
 from legroom.observe.source.user_files import is_user_file
 
 MAX_ITERATIONS = 2
@@ -37,6 +38,9 @@ class StoringTrace:
         self._container_id = container
         self._container: Any = None
         self._replaced = replaced
+        self._attribute = ""
+        """The attribute that refers to the container, if the container is a tuple. In this case, `_container` is the
+        object that has the attribute."""
         self._state: Any = 0
         self._events = 0
         self._lines: dict[int, int] = {}
@@ -47,6 +51,8 @@ class StoringTrace:
         if sys.gettrace() is not None:
             return False
         self._container = next((each for each in gc.get_objects() if id(each) == self._container_id), None)
+        if isinstance(self._container, tuple | frozenset):
+            self._container, self._attribute = _owner_of(self._container)
         if self._container is None:
             return False
         self._state = self._measure()
@@ -77,7 +83,7 @@ class StoringTrace:
             return None
         state, before = self._measure(), self._state
         self._state = state
-        if (state != before) if self._replaced else (state > before):
+        if (state != before) if self._replaced and not self._attribute else (state > before):
             self._found_in(frame.f_back if event == "call" else frame)
             return None
         if sys.getrefcount(self._container) <= 2:  # our reference, and the argument of this call
@@ -93,6 +99,9 @@ class StoringTrace:
         """Return a value that changes when an item is stored: the length of the container, or the identities and
         versions of its tensors.
         """
+        if self._attribute:
+            value = (attributes_of(self._container) or {}).get(self._attribute)
+            return len(value) if isinstance(value, tuple | frozenset) else 0
         if not self._replaced:
             return len(self._container)
         values = self._container.values() if isinstance(self._container, dict) else self._container
@@ -106,6 +115,20 @@ class StoringTrace:
         if frame is not None:
             line = self._lines.get(id(frame), frame.f_lineno or 0)
             self.line = Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def _owner_of(container: Any) -> tuple[Any, str]:
+    """Return the object that refers to the container, and the name of its attribute. The result is (None, "") if the
+    container is not the value of an attribute.
+    """
+    for owner in gc.get_referrers(container):
+        namespaces = gc.get_referrers(owner) if isinstance(owner, dict) else [owner]
+        for each in namespaces:
+            attributes = None if isinstance(each, FrameType | StoringTrace) else attributes_of(each)
+            for name, value in (attributes or {}).items():
+                if value is container:
+                    return each, name
+    return None, ""
 
 
 def _version_of(tensor: torch.Tensor) -> int:

@@ -19,21 +19,26 @@ from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredNa
 from legroom.observe.holders.paths import find_path, held_by_python
 from legroom.observe.holders.python_names import Variables
 from legroom.observe.leaks.graph_ages import GraphPart
+from legroom.observe.leaks.holder_source import (
+    MANY_ITEMS,
+    MIN_ITERATIONS,
+    leak_how,
+    storing_statements,
+    usage_of,
+    with_source,
+)
 from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.leaks.running_calls import is_local_to_call
-from legroom.observe.source import storing_lines
 from legroom.observe.source.files import (
     built_at,
     calls_in_loop,
-    clears_cache,
     function_at,
     is_in_loop,
-    user_files,
 )
+from legroom.observe.source.passing_calls import find_partial_detach
 from legroom.observe.source.statements import StoringStatement
 from legroom.observe.source.storing_lines import (
     NameUsage,
-    find_usage,
     is_passed_in_loop,
     is_read_in,
     is_training_data,
@@ -41,7 +46,7 @@ from legroom.observe.source.storing_lines import (
 from legroom.observe.source.user_files import is_user_file
 
 if TYPE_CHECKING:
-    from legroom.memory.detected_leak import DetectedLeak, LeakHolder, LeakKind
+    from legroom.memory.detected_leak import DetectedLeak, LeakKind
 
 MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4
@@ -52,16 +57,8 @@ MAX_FRUITLESS_SECONDS = 4.0
 """If no holder was found, no further search starts after this number of seconds, so that a huge heap does not block the
 loop.
 """
-MANY_ITEMS = 20
-"""If a container has this many items and still grows although the source code limits its length, the limit is assumed
-to be too high to prevent a leak.
-"""
 COLLECTED_RESULTS = 48
-"""The maximum number of iterations of an evaluation that collects its results on the device before it reads them."""
-MIN_ITERATIONS = 4
-"""Live nodes from at least this number of earlier iterations indicate a leak. Nodes of fewer iterations may be alive by
-coincidence.
-"""
+"""An evaluation that collects its results on the device and then reads them may have up to this many iterations."""
 
 
 class Suspect(NamedTuple):
@@ -140,7 +137,7 @@ class HolderFinder:
             if searches >= MAX_SEARCHES or time.thread_time() - started > limit:
                 break
             searches += 1
-            path, usage = _with_source(
+            path, usage = with_source(
                 find_path(tensor, self._variables, min_length=min_length, created_in=created_in)
             )
             is_argument = path.filled_by_iterator and not usage.statements
@@ -153,7 +150,7 @@ class HolderFinder:
                     created_in=created_in,
                     other_than=path.name,
                 )
-                path, usage = _with_source(other) if other.how != "unknown" else (path, usage)
+                path, usage = with_source(other) if other.how != "unknown" else (path, usage)
             holder = FoundHolder(path, usage, id(tensor), reference)
             self._explained |= {id(tensor), *path.contents}
             del tensor
@@ -176,6 +173,8 @@ def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> I
     """Yield a `Suspect` for a variable that retains tensors, unless the source code shows that the variable is not a
     leak.
     """
+    from legroom.memory.detected_leak import DetectedLeak  # slow to import
+
     path, usage = holder.path, holder.usage
     # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
@@ -198,6 +197,8 @@ def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> I
     how = leak_how(path, usage)
     candidates = storing_statements(path, usage)
     statement = candidates[0] if candidates else None
+    if kind == "graph" and how == "carried":
+        statement = next(filter(None, map(find_partial_detach, candidates)), statement)
     # Trace the loop if the source shows several lines. Also trace it if no line could fill the container or extend the
     # graph of an item (`totals[name].add_(loss)`).
     small = kind == "graph" and path.length < MIN_ITERATIONS
@@ -209,9 +210,14 @@ def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> I
             or len({each.line for each in candidates}) > 1
         )
     )
-    traceable = path.container and path.how in ("container", "variable", "closure", "generator", "exception")
-    from legroom.memory.detected_leak import DetectedLeak  # slow to import
-
+    traceable = path.container and path.how in (
+        "container",
+        "variable",
+        "closure",
+        "generator",
+        "exception",
+        "hook",
+    )
     leak = DetectedLeak(
         kind=kind,
         how=how,
@@ -248,126 +254,6 @@ def as_series(suspect: Suspect, *, collects: bool) -> Suspect:
     return suspect._replace(
         may_be_warming_up=True, min_rate=0.0, min_iterations=COLLECTED_RESULTS if collects else 0
     )
-
-
-def leak_how(path: HolderPath, usage: NameUsage) -> "LeakHolder":
-    if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
-        carried = any(
-            each.uses_itself and not each.adds and not each.concatenates for each in usage.statements
-        )
-        return "carried" if carried else "variable"
-    return path.how  # type: ignore[return-value]
-
-
-def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
-    if path.how == "cache":
-        return []  # the cached function itself is named
-    usage = usage._replace(statements=tuple(each for each in usage.statements if is_user_file(each.file)))
-    candidates = usage.candidates(path.keys)
-    if path.how == "cycle":
-        return candidates[::-1]  # the last of several assignments completes the cycle
-    if path.filled_by_iterator:
-        nested = [each for each in usage.statements if each.uses_itself]
-        return nested or [each for each in usage.statements if each.replaces] or candidates
-    if path.how in ("variable", "container") and path.length < MIN_ITERATIONS:
-        recursive = usage._replace(statements=tuple(each for each in usage.statements if each.uses_itself))
-        return recursive.candidates(path.keys) or candidates
-    return candidates
-
-
-def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
-    if path.how == "unknown":
-        return path, storing_lines.NO_USAGE
-    if path.how == "cache":
-        return path, storing_lines.NO_USAGE._replace(emptied=clears_cache(path.stored_as, user_files()))
-    usage = find_usage(
-        path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
-        classes=path.classes, keys=path.keys,
-    )  # fmt: skip
-    if not is_user_file(path.file or "<user>"):
-        if (renamed := _by_user_name(path)) is not None:
-            return renamed
-        if path.length >= MANY_ITEMS:  # the library can remove items, but the program does not
-            return path, _feeding_calls(path)
-    if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
-        # The container is too small to accumulate tensors. Find a name on the path that is computed from itself (`node
-        # = Node(state, node)`, `meters["loss"].total`).
-        for name in path.names:
-            found = _usage_of(name, path.line)
-            if any(each.uses_itself for each in found.statements):
-                return path._replace(name=name.name, stored_as=name.stored_as), found
-        if (linked := linked_name(path)) is not None:
-            return path._replace(stored_as=linked.stored_as, is_attribute=True), usage_of_links(linked)
-    if not usage.statements:
-        for alias in path.aliases:
-            found = _usage_of(alias)
-            if any(not each.replaces for each in found.statements):
-                return path._replace(name=alias.name, stored_as=alias.stored_as, file=alias.file), found
-    if not usage.shrinks and not usage.statements:
-        usage = _feeding_calls(path)
-    return path, usage
-
-
-def linked_name(path: HolderPath) -> StoredName | None:
-    """Return the attribute through which objects of one class reference each other (`node.parent`). The path must
-    contain the attribute at least twice.
-    """
-    # An item of a dict (`state.params["weight"]`) is stored under the attribute of the dict, so it is not another link.
-    links = [name for name in path.names if name.is_attribute and name.name.endswith(f".{name.stored_as}")]
-    owners = [(name.stored_as, name.classes) for name in links if name.classes]
-    for name in links:
-        if owners.count((name.stored_as, name.classes)) > 1:
-            return name
-    return None
-
-
-def usage_of_links(name: StoredName) -> NameUsage:
-    """Return the statements in which an object stores a reference to another object of its class. If no statement
-    assigns the attribute, return the calls that create the objects.
-    """
-    usage = _usage_of(name)
-    return (
-        usage
-        if usage.statements
-        else storing_lines.find_creating_calls(name.classes, name.stored_as, name.file)
-    )
-
-
-def _feeding_calls(path: HolderPath) -> NameUsage:
-    """Return the method calls in the user's code that pass values to the library object on the path. Several variables
-    may refer to the object. The variable with the shortest path to the container comes first (`self.optimizer` before
-    `trainer`).
-    """
-    for name in path.names:
-        if name.file is not None and is_user_file(name.file):
-            found = storing_lines.find_feeding_calls(
-                name.stored_as, name.file, name.function, path.line, is_attribute=name.is_attribute
-            )
-            if found.statements:
-                return found
-    return storing_lines.NO_USAGE
-
-
-def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
-    return find_usage(
-        name.stored_as, is_attribute=name.is_attribute, file=name.file, function=name.function, line=line,
-        classes=name.classes,
-    )  # fmt: skip
-
-
-def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
-    """Return the name in the user's code for the library object that owns the container (`Queue.queue`), and the uses
-    of this name.
-    """
-    for name in path.names:
-        if name.file is None or not is_user_file(name.file):
-            continue
-        usage = _usage_of(name)
-        if any(not each.replaces for each in usage.statements):
-            # `get` reads a key of a dict, but removes an item from a queue.
-            usage = usage._replace(limited=usage.limited or usage.looks_up, checks_membership=False)
-            return path._replace(name=name.name, stored_as=name.stored_as, file=name.file), usage
-    return None
 
 
 def can_accumulate(holder: FoundHolder) -> bool:
@@ -415,7 +301,7 @@ def is_temporary(holder: FoundHolder) -> bool:
         return True
     if not path.stored_as.isidentifier() and is_in_loop(path.file or "", path.line, itself=False):
         return True  # a list that a statement in a loop builds without assigning it
-    return any(_usage_of(name).is_recreated_in_loop for name in path.names if not name.is_attribute)
+    return any(usage_of(name).is_recreated_in_loop for name in path.names if not name.is_attribute)
 
 
 def is_collectable(holder: FoundHolder) -> bool:

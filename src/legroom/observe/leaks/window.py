@@ -12,14 +12,15 @@ them (`source.storing_lines`). A container that the source code bounds or emptie
 
 import sys
 import weakref
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
-from legroom.observe.leaks.graph_ages import GraphPart, NodeNumbers, NodesByIteration, with_graph
+from legroom.observe.leaks.graph_ages import NodeNumbers, NodesByIteration, with_graph
+from legroom.observe.leaks.holder_source import MIN_ITERATIONS
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import (
     StorageTracker,
@@ -31,6 +32,7 @@ from legroom.observe.leaks.live_objects import (
     trained_parameters_and_buffers,
 )
 from legroom.observe.leaks.named_sizes import NamedTensor, named_sizes
+from legroom.observe.leaks.observations import Observations, retained_by
 from legroom.observe.leaks.running_calls import is_local_to_call, is_owned_by_call
 from legroom.observe.leaks.steady_growth import (
     MAX_ENSEMBLE,
@@ -42,7 +44,6 @@ from legroom.observe.leaks.steady_growth import (
 )
 from legroom.observe.leaks.suspects import (
     MAX_SEARCHES,
-    MIN_ITERATIONS,
     FoundHolder,
     HolderFinder,
     Suspect,
@@ -86,36 +87,6 @@ RARE_SCANS = 3
 still alive and in one container.
 """
 _MAX_AGE = 10
-
-
-@dataclass(eq=False, repr=False)
-class _Observations:
-    """The results of one scan, without references to tensors."""
-
-    iterations_retained: int = 0
-    nodes_per_iteration: int = 0
-    bytes_per_iteration: int = 0
-    parts: dict[int, GraphPart] = field(default_factory=dict)
-    """The part of each tensor's graph that one iteration created, by the `id` of the tensor in `old` or `carrying`."""
-    old: Targets = field(default_factory=list)
-    carrying: Targets = field(default_factory=list)
-    """New tensors whose graph includes nodes of earlier iterations."""
-    accumulated: Targets = field(default_factory=list)
-    accumulated_sizes: dict[int, int] = field(default_factory=dict)
-    """The size in bytes of each tensor that stayed alive after one iteration, by the `id` of the tensor."""
-    renews: bool = False
-    """True if each iteration frees all tensors in `accumulated` and creates a larger number of tensors instead."""
-    views: dict[int, int] = field(default_factory=dict)
-    """For the `id` of a tensor in `accumulated`, the `id` of the tensor in `accumulated_sizes` with the same storage.
-    """
-    accumulates_on_host: bool = False
-    """True if all accumulated tensors are on the host, although the program also has tensors on a device."""
-    with_graph: frozenset[int] = frozenset()
-    nodes_of_iteration: int = 0
-    with_gradient_graph: Targets = field(default_factory=list)
-    created_in: dict[int, int] = field(default_factory=dict)
-    """The iteration in which each tensor was created or first found, by the `id` of the tensor."""
-    suspicious: bool = False
 
 
 class ScanWindow:
@@ -177,7 +148,7 @@ class ScanWindow:
 
     # --- observing
 
-    def _observe(self, iteration: int) -> _Observations:
+    def _observe(self, iteration: int) -> Observations:
         live = find_live_objects()
         tensors, evaluating = live.tensors, live.has_model_in_eval_mode
         graph = NodesByIteration(self._numbers, oldest=iteration - _MAX_AGE)
@@ -210,9 +181,7 @@ class ScanWindow:
         new_counts = self._new_counts[1:]  # all storages are new in the first scan
         renews = relevant and _rises(new_counts, RENEWED_SCANS)
         may_renew = relevant and _rises(new_counts, 2) and self._count_rises(3)
-        seen = _Observations(
-            suspicious=len(retained) >= 2 or accumulating or may_renew, created_in=created_in
-        )
+        seen = Observations(suspicious=len(retained) >= 2 or accumulating or may_renew, created_in=created_in)
         if self._is_retained(retained, iteration, evaluating):
             when = [(tensor, graph.iteration_of(node)) for tensor, node in held]
             old = [
@@ -244,6 +213,7 @@ class ScanWindow:
                 with_gradient_graph=_weak([tensor for tensor in tensors if has_gradient_graph(tensor)][:1]),
             )
         generations = self._generations(by_first_scan)
+        between = self._iterations_between(generations, by_first_scan)
         if not self._iterations.trains:
             generations = [[tensor for tensor in each if self._on_device(tensor)] for each in generations]
         if renews and not (generations and all(generations)):
@@ -265,6 +235,7 @@ class ScanWindow:
                     accumulates_on_host=any(map(self._on_device, tensors))
                     and not any(map(self._on_device, sample)),
                     accumulated_sizes={id(tensor): bytes_of(tensor) for tensor in generations[1]},
+                    iterations_between=between,
                     views={id(view): found for view, found in views},
                     created_in={id(view): created_in[found] for view, found in views} | created_in,
                     with_graph=frozenset(
@@ -288,6 +259,17 @@ class ScanWindow:
         if self.scans <= TENSOR_SCANS + 1 or not self._count_rises(TENSOR_SCANS + 2):
             return []
         return [by_first_scan.get(self.scans - back, []) for back in range(1, TENSOR_SCANS + 1)]
+
+    def _iterations_between(
+        self, generations: list[list[torch.Tensor]], by_first_scan: dict[int, list[torch.Tensor]]
+    ) -> int:
+        """Return the number of iterations between the scan in which the second generation was first seen and the scan
+        before it. Rare scans are many iterations apart.
+        """
+        if len(generations) < 2:
+            return 1
+        scan = next((first for first, new in by_first_scan.items() if new is generations[1]), 0)
+        return max(self._scanned_at[scan - 1] - self._scanned_at[scan - 2], 1) if scan > 1 else 1
 
     def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
         """Return whether graphs of enough iterations are alive, and the newest graph is recent. The newest graph must
@@ -329,7 +311,7 @@ class ScanWindow:
 
     # --- from observations to suspects
 
-    def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
+    def _find_graphs(self, seen: Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
         """Return the variables and containers that retain old tensors with a graph. If there are none, return the
         variable that retains a new tensor whose graph includes the old nodes.
         """
@@ -348,7 +330,7 @@ class ScanWindow:
             found = [FoundHolder(holder_being_built(), storing_lines.NO_USAGE, 0)]
         suspects: list[Suspect] = []
         for each in found:
-            nodes, size = _retained_by(each, seen)
+            nodes, size = retained_by(each, seen)
             if len(found) == 1:  # a container may also retain its own tensors
                 nodes = seen.nodes_per_iteration
                 size = max(seen.bytes_per_iteration, size if size > NUMBER_BYTES else 0)
@@ -358,7 +340,7 @@ class ScanWindow:
             )  # fmt: skip
         return suspects
 
-    def _find_gradients(self, seen: _Observations, holders: HolderFinder) -> list[FoundHolder]:
+    def _find_gradients(self, seen: Observations, holders: HolderFinder) -> list[FoundHolder]:
         """Return the variables that retain parameters whose gradients have a graph. The storing line is the line of the
         backward pass that created the graph.
         """
@@ -379,12 +361,12 @@ class ScanWindow:
             if each.path.how != "unknown"
         ]
 
-    def _find_tensors(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
+    def _find_tensors(self, seen: Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
         min_length = RARE_SCANS if self._rare else min_length_at(iteration)
         held = holders.find(seen.accumulated, seen.created_in, min_length=min_length)
         found = [each for each in held if each.path.how != "unknown" and not is_temporary(each)]
         found = [each for each in found if not is_collectable(each)]
-        if seen.accumulates_on_host and self._is_negligible_on_host(seen.accumulated_sizes.values()):
+        if seen.accumulates_on_host and _is_negligible_on_host(seen):
             return []
         if not self._iterations.trains:
             found = [each for each in found if not is_prepared_for_training(each)]
@@ -406,21 +388,16 @@ class ScanWindow:
             has_graph = each.target in seen.with_graph
             made = make_suspects(
                 each, kind="graph" if has_graph else "tensor", step=iteration, steps=self.scans - 1,
-                bytes_per_step=sum(sizes.values()), nodes_per_step=seen.nodes_of_iteration if has_graph else 0,
-                storages_per_step=max(len(sizes), 1), evaluation=not self._iterations.trains,
+                bytes_per_step=sum(sizes.values()) // seen.iterations_between, nodes_per_step=seen.nodes_of_iteration if has_graph else 0,
+                storages_per_step=max(len(sizes) // seen.iterations_between, 1), evaluation=not self._iterations.trains,
                 on_host=seen.accumulates_on_host,
             )  # fmt: skip
+            if seen.renews:  # the loop frees each tensor, but creates more tensors instead
+                made = (one._replace(retained=None) for one in made)
             collects = not self._iterations.trains and not has_graph and is_read(each, by_key=True)
             is_series = collects or self._iterations.by_model_calls
             suspects += [as_series(one, collects=collects) for one in made] if is_series else made
         return suspects
-
-    def _is_negligible_on_host(self, sizes: Collection[int]) -> bool:
-        """Return whether the tensors that were new in one scan are single numbers, or use only a few bytes per
-        iteration.
-        """
-        iterations = (self._scanned_at[-1] - self._scanned_at[0]) / (len(self._scanned_at) - 1)
-        return max(sizes, default=0) <= NUMBER_BYTES or sum(sizes) < MIN_HOST_BYTES * iterations
 
     def _has_grown(self, holder: FoundHolder) -> bool:
         """Return whether a container has tensors from several scans. If its tensors are nested too deeply to be found,
@@ -431,12 +408,13 @@ class ScanWindow:
         return path.iterations >= RARE_SCANS or (not path.iterations and path.length > before)
 
     def _is_longer(self, holder: FoundHolder) -> bool:
+        """Return whether a container, or a chain of linked objects, is longer than when it was first found."""
         path = holder.path
-        return bool(path.container) and path.length > self._lengths.setdefault(
+        return (bool(path.container) or path.how == "linked") and path.length > self._lengths.setdefault(
             (path.name, path.file), path.length
         )
 
-    def _find_larger(self, seen: _Observations, iteration: int) -> list[Suspect]:
+    def _find_larger(self, seen: Observations, iteration: int) -> list[Suspect]:
         suspects = []
         for named, series in self._sizes.items():
             # A tensor that grows with its graph is reported as a graph.
@@ -475,21 +453,15 @@ class ScanWindow:
         return suspects
 
 
+def _is_negligible_on_host(seen: Observations) -> bool:
+    """Return whether the tensors that were added on the host are single numbers, or few bytes per iteration."""
+    sizes = seen.accumulated_sizes.values()
+    return max(sizes, default=0) <= NUMBER_BYTES or sum(sizes) < MIN_HOST_BYTES * seen.iterations_between
+
+
 def _rises(counts: list[int], scans: int) -> bool:
     last = counts[-scans:]
     return len(last) == scans and all(a < b for a, b in pairwise(last))
-
-
-def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """Return the number of nodes and bytes that a variable retains from one iteration. The newest iteration is used,
-    because some nodes of older iterations may already be freed.
-    """
-    within = {holder.target, *holder.path.contents}
-    retained = [part for key, part in seen.parts.items() if key in within]
-    newest = max((part.iteration for part in retained), default=-1)
-    parts = [part for part in retained if part.iteration == newest]
-    storages = {key: size for part in parts for key, size in part.storages.items()}
-    return len({node for part in parts for node in part.nodes}), sum(storages.values())
 
 
 def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[torch.Tensor]:

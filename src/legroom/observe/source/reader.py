@@ -306,7 +306,9 @@ class NameReader:
         self.removals += reader.removals
         if only is None:
             self.limits += reader.limits
-            self.statements += [each for each in reader.statements if not each.replaces]
+            self.statements += [
+                each._replace(by_alias=True) for each in reader.statements if not each.replaces
+            ]
 
     def _call(self, node: ast.Call) -> None:
         called = called_name(node)

@@ -39,6 +39,9 @@ class StoringStatement(NamedTuple):
     """Whether the key is the variable of an inner loop, so each pass over that loop uses the same keys. An example is
     `memory[index] = state` in a loop over the samples of each epoch.
     """
+    by_alias: bool = False
+    """Whether the statement uses another variable that refers to the same object, as in `node = node.parent` followed
+    by `node.add(child)`."""
 
 
 class Occurrence(NamedTuple):

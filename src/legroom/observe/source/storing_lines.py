@@ -152,30 +152,6 @@ def find_feeding_calls(
     return NO_USAGE._replace(statements=tuple(reader.statements))
 
 
-def find_creating_calls(classes: frozenset[str], argument: str, file: str | None) -> NameUsage:
-    """Find the calls that create an object and pass another object as `argument`, as in `state = State(step,
-    previous=state)`. The generated `__init__` of a dataclass assigns the attribute, so the user's code contains no
-    assignment to it.
-    """
-    tree = tree_of(file) if file is not None else None
-    calls = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Call) and called_name(node) in (*classes, "replace", "_replace")
-    ]
-    with_argument = [each for each in calls if any(one.arg == argument for one in each.keywords)]
-    created = with_argument or [each for each in calls if called_name(each) in classes]
-    return NO_USAGE._replace(
-        statements=tuple(
-            StoringStatement(
-                file or "", each.lineno, "", uses_itself=True, adds=False, concatenates=False,
-                stores_number=False, in_loop=True,
-            )
-            for each in created
-        )
-    )  # fmt: skip
-
-
 @lru_cache(maxsize=64)
 def class_limits_itself(file: str, class_name: str) -> bool:
     """Return whether a class of the user that inherits from list or dict removes its own items."""

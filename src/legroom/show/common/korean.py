@@ -112,6 +112,16 @@ CATALOGUE = {
         "{owner}에 순환 참조가 있습니다. 순환 참조는 Python의 garbage collector만 해제하는데, 아직 실행되지 않았습니다. weak reference를 쓰거나 "
         "속성을 None으로 바꿔 순환을 끊거나, 몇 step마다 `gc.collect()`를 호출하세요."
     ),
+    "Each step adds another function to {owner:term}, and each function keeps its tensors alive. Register the function once, or remove it after use (`handle.remove()`).": (
+        "step마다 {owner}에 함수가 하나씩 더해지고, 함수마다 tensor가 함께 남습니다. 함수를 한 번만 등록하거나, 다 쓴 뒤에 제거하세요(`handle.remove()`)."
+    ),
+    "Each step starts another thread, and threads that never end keep {owner:term} alive. Stop the old thread before you start a new one, or use one thread for the whole run.": (
+        "step마다 thread가 새로 시작되고, 끝나지 않는 thread 때문에 {owner}의 메모리가 해제되지 않습니다. 새 thread를 시작하기 전에 이전 thread를 "
+        "끝내거나, 실행 내내 thread 하나를 쓰세요."
+    ),
+    "Each object refers to the previous one through {owner:term}, so all earlier objects stay alive. Set the attribute to None when it is no longer needed, or store only the values that later steps read.": (
+        "각 객체가 {owner}로 이전 객체를 참조하므로 이전 객체가 모두 남습니다. 더 필요하지 않으면 속성을 None으로 바꾸거나, 나중에 읽을 값만 저장하세요."
+    ),
     "{owner:term} is concatenated with new data in each step, so it keeps growing. Collect `.cpu()` tensors in a list and concatenate the list once at the end, or limit the length of the tensor (`[-1000:]`).": (
         "{owner}에 step마다 새 데이터를 이어 붙여 계속 커집니다. `.cpu()` tensor를 리스트에 모아 마지막에 한 번만 합치거나, tensor의 길이를 "
         "제한하세요(`[-1000:]`)."

@@ -26,11 +26,27 @@ def test_holder_path() -> None:
     [
         ({}, "LG101"), ({"evaluation": True}, "LG201"), ({"how": "carried"}, "LG104"), ({"how": "cache"}, "LG111"),
         ({"how": "exception"}, "LG107"), ({"how": "cycle", "kind": "tensor"}, "LG121"), ({"kind": "larger"}, "LG120"),
-        ({"kind": "tensor"}, "LG105"),
+        ({"kind": "tensor"}, "LG105"), ({"how": "hook"}, "LG110"),
     ],
 )  # fmt: skip
 def test_each_cause_has_its_code(changes: dict[str, Any], code: str) -> None:
     assert advice_on(replace(LOSSES, **changes))[0] == code
+
+
+@pytest.mark.parametrize(
+    ("how", "advice"),
+    [
+        ("hook", "`handle.remove()`"),
+        ("thread", "Stop the old thread"),
+        ("linked", "Set the attribute to None"),
+    ],
+)
+def test_the_advice_for_a_growing_number_of_objects_does_not_suggest_a_limited_container(
+    how: str, advice: str
+) -> None:
+    text = advice_on(replace(LOSSES, how=how, kind="tensor"))[1]  # type: ignore[arg-type]
+    assert advice in text
+    assert "maxlen" not in text
 
 
 def test_last_report_of_a_leak_counts() -> None:

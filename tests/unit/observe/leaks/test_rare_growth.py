@@ -53,6 +53,7 @@ def test_rare_growth_is_reported_after_the_fifth_addition(
 
     (leak,) = leaks_of(keep, iterations=70, allocated=lambda: sum(each.nbytes for each in kept))
     assert 30 <= leak.step <= 20 + 5 * 5 + 1
+    assert leak.bytes_per_step <= kept[0].nbytes / 4  # one tensor in five iterations
 
 
 def test_snapshots_of_every_epoch_are_reported() -> None:

@@ -1,0 +1,218 @@
+"""Finds the statements in the source code that store tensors in the variable that retains them."""
+
+from typing import TYPE_CHECKING
+
+from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
+from legroom.observe.source import storing_lines
+from legroom.observe.source.calls import CONSTRUCTORS, calls_in
+from legroom.observe.source.files import clears_cache, user_files
+from legroom.observe.source.passing_calls import (
+    Callback,
+    find_calls,
+    find_creating_calls,
+    find_key_statements,
+    find_registrations,
+)
+from legroom.observe.source.statements import StoringStatement
+from legroom.observe.source.storing_lines import NameUsage, find_usage
+from legroom.observe.source.user_files import is_user_file
+
+if TYPE_CHECKING:
+    from legroom.memory.detected_leak import LeakHolder
+
+MANY_ITEMS = 20
+"""If a container has this many items and still grows although the source code limits its length, the limit is assumed
+to be too high to prevent a leak.
+"""
+MIN_ITERATIONS = 4
+"""If nodes from at least this number of earlier iterations are alive, they indicate a leak. Nodes of fewer iterations
+may be alive by coincidence.
+"""
+
+
+def leak_how(path: HolderPath, usage: NameUsage) -> "LeakHolder":
+    if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
+        carried = any(
+            each.uses_itself and not each.adds and not each.concatenates for each in usage.statements
+        )
+        return "carried" if carried else "variable"
+    return path.how  # type: ignore[return-value]
+
+
+def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
+    if path.how == "cache":
+        return []  # the cached function itself is named
+    usage = usage._replace(statements=tuple(each for each in usage.statements if is_user_file(each.file)))
+    candidates = usage.candidates(path.keys)
+    if path.how == "cycle":
+        direct = usage._replace(statements=tuple(each for each in usage.statements if not each.by_alias))
+        return (direct.candidates(path.keys) or candidates)[::-1]  # the last assignment completes the cycle
+    if path.filled_by_iterator:
+        nested = [each for each in usage.statements if each.uses_itself]
+        return nested or [each for each in usage.statements if each.replaces] or candidates
+    if path.how in ("variable", "container") and path.length < MIN_ITERATIONS:
+        recursive = usage._replace(statements=tuple(each for each in usage.statements if each.uses_itself))
+        return recursive.candidates(path.keys) or candidates
+    return candidates
+
+
+def with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
+    if path.how == "unknown":
+        return path, storing_lines.NO_USAGE
+    if path.how == "cache":
+        return path, storing_lines.NO_USAGE._replace(emptied=clears_cache(path.stored_as, user_files()))
+    if path.callback is not None and (registered := _registered(path, path.callback)) is not None:
+        return registered
+    if path.how == "linked":
+        if (linked := as_linked(path)) is not None:
+            return linked
+        path = path._replace(how="cycle")
+    if path.how == "hook":
+        path = path._replace(how="cycle")
+    if path.how == "thread":
+        path = path._replace(how="container" if path.container else "variable")
+    usage = find_usage(
+        path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
+        classes=path.classes, keys=path.keys,
+    )  # fmt: skip
+    if not is_user_file(path.file or "<user>"):
+        if (renamed := _by_user_name(path)) is not None:
+            return renamed
+        if path.length >= MANY_ITEMS:  # the library can remove items, but the program does not
+            return path, _feeding_calls(path)
+    if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
+        # The container is too small to accumulate tensors. Find a name on the path that is computed from itself (`node
+        # = Node(state, node)`, `meters["loss"].total`).
+        for name in path.names:
+            found = usage_of(name, path.line)
+            if any(each.uses_itself for each in found.statements):
+                return path._replace(name=name.name, stored_as=name.stored_as), found
+        if (linked := as_linked(path)) is not None:
+            return linked
+    if not usage.statements:
+        for alias in path.aliases:
+            found = usage_of(alias)
+            if any(not each.replaces for each in found.statements):
+                return path._replace(name=alias.name, stored_as=alias.stored_as, file=alias.file), found
+    if not usage.shrinks and not usage.statements:
+        usage = _feeding_calls(path)
+    return path, usage
+
+
+def _registered(path: HolderPath, callback: Callback) -> tuple[HolderPath, NameUsage] | None:
+    """Return the calls that register the callback, or that start the thread."""
+    is_thread = path.how == "thread"
+    if path.how not in ("thread", "hook") and is_user_file(path.file or "<user>"):
+        return None  # a container of the user's code inside the callback
+    statements = find_registrations(callback, tuple(user_files()))
+    if not statements:
+        return None
+    shown = path._replace(how=path.how if is_thread else "hook", is_mapping=False, inside_bounded=False)
+    return shown, storing_lines.NO_USAGE._replace(statements=statements)
+
+
+def registered_at_exit() -> tuple[HolderPath, NameUsage] | None:
+    """Return the repeated calls to `atexit.register`, which stores its arguments where Python cannot list them. The
+    result is None if there are no such calls.
+    """
+    files = tuple(user_files())
+    repeated = calls_in(files).repeated
+    statements = tuple(
+        each for each in find_calls("atexit.register", files) if each.in_loop or each.function in repeated
+    )
+    if not statements:
+        return None
+    path = NO_HOLDER._replace(
+        name="atexit.register", stored_as="atexit", how="hook", described="callbacks", file=statements[0].file
+    )
+    return path, storing_lines.NO_USAGE._replace(statements=statements)
+
+
+def as_linked(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
+    """If linked objects (a tree, a list of states) are on the path, return the path with the name of the attribute
+    through which the objects refer to each other, and the uses of this attribute. The length is the number of links
+    that the search followed.
+    """
+    if (name := _linked_name(path)) is None:
+        return _linked_by_key(path)
+    shown = f"{name.owner.__name__}.{name.stored_as}" if name.owner is not None else name.stored_as
+    links = sum(each.stored_as == name.stored_as and each.classes == name.classes for each in path.names)
+    linked = path._replace(
+        name=shown, stored_as=name.stored_as, is_attribute=True, file=name.file, classes=name.classes,
+        described="linked objects", container=0, length=links, how="cycle" if path.how == "cycle" else "linked",
+    )  # fmt: skip
+    return linked, _usage_of_links(name)
+
+
+def _linked_by_key(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
+    """Return the path and the statements of dicts that refer to each other through the same key."""
+    key = path.repeated_key
+    statements = find_key_statements(key, tuple(user_files())) if key else ()
+    if not statements:
+        return None
+    linked = path._replace(
+        name=f'["{key}"]', described="linked dicts", container=0, length=path.keys.count(key), how="linked",
+        file=statements[0].file,
+    )  # fmt: skip
+    return linked, storing_lines.NO_USAGE._replace(statements=statements)
+
+
+def _linked_name(path: HolderPath) -> StoredName | None:
+    """Return the attribute through which objects of one class reference each other (`node.parent`). The path must
+    contain the attribute at least twice.
+    """
+    # An item of a dict (`state.params["weight"]`) is stored under the attribute of the dict, so it is not another link.
+    links = [name for name in path.names if name.is_attribute and name.name.endswith(f".{name.stored_as}")]
+    owners = [(name.stored_as, name.classes) for name in links if name.classes]
+    for name in links:
+        if owners.count((name.stored_as, name.classes)) > 1:
+            return name
+    return None
+
+
+def _usage_of_links(name: StoredName) -> NameUsage:
+    """Return the statements in which an object stores a reference to another object of its class. If only the
+    constructor assigns the attribute, the calls that pass the other object to the constructor are returned.
+    """
+    usage = usage_of(name)
+    if all(each.replaces and each.function in CONSTRUCTORS for each in usage.statements):
+        created = find_creating_calls(name.classes, name.stored_as, name.file)
+        return created if created.statements else usage
+    return usage
+
+
+def _feeding_calls(path: HolderPath) -> NameUsage:
+    """Return the method calls in the user's code that pass values to the library object on the path. Several variables
+    may refer to the object. The variable with the shortest path to the container comes first (`self.optimizer` before
+    `trainer`).
+    """
+    for name in path.names:
+        if name.file is not None and is_user_file(name.file):
+            found = storing_lines.find_feeding_calls(
+                name.stored_as, name.file, name.function, path.line, is_attribute=name.is_attribute
+            )
+            if found.statements:
+                return found
+    return storing_lines.NO_USAGE
+
+
+def usage_of(name: StoredName, line: int = 0) -> NameUsage:
+    return find_usage(
+        name.stored_as, is_attribute=name.is_attribute, file=name.file, function=name.function, line=line,
+        classes=name.classes,
+    )  # fmt: skip
+
+
+def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
+    """Return the name in the user's code for the library object that owns the container (`Queue.queue`), and the uses
+    of this name.
+    """
+    for name in path.names:
+        if name.file is None or not is_user_file(name.file):
+            continue
+        usage = usage_of(name)
+        if any(not each.replaces for each in usage.statements):
+            # `get` reads a key of a dict, but removes an item from a queue.
+            usage = usage._replace(limited=usage.limited or usage.looks_up, checks_membership=False)
+            return path._replace(name=name.name, stored_as=name.stored_as, file=name.file), usage
+    return None
