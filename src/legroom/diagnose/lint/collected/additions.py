@@ -23,7 +23,7 @@ from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import added_parts, is_concatenated_to_itself
-from legroom.diagnose.lint.flow.retention.lifetimes import outlives_call
+from legroom.diagnose.lint.flow.retention.lifetimes import outlives_call, shared_default
 from legroom.diagnose.lint.flow.retention.limits import is_replayed
 from legroom.diagnose.lint.flow.retention.releases import survives
 from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop
@@ -384,7 +384,8 @@ def additions_by_assignment(program: Program, store: StoreFact) -> Iterator[Stor
 def is_visible(program: Program, store: StoreFact) -> bool:
     """Return True if this file contains all code that may empty a container.
 
-    A base class in another file may clear the attributes of `self`, and a caller may clear the list that it passes.
+    A base class in another file may clear the attributes of `self`, and a caller may clear the list that it passes. All
+    calls that omit the argument share the default list.
     """
     first = root(store.target)
     function = store.function
@@ -393,4 +394,4 @@ def is_visible(program: Program, store: StoreFact) -> bool:
         return known is not None and all(
             base in program.classes or base == "object" or base.startswith("torch.") for base in known.bases
         )
-    return first not in function.parameters
+    return first not in function.parameters or shared_default(program, function, first) is not None

@@ -252,6 +252,7 @@ def is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     for each in reversed(program.stores):  # sample = x.detach()
         if each.target in names and loop.first <= each.order < store.order and each.how == "assign":
             names.update(filter(None, [_same_tensor(each.expression)]))
+    batch = loop.bound if loop.iterable.kind is ValueKind.LOADER else _computed_in(program, loop)
     inputs = [
         call
         for call in program.calls
@@ -264,15 +265,24 @@ def is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
         for each in call.node.args
     ):
         return False  # labels, which are small
-    if moves(program, store.expression, loop.bound):
+    if moves(program, store.expression, batch):
         return True
     return any(
         each.target in names
         and each.how == "assign"
         and loop.first <= each.order < store.order
-        and moves(program, each.expression, loop.bound)
+        and moves(program, each.expression, batch)
         for each in program.stores
     )
+
+
+def _computed_in(program: Program, loop: LoopFact) -> set[str]:
+    """Return the variables of a loop over files, and the names that its body computes from them, such as `image`."""
+    names = set(loop.bound)
+    for each in program.stores:
+        if loop in each.loops and each.how == "assign" and names & names_in(each.expression):
+            names.add(each.target)
+    return names
 
 
 def _same_tensor(node: cst.BaseExpression) -> str | None:
@@ -310,7 +320,7 @@ def moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
 
 def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
     path = last_name(dotted(node) or "")
-    if "device" not in path and path != "dev":
+    if "device" not in path.lower() and path.lower() != "dev":
         return False
     made = [program.source(each.expression) for each in program.stores if last_name(each.target) == path]
     known = [text for text in made if "cuda" in text or "cpu" in text]

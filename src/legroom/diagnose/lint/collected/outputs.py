@@ -19,6 +19,7 @@ from legroom.diagnose.lint.collected.on_gpu import (
 from legroom.diagnose.lint.collected.replay import is_put_on_gpu
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.lifetimes import shared_default
 from legroom.diagnose.lint.flow.steps import iterates_data_set
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
@@ -88,6 +89,14 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
     ):
         return
     if is_used_on_gpu(program, store.target):
+        return
+    default = shared_default(program, store.function, store.target)
+    if default is not None:
+        yield Problem(
+            node=default,
+            message=f"All calls share the default of `{store.target}`, which collects the outputs of all batches on the GPU",
+            help=f"Use `{store.target}=None`, and create the container in `{store.function.name}`",
+        )
         return
     yield Problem(
         node=made,

@@ -92,7 +92,7 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
     text = string_value(given.value)
     if text is not None:
         return text.startswith("cuda")
-    return any("device" in last_name(name) for name in names_in(given.value))
+    return any("device" in last_name(name).lower() for name in names_in(given.value))
 
 
 def _moves_samples(program: Program, name: str) -> bool:

@@ -139,6 +139,8 @@ class Expressions:
         if isinstance(node, cst.Lambda):
             kept = self.kept_by(node)
             return Value(ValueKind.CONTAINER, items=kept) if kept else UNKNOWN
+        if isinstance(node, cst.Yield) and isinstance(node.value, cst.From):
+            return self.value_of(node.value.item).get(None) or UNKNOWN
         if isinstance(node, cst.Yield):
             return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
         self._record_nested(node)

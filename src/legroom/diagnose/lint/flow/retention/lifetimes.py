@@ -196,19 +196,27 @@ def container_survives(program: Program, site: CallSite, store: StoreFact) -> bo
     """Return True if the container that a call passes to a storing function is still alive in the next step."""
     function, parameter = store.function, root(store.target)
     if function.uses_default(site.call, parameter):
-        return _keeps_default(program, function, parameter)
+        return shared_default(program, function, parameter) is not None
     given = [each.value for name, each in function.receives(site.call) if name == parameter]
     return not given or _survives_call(program, site, path_of(given[0]))
 
 
-def _keeps_default(program: Program, function: Function, parameter: str) -> bool:
-    return (
-        parameter in function.mutable_defaults
-        and any(function.uses_default(site.call, parameter) for site in function.call_sites)
-        and not any(
+def shared_default(program: Program, function: Function, parameter: str) -> cst.BaseExpression | None:
+    """Return the default list or dict of a parameter if callers use it. It keeps its entries between the calls."""
+    if (
+        parameter not in function.mutable_defaults
+        or not any(function.uses_default(site.call, parameter) for site in function.call_sites)
+        or any(
             each.function is function and each.target == parameter and each.how == "assign"
             for each in program.stores
         )
+    ):
+        return None
+    assert isinstance(function.node, cst.FunctionDef)
+    return next(
+        each.default
+        for each in walk(function.node.params)
+        if isinstance(each, cst.Param) and each.name.value == parameter
     )
 
 

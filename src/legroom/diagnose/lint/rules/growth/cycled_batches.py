@@ -3,8 +3,9 @@
 ## What it detects
 The rule reports the following cases:
 
-- The code calls `itertools.cycle` on a data loader, or on a generator that yields tensors. The rule does not flag
-  `cycle` over a list or a tuple, because the list or tuple keeps the items alive anyway.
+- The code calls `itertools.cycle` on a data loader, on a class whose `__iter__` reads a data loader, or on a generator that
+  yields tensors. The rule does not flag `cycle` over a list or a tuple, because the list or tuple keeps the items alive
+  anyway.
 - A container stores all batches from a data loader on the GPU. A loop, a function or an object in the file may add the
   batches to the container. The rule does not flag containers of labels, which are small.
 - The constructor of a dataset reads files in a loop and stores each sample on the GPU.
@@ -84,11 +85,11 @@ def _yields_batches(program: Program, given: cst.BaseExpression) -> bool:
     if isinstance(given, cst.GeneratorExp):
         return _has_tensors(value) or program.value(given.for_in.iter).kind is ValueKind.LOADER
     made = _call_of(program, given)
+    generator = program.method(value.class_name, "__iter__") or (made.local if made is not None else None)
     return (
-        made is not None
-        and made.local is not None
-        and _is_generator(made.local)
-        and (_has_tensors(value) or _iterates_a_loader(program, made.local))
+        generator is not None
+        and _is_generator(generator)
+        and (_has_tensors(value) or _iterates_a_loader(program, generator))
     )
 
 
@@ -105,4 +106,7 @@ def _has_tensors(value: Value, levels: int = 3) -> bool:
 
 
 def _iterates_a_loader(program: Program, function: Function) -> bool:
-    return any(loop.function is function and loop.iterable.kind is ValueKind.LOADER for loop in program.loops)
+    return any(
+        isinstance(node, (cst.For, cst.CompFor)) and program.value(node.iter).kind is ValueKind.LOADER
+        for node in walk(function.body, into_functions=False)
+    )

@@ -3,7 +3,8 @@
 ## What it detects
 The rule checks for differences and products such as `x.unsqueeze(1) - y.unsqueeze(0)` or `x[:, None] * y[None]` if one
 operand contains the features of the whole dataset, and the program then sums the result or computes its norm. The rule
-also checks for `cosine_similarity` with such operands.
+also checks for `cosine_similarity` with such operands, and for the differences of all points of a point cloud if the
+program selects the nearest points with functions such as `topk`.
 
 ## Why this is a problem
 The difference of N and M vectors with D features has N × M × D elements. The distances need only N × M elements. For
@@ -34,6 +35,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     is_call_of,
+    last_name,
     method_name,
     names_in,
     positional,
@@ -58,7 +60,10 @@ def check(program: Program) -> Iterator[Problem]:
             if len(known) < 2 or known[0][1] == known[1][1]:
                 continue
             is_reduced = isinstance(node, cst.Call) or _is_reduced(program, node, function)
-            if is_reduced and any(is_whole_dataset(program, each, function) for each, _ in known):
+            if is_reduced and (
+                any(is_whole_dataset(program, each, function) for each, _ in known)
+                or _finds_neighbors(program, node, known, function)
+            ):
                 yield Problem(
                     node=node,
                     message="The result for all pairs has one element for each pair and feature",
@@ -89,6 +94,39 @@ def _with_new_axis(node: cst.BaseExpression) -> tuple[cst.BaseExpression, int] |
         ]
         return (node.value, added[0]) if len(added) == 1 else None
     return None
+
+
+def _finds_neighbors(
+    program: Program, node: cst.CSTNode, sides: list[tuple[cst.BaseExpression, int]], function: Function
+) -> bool:
+    """Return True if the program selects the nearest points from the distances of all points of a cloud.
+
+    The points are in batches of clouds (`x.unsqueeze(2) - y.unsqueeze(1)`), or one cloud is compared with itself.
+    """
+    if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Subtract):
+        return False
+    (one, first), (other, second) = sides[:2]
+    in_batches = {first, second} == {1, 2}
+    if not in_batches and program.source(one) != program.source(other):
+        return False
+    selecting = {"topk", "argsort", "sort", "kthvalue"} | ({"min", "argmin", "amin"} if in_batches else set())
+    names = _assigned_from(program, node, function)
+    return any(
+        isinstance(each, cst.Call)
+        and last_name(dotted(each.func) or method_name(each) or "") in selecting
+        and (names & names_in(each) or program.inside(node, each))
+        for each in walk(function.body, into_functions=False)
+    )
+
+
+def _assigned_from(program: Program, node: cst.CSTNode, function: Function) -> set[str]:
+    """Return the names to which a function assigns the result of an expression, or a value computed from it."""
+    names: set[str] = set()
+    for store in program.stores:
+        if store.function is function and store.how == "assign":
+            if program.inside(node, store.expression) or names & names_in(store.expression):
+                names.add(store.target)
+    return names
 
 
 def _is_reduced(program: Program, node: cst.CSTNode, function: Function) -> bool:

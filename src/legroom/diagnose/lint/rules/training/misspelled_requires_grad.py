@@ -98,11 +98,11 @@ def _is_module(program: Program, store: StoreFact, owner: str) -> bool:
     if _is_iterated(program, store, owner, _ITERATORS):
         return True
     known = store.function.environment.get(owner)
-    if "." not in owner:
-        return known is not None and known.kind is ValueKind.MODEL and (known.trainable or known.frozen)
     if known is not None and known.kind is not ValueKind.MODEL:
         return False
-    return _MODULES.search(last_name(owner)) is not None
+    if known is not None and (known.trainable or known.frozen):
+        return True
+    return "." in owner and _MODULES.search(last_name(owner)) is not None
 
 
 def _is_iterated(program: Program, store: StoreFact, owner: str, methods: set[str]) -> bool:
