@@ -107,6 +107,8 @@ def _is_relevant(node: ast.AST, names: _Names) -> bool:
     if isinstance(node, ast.Attribute):
         if node.attr in _WORDS:
             return True
+        if node.attr == "requires_grad" and isinstance(node.ctx, ast.Store):
+            return isinstance(node.value, ast.Attribute)
         return (
             node.attr in {"load", "save"}
             and isinstance(node.value, ast.Name)
@@ -120,7 +122,18 @@ def _is_relevant(node: ast.AST, names: _Names) -> bool:
         return node.name in STEP_FUNCTIONS or SAMPLING_NAMES.search(node.name) is not None
     if isinstance(node, ast.Global):
         return True
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return _adds_axis(node.left) and _adds_axis(node.right)
     return isinstance(node, ast.ExceptHandler) and _keeps_or_retries(node)
+
+
+def _adds_axis(node: ast.expr) -> bool:
+    """Return True for `x.unsqueeze(1)` and `x[:, None]`."""
+    if isinstance(node, ast.Subscript):
+        return any(isinstance(each, ast.Constant) and each.value is None for each in ast.walk(node.slice))
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze"
+    )
 
 
 def _keeps_or_retries(handler: ast.ExceptHandler) -> bool:

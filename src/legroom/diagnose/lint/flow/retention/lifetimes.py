@@ -182,7 +182,7 @@ def _argument_survives(
     """
     if not function.call_sites:
         return not is_forward(program, function)
-    if _keeps_default(program, function, parameter):
+    if shared_default(program, function, parameter) is not None:
         return True
     return any(
         _survives_call(program, site, path_of(argument.value), seen | {function})

@@ -123,9 +123,10 @@ def _assigned_from(program: Program, node: cst.CSTNode, function: Function) -> s
     """Return the names to which a function assigns the result of an expression, or a value computed from it."""
     names: set[str] = set()
     for store in program.stores:
-        if store.function is function and store.how == "assign":
-            if program.inside(node, store.expression) or names & names_in(store.expression):
-                names.add(store.target)
+        if store.function is not function or store.how != "assign":
+            continue
+        if program.inside(node, store.expression) or names & names_in(store.expression):
+            names.add(store.target)
     return names
 
 
