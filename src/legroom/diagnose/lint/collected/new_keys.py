@@ -21,7 +21,7 @@ from legroom.diagnose.lint.flow.syntax import (
 
 
 def key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -> bool:
-    if store.how != "item" or averages_itself(store):
+    if store.how != "item" or averages_itself(program, store):
         return True
     if store.previous.is_tensor:  # a tensor that a function fills and returns is its result
         return not isinstance(scope, LoopFact) or iterates_data(scope)
@@ -144,21 +144,33 @@ _FEW_VALUES = re.compile(r"device|dtype|rank|mode$|phase$|split$", re.IGNORECASE
 """Names of variables that have few different values in a run."""
 
 
-def averages_itself(store: StoreFact) -> bool:
+def averages_itself(program: Program, store: StoreFact) -> bool:
     """Return True for a moving average such as `shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`.
 
-    In a moving average, the graph of every step includes the graph of the previous step.
+    A variable may contain the old value (`old = shadow[name]`). In a moving average, the graph of every step includes the graph of the previous step.
     """
     made = store.expression
     sides = (made.body, made.orelse) if isinstance(made, cst.IfExp) else (made,)
-    return store.uses_old_value and any(
+    if not store.uses_old_value:
+        return False
+    old = {
+        each.target
+        for each in program.stores
+        if each.function is store.function
+        and each.order < store.order
+        and _reads_entry(each.expression, store)
+    }
+    return any(
         isinstance(side, cst.BinaryOperation)
-        and isinstance(each, (cst.Subscript, cst.Call))
-        and path_of(each) == store.target
+        and (_reads_entry(each, store) or (isinstance(each, cst.Name) and each.value in old))
         and _is_operand(side, each)
         for side in sides
         for each in walk(side)
     )
+
+
+def _reads_entry(node: cst.CSTNode, store: StoreFact) -> bool:
+    return isinstance(node, (cst.Subscript, cst.Call)) and path_of(node) == store.target
 
 
 def _is_operand(expression: cst.CSTNode, wanted: cst.CSTNode) -> bool:

@@ -86,7 +86,7 @@ def _is_on_gpu(program: Program, node: cst.BaseExpression, function: Function, d
     value = program.value(node)
     if value.host or value.kind is ValueKind.PLAIN:
         return False
-    if isinstance(node, cst.Call) and (moves_to_host(node) or method_name(node) in NUMBER_METHODS):
+    if isinstance(node, cst.Call) and (moves_to_host(node) or method_name(node) in _TO_HOST):
         return False
     parts = contained_parts(node)
     if parts:
@@ -112,6 +112,7 @@ def _is_on_gpu(program: Program, node: cst.BaseExpression, function: Function, d
     return any(_is_on_gpu(program, each, where, depth + 1) for each, where in (*returned, *made))
 
 
+_TO_HOST = NUMBER_METHODS | {"cpu"}
 _MAX_DEPTH = 3
 
 

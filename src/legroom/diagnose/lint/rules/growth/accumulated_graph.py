@@ -176,7 +176,7 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
             given = root(store.target) in store.function.parameters and root(store.target) != "self"
             return store.previous.kind is not ValueKind.PARAMETER and not given
         growing = (ValueKind.CONTAINER, ValueKind.UNKNOWN)
-        return averages_itself(store) or (
+        return averages_itself(program, store) or (
             store.varying_key and (store.mapping or store.previous.kind in growing)
         )
     return adds_to_itself(program, store)
