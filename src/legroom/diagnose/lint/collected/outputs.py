@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import libcst as cst
 
+from legroom.diagnose.lint.collected.additions import is_visible
 from legroom.diagnose.lint.collected.on_gpu import (
     SIZE_PRESERVING,
     is_collected,
@@ -20,6 +21,7 @@ from legroom.diagnose.lint.collected.replay import is_put_on_gpu
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.lifetimes import shared_default
+from legroom.diagnose.lint.flow.retention.releases import is_length_limited
 from legroom.diagnose.lint.flow.steps import iterates_data_set
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
@@ -76,7 +78,10 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
         made = made.elt
     else:
         loop = _loop_over_data(program, store)
-        if loop is None or not is_collected(program, store, loop):
+        if loop is not None and not is_collected(program, store, loop):
+            return
+        loop = loop or _loop_around_method(program, store)
+        if loop is None:
             return
         if loop.trains and is_read_by_key(program, store):
             return
@@ -115,8 +120,37 @@ def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
     return None
 
 
+def _loop_around_method(program: Program, store: StoreFact) -> LoopFact | None:
+    """Return the loop over a loader that calls a method such as `validation_step`, if the method always adds to an attribute
+    and the file never empties this attribute.
+    """
+    name = last_name(store.target)
+    if store.how != "append" or not store.target.startswith("self.") or store.loops or store.bounded:
+        return None
+    if not is_visible(program, store) or is_length_limited(program, store):
+        return None
+    if any(last_name(each.target) == name for each in program.releases) or any(
+        last_name(each.target) == name and each.how == "assign" and each.function.name != "__init__"
+        for each in program.stores
+    ):
+        return None
+    inside = [each for each in program.ancestors(store.node) if isinstance(each, (cst.If, cst.FunctionDef))]
+    if inside[:1] != [store.function.node]:
+        return None
+    loops = [loop for site in store.function.call_sites for loop in site.loops]
+    return next((loop for loop in loops if loop.iterable.kind is ValueKind.LOADER), None)
+
+
 def _moves_input(program: Program, loop: cst.CSTNode, batch: set[str]) -> bool:
-    return any(isinstance(node, cst.Call) and moves(program, node, batch) for node in walk(loop))
+    calls = [node for node in walk(loop) if isinstance(node, cst.Call)]
+    return any(moves(program, node, batch) for node in calls) or any(
+        is_put_on_gpu(program, node)
+        for call in program.calls
+        if call.local is not None and call.node in calls and batch & names_in(call.node)
+        for returned in call.local.returned_nodes
+        for node in walk(returned)
+        if isinstance(node, cst.Call)
+    )
 
 
 def _receives_gpu_data(program: Program, call: CallFact) -> bool:

@@ -14,6 +14,7 @@ from legroom.diagnose.lint.flow.call_results import names_a_loss
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
+    bound_paths,
     dotted,
     keys_of,
     last_name,
@@ -353,7 +354,7 @@ class ResultUses:
             for each in walk(function.body, into_functions=False)
             if isinstance(each, cst.Assign)
             and each is not stored
-            and any(dotted(target.target) == path for target in each.targets)
+            and any(path in bound_paths(target.target) for target in each.targets)
             and not any(isinstance(inner, cst.Name) and inner.value == path for inner in walk(each.value))
         ]
         blocks = [each for each in self.program.ancestors(stored) if _is_block(each)]
@@ -367,10 +368,15 @@ class ResultUses:
             if not isinstance(node, cst.Name) or node.value != path or node in own or self._is_target(node):
                 continue
             at = order[node]
-            if position < at < end:
+            if position < at < end and not self._is_assigned_before(node, position, again):
                 yield node
             elif first < at < position and not any(first < order[each] < at for each in again):
                 yield node  # in the next iteration
+
+    def _is_assigned_before(self, node: cst.CSTNode, position: int, again: list[cst.Assign]) -> bool:
+        """Return True if a block around a read assigns the name again, between the position and the read."""
+        order, around = self.program.order, set(self.program.ancestors(node))
+        return any(position < order[each] < order[node] and self._block(each) in around for each in again)
 
     def _block(self, node: cst.CSTNode) -> cst.CSTNode | None:
         return next((each for each in self.program.ancestors(node) if _is_block(each)), None)

@@ -61,10 +61,11 @@ def unused_results(program: Program, reported: set[LoopFact | Function]) -> Iter
             if outer is not None and not reported.isdisjoint({outer.function, *outer.loops}):
                 continue
         uses = uses or ResultUses(program)
-        enough = Use.EVALUATED if is_fixed or any(loop.trains for loop in call.loops) else Use.DETACHED
+        trains, is_acting = any(loop.trains for loop in call.loops), acts(program, call.function)
+        enough = Use.EVALUATED if is_fixed or (trains and not is_acting) else Use.DETACHED
         use = uses.use_of(call.node, call.function)
-        if not runs_model_itself(call) and acts(program, call.function) and not uses.is_collected:
-            continue
+        if is_acting and (trains or not runs_model_itself(call)) and not uses.is_collected:
+            continue  # a single action needs little memory
         if enough <= use < Use.ESCAPES:
             reported |= {scope, *(outer.loops if outer is not None else ())}
             yield outer or call
@@ -86,7 +87,7 @@ def _runs_with_gradients(program: Program, call: CallFact) -> bool:
         return _is_evaluated_in_module(program, call)
     if not any(loop.trains for loop in call.loops):
         return True
-    return not acts(program, function) and _is_on_other_data(program, call)
+    return not call.loops[-1].trains if acts(program, function) else _is_on_other_data(program, call)
 
 
 def _is_evaluated_in_module(program: Program, call: CallFact) -> bool:
