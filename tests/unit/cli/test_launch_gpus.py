@@ -1,6 +1,7 @@
 """`legroom launch` with one virtual GPU per rank."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def test_an_out_of_memory_report_names_the_rank(launch):
     assert done.returncode == 1
     assert "Out of memory on rank 1 at step 0" in done.stderr
     assert "virtual GPU 1, 4.0 MiB" in done.stderr
-    assert "rank 0: connection lost" in done.stderr
+    # The launcher may stop rank 0 before it notices the lost connection.
+    assert re.search(r"rank 0: (connection lost|stopped by the launcher)", done.stderr), done.stderr
     assert "  legroom report train.launch/rank-1.legroom" in done.stderr
     assert "legroom launch --gpu 64MiB,4MiB --nproc 2 train.py" in done.stderr
 

@@ -16,6 +16,13 @@ from legroom.memory.state import Holding, State
 TOP_LINES = 50
 
 
+def to_milliseconds(seconds: float) -> float:
+    """Round a time to milliseconds. The result is the same for a time that was read from a capture, which stores
+    microseconds.
+    """
+    return round(round(seconds * 1e6) / 1e6, 3)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
     """A labeled part of the device's memory."""
@@ -50,7 +57,7 @@ class MemorySnapshot:
             "capacity_bytes": self.capacity,
             "step": self.step,
             "phase": self.phase,
-            "seconds": round(self.time, 3),
+            "seconds": to_milliseconds(self.time),
             "allocated_bytes": self.allocated,
             "reserved_bytes": self.reserved,
             "by_category": dict(self.by_category),

@@ -22,6 +22,7 @@ from legroom.diagnose.report.device_memory import (
     holding_as_dict,
     snapshot_at_oom,
     snapshot_at_peak,
+    to_milliseconds,
 )
 from legroom.diagnose.report.device_summary import DeviceSummary, device_of_interest, devices_of
 from legroom.diagnose.report.growing_lines import Leak, find_leaks
@@ -119,7 +120,7 @@ class RunReport:
             "next": [command for command, _ in self.next_commands],
             "ended": self.ending.reason,
             "error": self.ending.error or None,
-            "seconds": round(self.seconds, 3),
+            "seconds": to_milliseconds(self.seconds),
             "oom_count": self.oom_count,
             "truncated": self.truncated,
             "damaged": self.damaged,

@@ -56,11 +56,9 @@ def test_states_linked_to_their_predecessors_are_reported_at_the_line_that_links
         nonlocal state
         state = _State(output.detach().clone(), previous=state)
 
-    leaks = leaks_of(link, iterations=44)
-    assert {leak.name for leak in leaks} <= {"state", "_State.previous"}
-    assert {linecache.getline(__file__, leak.line or 0).strip() for leak in leaks} == {
-        "state = _State(output.detach().clone(), previous=state)"
-    }
+    (leak,) = leaks_of(link, iterations=44)
+    assert leak.name in ("state", "_State.previous")
+    assert "previous=state" in linecache.getline(__file__, leak.line or 0)
 
 
 def test_an_unread_branch_of_tee_is_reported_at_the_line_that_calls_tee() -> None:
