@@ -11,7 +11,6 @@ if it limits its own length, such as `deque(maxlen=...)`, or if the source check
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,9 +32,6 @@ from legroom.observe.leaks.suspects import (
     is_sequence,
 )
 from legroom.observe.source.user_files import is_user_file
-
-if TYPE_CHECKING:
-    pass
 
 MAX_ENSEMBLE = 8
 """A program probably retains up to this many models in a container on purpose."""

@@ -163,13 +163,9 @@ def find_creating_calls(classes: frozenset[str], attribute: str, file: str | Non
     created = [(each, node) for each, node in created if each == file] or created
     return NO_USAGE._replace(
         statements=tuple(
-            StoringStatement(
-                each, node.lineno, function_at(each, node.lineno), uses_itself=True, adds=False,
-                concatenates=False, stores_number=False, in_loop=True,
-            )
-            for each, node in created
+            _statement(each, node)._replace(uses_itself=True, in_loop=True) for each, node in created
         )
-    )  # fmt: skip
+    )
 
 
 def _passes(call: ast.Call, parameter: str, position: int | None) -> bool:

@@ -72,14 +72,8 @@ def _is_created_here(program: Program, store: StoreFact) -> bool:
 
 def _are_stepped(program: Program, store: StoreFact) -> bool:
     """Return True if the program does more with the stored optimizers than read their learning rates."""
-    name = last_name(store.target)
-    for node in program.nodes:
-        if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:
-            continue
-        parent = program.parent.get(node)
-        if isinstance(parent, cst.Attribute) or program.inside(node, store.node):
-            continue
-        if isinstance(parent, (cst.AssignTarget, cst.AnnAssign)):
+    for _, parent in program.other_uses(store):
+        if isinstance(parent, cst.Attribute):
             continue
         if isinstance(parent, (cst.For, cst.CompFor)):
             scope = parent if isinstance(parent, cst.For) else program.parent.get(parent)

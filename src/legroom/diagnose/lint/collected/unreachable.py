@@ -48,15 +48,9 @@ def _contains_cache(program: Program, store: StoreFact) -> bool:
 
 def _is_read(program: Program, store: StoreFact) -> bool:
     """Return True if the program uses the dict in any other way than creating it, storing entries and counting them."""
-    name = last_name(store.target)
-    for node in program.nodes:
-        if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:
-            continue
-        parent = program.parent.get(node)
+    for node, parent in program.other_uses(store):
         if isinstance(parent, cst.Attribute) and parent.attr is node:
             continue  # the name of the attribute itself
-        if isinstance(parent, (cst.AssignTarget, cst.AnnAssign)) or program.inside(node, store.node):
-            continue
         call = program.parent.get(parent) if isinstance(parent, cst.Arg) else None
         if call is None or not is_call_of(call, "len"):
             return True

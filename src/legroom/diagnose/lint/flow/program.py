@@ -21,7 +21,7 @@ from legroom.diagnose.lint.flow.evidence.object_classes import (
     identifies_class,
 )
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, ReleaseFact, StoreFact
-from legroom.diagnose.lint.flow.syntax import Imports, children, dotted, forget_file, walk
+from legroom.diagnose.lint.flow.syntax import Imports, children, dotted, forget_file, last_name, walk
 from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name, join_values
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
@@ -102,6 +102,20 @@ class Program:
                 return True
             current = self.parent.get(current)
         return False
+
+    def other_uses(self, store: StoreFact) -> Iterator[tuple[cst.CSTNode, cst.CSTNode | None]]:
+        """Yield each node with the name of the stored variable or attribute, and its parent. The storing statement and
+        assignments to the name are left out.
+        """
+        name = last_name(store.target)
+        for node in self.nodes:
+            if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:
+                continue
+            parent = self.parent.get(node)
+            if not isinstance(parent, (cst.AssignTarget, cst.AnnAssign)) and not self.inside(
+                node, store.node
+            ):
+                yield node, parent
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         current = self.parent.get(node)

@@ -25,8 +25,8 @@ _MAX_SMALL = 10_000
 def is_small(program: Program, limit: cst.BaseExpression, function: Function) -> bool:
     if isinstance(limit, cst.Name) and limit.value == "None":
         return False
-    sizes = _sizes(program, limit, function)
-    return not sizes or min(sizes) <= _MAX_SMALL
+    found = possible_numbers(program, limit, function)
+    return not found or min(found) <= _MAX_SMALL
 
 
 def is_unlimited(program: Program, store: StoreFact) -> bool:
@@ -61,11 +61,11 @@ def _measures(node: cst.BaseExpression, name: str) -> bool:
     )
 
 
-def _sizes(program: Program, limit: cst.BaseExpression, function: Function) -> list[int]:
+def possible_numbers(program: Program, node: cst.BaseExpression, function: Function) -> list[int]:
     """Return the numbers that an expression may evaluate to."""
     return [
         int(float(text)) if isinstance(each, cst.Float) else int(text, 0)
-        for each in literals(program, limit, function)
+        for each in literals(program, node, function)
         for text in (each.value.replace("_", ""),)
     ]
 

@@ -31,7 +31,7 @@ import libcst as cst
 from legroom.diagnose.lint.collected.replay import is_put_on_gpu
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.retention.limits import literals
+from legroom.diagnose.lint.flow.retention.limits import possible_numbers
 from legroom.diagnose.lint.flow.syntax import dotted, keyword, last_name, positional
 from legroom.diagnose.lint.rule import Problem
 
@@ -81,16 +81,6 @@ def _bytes(program: Program, call: CallFact) -> int:
     first = given.value if given is not None else sizes[0] if sizes else None
     if isinstance(first, (cst.Tuple, cst.List)):
         sizes = [each.value for each in first.elements]
-    known = [
-        min((_number(each) for each in literals(program, size, call.function)), default=1) for size in sizes
-    ]
+    known = [min(possible_numbers(program, size, call.function), default=1) for size in sizes]
     dtype = keyword(call.node, "dtype")
     return prod(known) * _WIDTHS.get(last_name(dotted(dtype.value) or "") if dtype is not None else "", 4)
-
-
-def _number(node: cst.Integer | cst.Float) -> int:
-    return (
-        int(float(node.value.replace("_", "")))
-        if isinstance(node, cst.Float)
-        else int(node.value.replace("_", ""), 0)
-    )

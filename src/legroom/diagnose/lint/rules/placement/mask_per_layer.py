@@ -31,7 +31,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.retention.limits import literals
+from legroom.diagnose.lint.flow.retention.limits import possible_numbers
 from legroom.diagnose.lint.flow.syntax import dotted, positional, walk
 from legroom.diagnose.lint.rule import Problem
 
@@ -67,8 +67,7 @@ def _side(program: Program, call: CallFact) -> int:
     *_, one, other = (None, None, *sizes)
     if one is None or other is None or program.source(one) != program.source(other):
         return 0
-    numbers = literals(program, one, call.function)
-    return min((int(float(each.value.replace("_", ""))) for each in numbers), default=0)
+    return min(possible_numbers(program, one, call.function), default=0)
 
 
 def _statement(program: Program, call: CallFact) -> cst.CSTNode:

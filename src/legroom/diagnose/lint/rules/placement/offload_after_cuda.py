@@ -30,7 +30,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.collected.replay import is_put_on_gpu
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver, walk
+from legroom.diagnose.lint.flow.syntax import dotted, receiver
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG315"
@@ -58,7 +58,4 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _is_assigned(program: Program, node: cst.Call, path: str) -> bool:
     """Return True for `pipe = Pipeline.from_pretrained(name).to("cuda")`."""
-    return any(
-        method_name(node) in {"to", "cuda"} and node in set(walk(each)) and each is node
-        for each in program.assigned(path)
-    )
+    return any(each is node for each in program.assigned(path))
