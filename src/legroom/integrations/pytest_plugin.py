@@ -61,7 +61,7 @@ def report_folder(config: pytest.Config) -> Path | None:
 
 @pytest.fixture
 def virtual_gpu(request: pytest.FixtureRequest) -> "VirtualGPU":
-    """The active virtual GPU. The size of the GPU comes from the mark `gpu_memory` or from an indirect parameter,
+    """The active virtual GPU. The memory size comes from the marker `gpu_memory` or from an indirect parameter,
     and is 8 GiB by default."""
     test: MemoryTest = request.node.stash[_running]
     assert test.virtual_gpu is not None

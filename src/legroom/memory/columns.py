@@ -21,7 +21,7 @@ _POSITIONS = {category: position for position, category in enumerate(CATEGORIES)
 
 @dataclass(slots=True)
 class Columns:
-    """The columns of one resolution, in order of time."""
+    """The columns of one resolution, in chronological order."""
 
     times: list[float] = field(default_factory=list)
     """The time of the first event of each column."""

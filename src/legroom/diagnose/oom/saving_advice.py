@@ -22,7 +22,7 @@ CHECKPOINTING_SAVES = 0.6
 Checkpointing adds about a third more computation.
 """
 AUTOCAST_SAVES = 0.4
-"""The fraction of float32 activations that bfloat16 saves. Most activations become half as large, but normalization,
+"""The fraction of activation memory that is saved with bfloat16 instead of float32. Most activations become half as large, but normalization,
 softmax and losses stay in float32."""
 CUDA_CONTEXT = 512 * MiB
 

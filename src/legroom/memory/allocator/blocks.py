@@ -44,7 +44,7 @@ class Segment:
         Among free blocks of equal size, the allocator uses the block of the older segment.
         """
         self.page = page
-        """The page size of an expandable segment, or 0 for another segment."""
+        """The page size, or 0 if the segment is not expandable."""
         self.expandable = page > 0
         self.head: Block
 

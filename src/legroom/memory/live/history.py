@@ -29,7 +29,7 @@ class StepHistory:
 
 
 def trend(readings: Sequence[tuple[int, int]]) -> int | None:
-    """Return the change in bytes per step, from pairs of a step number and a number of bytes.
+    """Return the change in bytes per step, from `(step, bytes)` pairs.
 
     The change is 0 if memory fluctuates, that is, if the measurements neither all increase nor all decrease. The change
     is None if there are too few measurements.

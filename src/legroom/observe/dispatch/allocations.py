@@ -100,7 +100,7 @@ class DeviceAllocations:
         without a workspace.
         """
         self.room_left = 0
-        """A lower bound on the memory that is left on the fullest device. Allocations reduce this value, and
+        """A lower bound on the free memory of the device with the least free memory. Allocations reduce this value, and
         `Recorder.check_room` updates it.
         """
         self._clock = clock

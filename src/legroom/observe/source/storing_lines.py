@@ -334,7 +334,7 @@ def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None
 
 
 def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[str]) -> bool:
-    """Return whether a removal affects only items with other keys. For example, `cache["val"].clear()` does not free
+    """Return whether the removed items have other keys than the stored items. For example, `cache["val"].clear()` does not free
     `cache["train"]`.
     """
     if not keys:

@@ -341,7 +341,10 @@ def is_folder(path: str) -> bool:
 
 
 def path_in_layer(path: str, system: ModuleType = os.path) -> str:
-    """Return the path relative to the root of a layer. A drive (`C:`) or a network share becomes a folder."""
+    """Return the path of a file, relative to the root directory of its layer.
+
+    A drive (`C:`) or a network share becomes a folder.
+    """
     drive, rest = system.splitdrive(path)
     name = drive.replace(":", "").strip(system.sep)
     return f"{system.sep}{name}{rest}" if name else rest

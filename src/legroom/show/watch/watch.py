@@ -53,7 +53,7 @@ def watch(
 ) -> "Watched[Item]":
     """Loop over `loader` with a progress line and leak warnings.
 
-    `total` is the number of items, if `len(loader)` is not available. `file` is the stream to which the line is written
+    `total` is the number of items. It is needed only if `len(loader)` is not available. `file` is the stream to which the line is written
     (default: stderr). With `quiet`, only leak warnings are shown, without a progress line. If `on_leak` is given, it is
     called with each `Leak`, and `watch` does not print the leak. `.leaks` contains all leaks.
     """

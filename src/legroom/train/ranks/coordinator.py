@@ -354,7 +354,7 @@ class DistributedRanks:
         self._conclude(_AttemptResult(invalid=True, short=True, passes=needed))
 
     def _sit_out(self, passes: int) -> None:
-        """Take part in a whole attempt by sending zeros."""
+        """Send zeros as this rank's gradients in all passes of an attempt, so that the other ranks do not wait."""
         self._plan = SplitPlan(1, passes)
         self._next_pass = 0
         if self._exchanges_weights:

@@ -343,7 +343,7 @@ class _Trials:
         return trial, LoggedTrial(size, log.segments, log.requests, trial.peak_allocated, trial.peak_reserved)
 
     def _fits(self, size: int, steps: int) -> bool:
-        """Run the steps and return False if memory ran out. If memory ran out, the exception and its frames are already
+        """Run the steps. Return False if memory runs out, and True otherwise. If memory ran out, the exception and its frames are already
         freed when this method returns.
         """
         try:

@@ -117,8 +117,7 @@ class MicroBatchSizer:
         self._limit: int | None = max_size
         """The size that is expected to fit, or None if no size has failed."""
         self._failed_at: int | None = None
-        """The smallest size that has failed, or None. After a step with this size or a larger size fits, the value is
-        None again.
+        """The smallest size that has failed, or None. Reset to None as soon as a step of at least this size fits.
         """
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()

@@ -73,7 +73,7 @@ class Spill:
         """The current number of bytes in host memory."""
         self.peak_host_bytes = 0
         self.skipped_bytes = 0
-        """The total number of bytes that were not moved because of the limit on host memory."""
+        """The total number of bytes that stayed on the GPU because the limit on host memory was reached."""
         self._min_size = parse_size(min_size)
         self._links: dict[torch.device, HostLink] = {}
         self._copies: dict[int, tuple[weakref.ref[Any], weakref.ref[_Copy]]] = {}

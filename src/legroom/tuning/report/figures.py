@@ -71,7 +71,7 @@ class StudyFigures:
     parameters: Sequence[ParameterFigures]
     trials: Sequence[TrialFigures]
     capacities: Sequence[int] = ()
-    """The distinct sizes of the GPUs, in bytes."""
+    """The distinct GPU memory sizes, in bytes."""
     importance: Mapping[str, float] = field(default_factory=dict)
     metrics: Sequence[str] = ()
     front: Mapping[int, Sequence[float]] = field(default_factory=dict)

@@ -306,7 +306,7 @@ class Program:
 
     @cached_property
     def drawn_names(self) -> frozenset[str]:
-        """The names of containers from which the file draws random entries, such as `memory` for
+        """The names of containers from which the program takes random samples, such as `memory` for
         `random.sample(self.memory, n)`.
         """
         return frozenset(

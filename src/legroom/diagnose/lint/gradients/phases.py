@@ -39,9 +39,7 @@ def evaluations_in_phases(program: Program) -> Iterator[Problem]:
 
 
 def _phase_test(program: Program, call: CallFact) -> cst.BaseExpression | None:
-    """Return the condition under which the backward pass runs, if its result is the same in all iterations of the
-    loop.
-    """
+    """Return the condition of the backward pass, or None if the condition can change between iterations of the loop."""
     function, loop = call.function, call.loops[-1]
     if any(isinstance(node, cst.Name) and node.value in _SWITCHES for node in walk(function.node)):
         return None

@@ -111,8 +111,7 @@ def install(overrides: Overrides) -> None:
     """Make a softmax from float16 to float32 run as one kernel, as on CUDA. On the CPU, torch converts the input before
     the softmax.
 
-    The rule follows `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. On both devices, torch converts bfloat16
-    inputs before the softmax. Under autocast, every softmax has a float32 result.
+    The rule follows `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. On both devices, torch converts bfloat16 inputs to float32 before the softmax. Under autocast, every softmax has a float32 result.
     """
     overrides.composite("softmax.int", _to_float32(torch.ops.aten._softmax))
     overrides.composite("log_softmax.int", _to_float32(torch.ops.aten._log_softmax))

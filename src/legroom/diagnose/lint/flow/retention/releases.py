@@ -183,8 +183,8 @@ _COUNTER = re.compile(
 def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: bool = False) -> bool:
     """Return True if other code releases a stored value.
 
-    For a sum or a state, a release once per epoch does not count, because the graphs of the whole epoch stay alive.
-    With `every_step`, the same rule applies to lists.
+    A running sum or a recurrent state must be released in each step: if it is released once per epoch, the graphs of
+    the whole epoch stay alive. With `every_step`, this also applies to lists.
     """
     return is_released(
         program,
