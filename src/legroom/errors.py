@@ -67,7 +67,7 @@ class InputError(LegroomError):
     """Standard input is closed."""
 
     def __init__(self) -> None:
-        super().__init__("Standard input is closed. Give the path of a file instead of `-`.")
+        super().__init__("Standard input is closed. Pass the path to a file instead of `-`.")
 
 
 class CheckpointError(LegroomError):

@@ -131,7 +131,7 @@ def test_standard_input_is_fixed_on_standard_output(project: Path) -> None:
     [
         ((), "No files given. Example: `legroom lint .`"),
         (("nowhere.py",), "nowhere.py does not exist."),
-        (("",), "The path is empty. Give a file or a directory, for example `legroom lint .`"),
+        (("",), "The path is empty. Pass a file or a directory, for example `legroom lint .`"),
         (("-", "train.py"), "`-` (standard input) cannot be combined with other paths."),
         (
             (".", "--select", "E501"),

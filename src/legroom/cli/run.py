@@ -91,8 +91,7 @@ def run(
     target = script_to_run("legroom run", script, module)
     if spill == WITHOUT_VALUE and is_size(target.name) and not Path(target.name).exists():
         raise UsageError(
-            f"Write `--spill={target.name}`. Without `=`, Legroom treats `{target.name}` as the "
-            "script to run."
+            f"Use `--spill={target.name}`. Without `=`, Legroom treats `{target.name}` as the script to run."
         )
 
     if format == Format.JSON and sys.stdout is None:

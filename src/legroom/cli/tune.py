@@ -20,7 +20,7 @@ def tune(
     function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="The training function, or a script that calls ray.tune.run or Tuner.fit.", show_default=False)],
     space: Annotated[Path | None, typer.Argument(metavar="[SPACE.toml]", help="The search space. The [study] table may set the options below. Omit it for a script, or for a function that calls trial.suggest_float().", show_default=False)] = None,
     metric: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Metric to optimize, as passed to trial.report(). Repeat the option for several metrics.", show_default=False)] = None,
-    mode: Annotated[list[str] | None, typer.Option(metavar="min|max", help="Whether to minimize or maximize the metric. With several metrics, give one mode for all metrics, or one mode per metric.", show_default="min")] = None,
+    mode: Annotated[list[str] | None, typer.Option(metavar="min|max", help="Whether to minimize or maximize the metric. With several metrics, specify one mode for all metrics, or one mode per metric.", show_default="min")] = None,
     search: Annotated[Text, typer.Option(metavar="NAME", help="Search algorithm: random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
     scheduler: Annotated[Text, typer.Option(metavar="NAME", help="Scheduler that stops poor trials early: asha, median, pbt or none.", show_default=False)] = None,
     trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of trials.", show_default="10, or the whole grid")] = None,
@@ -97,7 +97,7 @@ def _one_or_several(values: list[str] | None) -> str | list[str] | None:
 def _script(path: str, given: dict[str, Any]) -> int:
     if not Path(path).is_file():
         raise UsageError(
-            f"`{path}` is not a script. Write `legroom tune train.py:train space.toml`, or the path of a script."
+            f"`{path}` is not a script. Pass the path to a script, or a function and a search space: `legroom tune train.py:train space.toml`."
         )
     from legroom.run.ray_script import run_ray_script
     from legroom.tuning.trial.records import TrialState

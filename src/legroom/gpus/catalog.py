@@ -140,7 +140,7 @@ def real_gpu(
 def _invalid(value: str) -> UsageError:
     if "," in value:
         return UsageError(
-            f"`{value}` lists several GPUs. Give only one GPU. `legroom launch` accepts several GPUs."
+            f"`{value}` lists several GPUs. Specify only one GPU. `legroom launch` accepts several GPUs."
         )
     names = [gpu.name for gpu in GPUS]
     close = difflib.get_close_matches(_normalized(value), names, n=3) or ["t4", "rtx4090", "h200"]

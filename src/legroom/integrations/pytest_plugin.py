@@ -171,12 +171,12 @@ def _gpu_of(item: pytest.Item) -> Any:
         return parameters.get("virtual_gpu")
     if "virtual_gpu" in parameters:
         pytest.fail(
-            "The test has the mark `gpu_memory` and a parameter for `virtual_gpu`. Give the size once.",
+            "The test has the marker `gpu_memory` and a parameter for `virtual_gpu`. Specify the size only once.",
             pytrace=False,
         )
     if len(mark.args) != 1 or mark.kwargs:
         pytest.fail(
-            'The mark `gpu_memory` requires one size: `@pytest.mark.gpu_memory("6 GiB")`.', pytrace=False
+            'The marker `gpu_memory` requires one size: `@pytest.mark.gpu_memory("6 GiB")`.', pytrace=False
         )
     return mark.args[0]
 

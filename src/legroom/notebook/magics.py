@@ -18,7 +18,7 @@ from legroom.errors import LegroomError
 from legroom.notebook.failed_cells import FailedCells
 from legroom.run.record import BlockRecording, record
 
-_USAGE = "Write `%%legroom` above a cell, `%legroom free` to free GPU memory, or `%legroom use 8GiB` for a virtual GPU."
+_USAGE = "Usage: `%%legroom` records a cell, `%legroom free` frees GPU memory, and `%legroom use 8GiB` activates a virtual GPU."
 
 
 _display: Any = display  # without types in some versions
@@ -44,7 +44,7 @@ class LegroomMagics:
         if cell is not None:
             if len(words) > 1 or not all(word.isidentifier() for word in words):
                 raise MagicUsageError(
-                    "`%%legroom` takes at most one argument, the variable for the recording: `%%legroom recording`."
+                    "`%%legroom` takes at most one argument, the name of the variable for the recording: `%%legroom recording`."
                 )
             return self._record(cell, words[0] if words else "")
         try:

@@ -287,7 +287,7 @@ def _load_file(name: str) -> CodeType:
 def _load_folder(name: str) -> CodeType:
     spec = _spec_in_folder(name)
     if spec is None or spec.loader is None:
-        raise UsageError(f"`{name}` contains no `__main__.py`. Give the path of a script.")
+        raise UsageError(f"`{name}` contains no `__main__.py`. Pass the path to a script.")
     return _from_spec(spec, package="")
 
 
@@ -297,7 +297,7 @@ def _load_module(name: str) -> CodeType:
         package, spec = name, importlib.util.find_spec(f"{name}.__main__")
         if spec is None:
             raise UsageError(
-                f"`{package}` is a package without a `__main__.py`. Give a module in the package, for example `-m {package}.train`."
+                f"`{package}` is a package without a `__main__.py`. Pass a module in the package, for example `-m {package}.train`."
             )
     if spec is None:
         raise UsageError(f"No module named `{name}`. Check the name and the current folder.")
@@ -310,7 +310,7 @@ def _from_spec(spec: importlib.machinery.ModuleSpec, *, package: str) -> CodeTyp
     get_code = getattr(spec.loader, "get_code", None)
     code = get_code(spec.name) if get_code is not None else None
     if code is None:
-        raise UsageError(f"`{spec.name}` contains no Python code to run. Give a module written in Python.")
+        raise UsageError(f"`{spec.name}` contains no Python code to run. Pass a module written in Python.")
     _set_up_main(spec.origin or code.co_filename, spec, spec.loader, package=package)
     return code  # type: ignore[no-any-return]
 
@@ -366,7 +366,7 @@ def _check_file(name: str) -> None:
     if not os.access(path, os.R_OK):
         raise UsageError(f"No permission to read `{name}`.")
     if not _is_plain_file(name) and _spec_in_folder(name) is None:
-        raise UsageError(f"`{name}` is a folder without a `__main__.py`. Give the path of a script.")
+        raise UsageError(f"`{name}` is a folder without a `__main__.py`. Pass the path to a script.")
 
 
 def _check_module(name: str) -> None:

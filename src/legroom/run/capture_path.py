@@ -76,4 +76,4 @@ def _open_numbered(stem: str, force: bool, run: dict[str, Any]) -> OpenCapture:
             except UsageError:  # another rank has just created the file, or it is not a capture
                 if force:
                     raise
-    raise CaptureError(f"{stem}{SUFFIX} to {stem}-{MAX_NUMBER}{SUFFIX} already exist. Give another path.")
+    raise CaptureError(f"{stem}{SUFFIX} to {stem}-{MAX_NUMBER}{SUFFIX} already exist. Specify another path.")

@@ -40,7 +40,7 @@ def check_log(value: str) -> None:
             f"`{value}` is not a valid log. Use `--log tensorboard`, `--log tensorboard:DIR` or `--log wandb`."
         )
     if folder and Path(folder).exists() and not Path(folder).is_dir():
-        raise UsageError(f"{folder} is not a directory. Give another one: `--log tensorboard:DIR`.")
+        raise UsageError(f"{folder} is not a directory. Specify another one: `--log tensorboard:DIR`.")
     check_tensorboard() if kind == TENSORBOARD else check_wandb()
 
 

@@ -151,7 +151,7 @@ def _delete(names: tuple[str, ...], caller: FrameType | None) -> list[str]:
             )
         if caller.f_locals is not variables and name in caller.f_code.co_varnames:
             raise UsageError(
-                f"'{name}' is a local variable of {caller.f_code.co_name}(). Write `del {name}` before legroom.free()."
+                f"'{name}' is a local variable of {caller.f_code.co_name}(). Run `del {name}` before legroom.free()."
             )
         if name not in variables:
             raise UsageError(f"There is no variable '{name}'.")

@@ -17,5 +17,5 @@ def test_a_setting_that_is_neither_on_nor_off_nor_a_file_is_one_line(tmp_path, m
     assert main(["estimate", "--gpu", "8GiB", "train.py"]) == 2
     assert capsys.readouterr().err == (
         "legroom: LEGROOM_CUDNN='yes' is not valid, because the file does not exist. Set LEGROOM_CUDNN to `on`, `off`, "
-        "or the path of libcudnn.so.9.\n"
+        "or the path to libcudnn.so.9.\n"
     )

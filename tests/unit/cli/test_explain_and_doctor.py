@@ -58,7 +58,7 @@ def test_a_code_shows_its_page(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "LG000"], "Unknown code LG000"),
         (
             ["explain", "no.log"],
-            "no.log does not exist. Give the path of a log, a code such as LG710, or - for standard input.",
+            "no.log does not exist. Pass the path to a log, a code such as LG710, or `-` for standard input.",
         ),
         (["explain"], "Missing argument"),
         (["doctor", "--format", "xml"], "Invalid value for '--format'"),

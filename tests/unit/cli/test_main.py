@@ -44,7 +44,7 @@ def test_a_closed_stdin_is_reported_in_one_line(words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
     assert main(words) == 2
     assert capsys.readouterr().err == (
-        "legroom: Standard input is closed. Give the path of a file instead of `-`.\n"
+        "legroom: Standard input is closed. Pass the path to a file instead of `-`.\n"
     )
 
 

@@ -93,7 +93,7 @@ def test_a_script_is_rejected_as_the_path_of_the_capture(run):
     code, _, err = run("x = 1", "-o", "train.py")
     assert code == 2
     assert err == (
-        "legroom: train.py is a script, and Legroom never overwrites a script. Give another path, for example "
+        "legroom: train.py is a script, and Legroom never overwrites a script. Specify another path, for example "
         "`-o train.legroom`.\n"
     )
 
@@ -285,7 +285,7 @@ def test_an_existing_capture_is_not_overwritten(run, tmp_path):
     (tmp_path / "x.legroom").write_bytes(b"\x1f\x8bprecious")
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "x.legroom")
     assert (code, out) == (2, "")
-    assert "x.legroom already exists. Add `--force` to overwrite the file, or give another path." in err
+    assert "x.legroom already exists. Add `--force` to overwrite the file, or specify another path." in err
     assert (tmp_path / "x.legroom").read_bytes() == b"\x1f\x8bprecious"
 
 
@@ -301,7 +301,7 @@ def test_force_overwrites_a_capture(run, tmp_path):
 def test_a_capture_path_that_cannot_be_written_is_rejected_before_the_run(run):
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "no/such/folder/x.legroom")
     assert (code, out) == (2, "")
-    assert "is not a directory. Create the directory, or give another path." in err
+    assert "is not a directory. Create the directory, or specify another path." in err
 
 
 def test_a_module_without_main_leaves_no_capture(tmp_path, monkeypatch, capfd):
@@ -358,7 +358,7 @@ def test_a_script_runs_although_no_capture_can_be_created(run, monkeypatch, tmp_
     code, out, err = run("print('ran')\nraise SystemExit(4)", "--gpu", "64MiB", *options)
     assert (code, out) == (4, "ran\n")
     assert err.count("No capture is written.") == 1
-    assert "the disk is full. Free some space, or give another path" in err
+    assert "the disk is full. Free some space, or specify another path" in err
     assert list(tmp_path.glob("*.legroom")) == []
 
 
@@ -385,7 +385,7 @@ def test_the_search_for_an_unused_name_ends(run, monkeypatch):
         code, out, err = run("print('ran')", "--gpu", "64MiB")
         assert (code, out) == (0, "ran\n")
     assert (
-        "No capture is written. train.legroom to train-2.legroom already exist. Give another path with `-o`."
+        "No capture is written. train.legroom to train-2.legroom already exist. Specify another path with `-o`."
         in err
     )
 

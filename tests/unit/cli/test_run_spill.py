@@ -91,7 +91,7 @@ def test_the_next_command_contains_the_spill_option(run, tmp_path):
 
 def test_a_size_without_equals_sign_is_rejected(run, capfd):
     assert main(["run", "--spill", "4GiB", "train.py"]) == 2
-    assert "Write `--spill=4GiB`. Without `=`" in capfd.readouterr().err
+    assert "Use `--spill=4GiB`. Without `=`" in capfd.readouterr().err
 
 
 def test_an_invalid_size_is_rejected(run, capfd):

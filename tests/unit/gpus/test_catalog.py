@@ -67,7 +67,7 @@ def test_several_gpus_are_separated_by_commas():
             "`1` is not a valid GPU. Use a size (`8GiB`, `8GiB:sm90`) or a name (`t4`, `rtx4090`, `h200`, ...). "
             "To select a real GPU, set `CUDA_VISIBLE_DEVICES`.",
         ),
-        ("t4,t4", "`t4,t4` lists several GPUs. Give only one GPU. `legroom launch` accepts several GPUs."),
+        ("t4,t4", "`t4,t4` lists several GPUs. Specify only one GPU. `legroom launch` accepts several GPUs."),
         (
             "8GiB:sm77",
             "`sm77` is not a supported compute capability. Use one of `sm60`, `sm61`, `sm70`, `sm75`, `sm80`, `sm86`, "

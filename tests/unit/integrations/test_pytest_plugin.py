@@ -418,7 +418,7 @@ def test_a_report_folder_that_is_a_file_is_a_usage_error(project: pytest.Pyteste
     ("mark", "message"),
     [
         ('gpu_memory("6 GBB")', "`6 GBB` is not a *"),
-        ("gpu_memory()", 'The mark `gpu_memory` requires one size: `@pytest.mark.gpu_memory("6 GiB")`.'),
+        ("gpu_memory()", 'The marker `gpu_memory` requires one size: `@pytest.mark.gpu_memory("6 GiB")`.'),
         ("gpu_memory(2.5)", "A GPU must be a string such as `8GiB` or `t4`, not a float."),
     ],
 )
@@ -450,7 +450,9 @@ def test_a_size_in_the_mark_and_in_a_parameter_is_one_line(project: pytest.Pytes
         """,
     )
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["The test has the mark `gpu_memory` and a parameter*Give the size once."])
+    result.stdout.fnmatch_lines(
+        ["The test has the marker `gpu_memory` and a parameter*Specify the size only once."]
+    )
 
 
 # --- other plugins, start

@@ -216,7 +216,7 @@ def test_other_errors_pass_after_the_report(notebook: Executed) -> None:
 
 
 def test_wrong_use_is_one_line(notebook: Executed) -> None:
-    assert notebook["usage"].stderr.startswith("UsageError: Write `%%legroom` above a cell")
+    assert notebook["usage"].stderr.startswith("UsageError: Usage: `%%legroom` records a cell")
     assert "takes at most one argument" in notebook["bad name"].stderr
     assert not notebook["use off"].shown
     assert "UsageError: Cell magic `%%legroom` not found" in notebook["unloaded"].stderr

@@ -212,7 +212,7 @@ def test_argv_path_and_main_are_restored(write):
     [
         ("missing.py", False, "Script `missing.py` not found. Check the path, or run a module with `-m`."),
         ("train", False, "Script `train` not found. Did you mean `train.py`?"),
-        ("empty", False, "`empty` is a folder without a `__main__.py`. Give the path of a script."),
+        ("empty", False, "`empty` is a folder without a `__main__.py`. Pass the path to a script."),
         (
             "train.ipynb",
             False,

@@ -110,7 +110,7 @@ def test_an_unknown_name_is_rejected_and_nothing_is_deleted():
 
 def test_a_local_variable_is_rejected_with_advice():
     local = memory()
-    with pytest.raises(UsageError, match="Write `del local` before legroom.free()"):
+    with pytest.raises(UsageError, match="Run `del local` before legroom.free()"):
         legroom.free("local")
     del local
 

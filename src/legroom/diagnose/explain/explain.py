@@ -112,7 +112,7 @@ def explain_file(
     file = Path(path)
     try:
         if file.is_dir():
-            raise UsageError(f"{path} is a directory. Give the path of a log file.")
+            raise UsageError(f"{path} is a directory. Pass the path to a log file.")
         with file.open("rb") as stream:
             start = stream.read(4)
             stream.seek(0)
@@ -127,7 +127,7 @@ def explain_file(
         if " " in path.strip():  # the error message itself, given as an argument
             return explain(path, here=here)
         raise UsageError(
-            f"{path} does not exist. Give the path of a log, a code such as LG710, or - for standard input."
+            f"{path} does not exist. Pass the path to a log, a code such as LG710, or `-` for standard input."
         ) from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
@@ -170,9 +170,9 @@ def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
     return Explanation(
         kind="unknown",
         certainty="unsure",
-        sentence="The input ends inside a traceback, before the error message. Give the complete traceback."
+        sentence="The input ends inside a traceback, before the error message. Provide the complete traceback."
         if found.is_cut
-        else "No error found. Give the complete output of the program, including the last traceback.",
+        else "No error found. Provide the complete output of the program, including the last traceback.",
         earlier=earlier,
     )
 
@@ -409,7 +409,7 @@ def _decoded(stream: _Readable, name: str, progress: Callable[[int], None]) -> I
     chunk = stream.read(_CHUNK)
     encoding = "utf-16" if chunk[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     if encoding == "utf-8" and b"\0" in chunk[:8192]:
-        raise UsageError(f"{name} is a binary file. Give a text file with the output of the program.")
+        raise UsageError(f"{name} is a binary file. Pass a text file with the program's output.")
     decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)("replace")
     done = 0
     while chunk:

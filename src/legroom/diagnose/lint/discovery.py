@@ -39,7 +39,7 @@ def find_files(paths: Sequence[str], file_errors: list[FileError]) -> Iterator[P
     seen: set[tuple[int, int]] = set()
     for given in paths:
         if not given.strip():
-            raise UsageError("The path is empty. Give a file or a directory, for example `legroom lint .`")
+            raise UsageError("The path is empty. Pass a file or a directory, for example `legroom lint .`")
         path = Path(given)
         if path.is_dir():
             found = list(_inside(path, seen, file_errors))

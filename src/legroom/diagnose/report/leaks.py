@@ -146,8 +146,8 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
     if detected.how == "carried":
         variable = _variable_name(detected.name)
         return "LG104", (
-            f"{name} is carried from step to step together with its graph. Write `{variable} = {variable}.detach()` (for "
-            "each part of a tuple) before the next step."
+            f"{name} is carried from step to step together with its graph. Before the next step, add "
+            f"`{variable} = {variable}.detach()`. For a tuple, detach each element."
         )
     if detected.evaluation:
         return "LG201", (

@@ -119,7 +119,9 @@ class AllocatorSettings:
             elif key == "max_non_split_rounding_mb":
                 found["max_non_split_rounding"] = _mib(key, value, at_least=large_segment_size)
             elif key == "garbage_collection_threshold":
-                found[key] = _fraction(key, value, "above 0 and below 1", lambda number: 0 < number < 1)
+                found[key] = _fraction(
+                    key, value, "greater than 0 and less than 1", lambda number: 0 < number < 1
+                )
             elif key == "per_process_memory_fraction":
                 found[key] = _fraction(key, value, "from 0 to 1", lambda number: 0 <= number <= 1)
             elif key == "roundup_power2_divisions":
@@ -199,11 +201,11 @@ def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
         key = tokens[position]
         if key not in _KEYS and key not in _IGNORED_KEYS:
             raise UsageError(
-                f"`{key}` is not a CUDA allocator option. Write `option:value` pairs separated by commas. "
+                f"`{key}` is not a CUDA allocator option. Specify `option:value` pairs separated by commas. "
                 f"Options: {', '.join(_KEYS)}."
             )
         if tokens[position + 1 : position + 2] != [":"] or position + 2 >= len(tokens):
-            raise UsageError(f"`{key}` has no value. Write `{key}:VALUE`.")
+            raise UsageError(f"`{key}` has no value. Use `{key}:VALUE`.")
         start = position + 2
         end = start + 1
         if tokens[start] == "[":
@@ -212,7 +214,7 @@ def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
             end = tokens.index("]", start) + 1
         if tokens[end : end + 1] not in ([], [","]):
             raise UsageError(
-                f"`{tokens[end]}` follows `{key}:{''.join(tokens[start:end])}` without a comma. Write a comma between options."
+                f"`{tokens[end]}` follows `{key}:{''.join(tokens[start:end])}` without a comma. Separate the options with commas."
             )
         yield key, tokens[start:end]
         position = end + 1
@@ -230,26 +232,26 @@ def _mib(key: str, value: list[str], at_least: int = 0, above: int = 0) -> int:
     if size < at_least:
         raise UsageError(f"`{key}:{value[0]}` is too small. The minimum is {at_least // MiB}.")
     if above and size <= above:
-        raise UsageError(f"`{key}:{value[0]}` is too small. Write a number above {above // MiB}.")
+        raise UsageError(f"`{key}:{value[0]}` is too small. The value must be greater than {above // MiB}.")
     return size
 
 
 def _fraction(key: str, value: list[str], range_text: str, in_range: Callable[[float], bool]) -> float:
     match = re.match(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?", value[0], re.IGNORECASE)
     if match is None or not in_range(float(match.group())):
-        raise UsageError(f"`{key}:{value[0]}` is out of range. Write a number {range_text}.")
+        raise UsageError(f"`{key}:{value[0]}` is out of range. Use a number {range_text}.")
     return float(match.group())
 
 
 def _boolean(key: str, value: list[str]) -> bool:
     if value[0] not in ("True", "False"):
-        raise UsageError(f"`{key}:{value[0]}` is not a boolean. Write `True` or `False`.")
+        raise UsageError(f"`{key}:{value[0]}` is not a boolean. Use `True` or `False`.")
     return value[0] == "True"
 
 
 def _backend(value: list[str]) -> str:
     if value[0] not in ("native", "cudaMallocAsync"):
-        raise UsageError(f"`backend:{value[0]}` is unknown. Write `native` or `cudaMallocAsync`.")
+        raise UsageError(f"`backend:{value[0]}` is unknown. Use `native` or `cudaMallocAsync`.")
     return value[0]
 
 

@@ -227,9 +227,9 @@ def check_output(path: Path, *, force: bool, option: str = "--force", example: s
     except FileNotFoundError:
         return False
     if stat.S_ISDIR(mode):
-        raise CaptureError(f"{path} is a directory. Give the path of a file.")
+        raise CaptureError(f"{path} is a directory. Specify the path to a file.")
     if not stat.S_ISREG(mode):
-        raise CaptureError(f"{path} is not a regular file. Give another path.")
+        raise CaptureError(f"{path} is not a regular file. Specify another path.")
     with open(path, "rb") as existing:
         if existing.read(2) not in (b"", b"\x1f\x8b"):
             reason = (
@@ -237,7 +237,7 @@ def check_output(path: Path, *, force: bool, option: str = "--force", example: s
                 if path.suffix in _SCRIPTS
                 else f"{path} is not a capture, and Legroom overwrites only captures, even with `{option}`."
             )
-            raise UsageError(f"{reason} Give another path, for example `{example}{path.stem}{SUFFIX}`.")
+            raise UsageError(f"{reason} Specify another path, for example `{example}{path.stem}{SUFFIX}`.")
     if not force:
         raise UsageError(_exists(path, option))
     return True
@@ -247,7 +247,7 @@ _SCRIPTS = (".py", ".ipynb", ".sh")
 
 
 def _exists(path: Path, option: str = "--force") -> str:
-    return f"{path} already exists. Add `{option}` to overwrite the file, or give another path."
+    return f"{path} already exists. Add `{option}` to overwrite the file, or specify another path."
 
 
 def _remove(path: Path, created: FileIO) -> None:
@@ -263,10 +263,10 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def _write_error(path: Path, error: OSError) -> str:
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
-            return f"Cannot write {path}: {path.parent} is not a directory. Create the directory, or give another path."
+            return f"Cannot write {path}: {path.parent} is not a directory. Create the directory, or specify another path."
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"Cannot write {path}: {path.parent} is read-only. Give another path."
+            return f"Cannot write {path}: {path.parent} is read-only. Specify another path."
         case errno.ENOSPC | errno.EDQUOT:
-            return f"Cannot write {path}: the disk is full. Free some space, or give another path."
+            return f"Cannot write {path}: the disk is full. Free some space, or specify another path."
         case _:
-            return f"Cannot write {path} ({error.strerror or error}). Give another path."
+            return f"Cannot write {path} ({error.strerror or error}). Specify another path."

@@ -64,7 +64,7 @@ def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) ->
     except FileNotFoundError:
         raise CaptureError(f"{path} does not exist. Check the path.") from None
     except IsADirectoryError:
-        raise CaptureError(f"{path} is a directory. Give the path of a capture.") from None
+        raise CaptureError(f"{path} is a directory. Pass the path to a capture.") from None
     except OSError as error:
         raise CaptureError(f"Cannot read {path}: {error.strerror or error}.") from None
 
@@ -291,7 +291,7 @@ def _not_a_capture(path: Path, start: bytes) -> str:
         and b"\n" not in text
     ):
         return f"{path} is incomplete: the run was killed before anything was recorded. Record the run again."
-    return f"{path} is not a Legroom capture. Give a file that `legroom run` wrote."
+    return f"{path} is not a Legroom capture. Pass a file that `legroom run` wrote."
 
 
 def _other_version(path: Path, version: Any) -> str:

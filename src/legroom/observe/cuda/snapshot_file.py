@@ -73,7 +73,7 @@ def _read(path: Path) -> Capture:
         raise CaptureError(f"{path} is damaged or incomplete ({error}). Record the snapshot again.") from None
     except _NotASnapshot as error:
         raise CaptureError(
-            f"{path} is a pickle, but not a memory snapshot ({error}). Give a file that "
+            f"{path} is a pickle, but not a memory snapshot ({error}). Pass a file that "
             "`torch.cuda.memory._dump_snapshot()` or `legroom run` wrote."
         ) from None
     try:

@@ -52,9 +52,7 @@ class BatchSetting:
         """Return an instruction for changing the batch size, without a period at the end."""
         text = self.text_with(size)
         if self.file:
-            return (
-                f"Write `{text}` in {os.path.basename(cell_name(self.file) or self.file)}, line {self.line}"
-            )
+            return f"Set `{text}` in {os.path.basename(cell_name(self.file) or self.file)}, line {self.line}"
         if self.variable:
             return f"Set the environment variable `{text}`"
         return f"Use `{text}`" if self.is_given else f"Add `{text}`"

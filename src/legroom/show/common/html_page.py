@@ -62,7 +62,7 @@ def check_new(path: Path, *, force: bool) -> None:
     if path.is_file() and path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(
             f"{path} is not an HTML file, and Legroom overwrites only HTML files, even with `--force`. "
-            f"Give another path, for example `--html {path.stem}.html`."
+            f"Specify another path, for example `--html {path.stem}.html`."
         )
     if not force and path.exists():
         raise UsageError(_exists(path))

@@ -134,7 +134,7 @@ CATALOGUE = {
         "{owner}에 step마다 tensor가 쌓이고 해제되지 않습니다. 숫자(`.item()`)나 호스트 tensor(`.cpu()`)를 저장하거나, 길이를 "
         "제한하거나(`deque(maxlen=…)`), 비우세요."
     ),
-    "{owner:term} is carried from step to step together with its graph. Write `{variable} = {value}.detach()` (for each part of a tuple) before the next step.": (
+    "{owner:term} is carried from step to step together with its graph. Before the next step, add `{variable} = {value}.detach()`. For a tuple, detach each element.": (
         "{owner}의 graph가 다음 step까지 이어집니다. 다음 step 전에 `{variable} = {value}.detach()`를 실행하세요(tuple이면 각 부분마다)."
     ),
     "{owner:term} retains the graph of every batch, but no backward pass uses these graphs. Wrap the loop in `with torch.no_grad():` and store `.item()` or `.cpu()`.": (
@@ -258,7 +258,7 @@ CATALOGUE = {
     "Add `{new}` and `{evaluation}` (the default is {before:number}).": (
         "`{new}`, `{evaluation}` 설정을 추가하세요(기본값은 {before})."
     ),
-    "Write `{new}` in {file}, line {line:number} (currently {before:number}).": (
+    "Set `{new}` in {file}, line {line:number} (currently {before:number}).": (
         "{file}의 {line}번째 줄을 바꾸세요: `{new}`(지금은 {before})."
     ),
     "Set the environment variable `{new}` (currently {before:number}).": (
@@ -266,7 +266,7 @@ CATALOGUE = {
     ),
     "Use `{new}` instead of `{old}` as well.": "`{old}` 대신 `{new}` 설정도 쓰세요.",
     "Add `{new}` (the default is {before:number}) as well.": "`{new}` 설정도 추가하세요(기본값은 {before}).",
-    "Write `{new}` in {file}, line {line:number} (currently {before:number}) as well.": (
+    "Set `{new}` in {file}, line {line:number} (currently {before:number}) as well.": (
         "{file}의 {line}번째 줄도 바꾸세요: `{new}`(지금은 {before})."
     ),
     "Set the environment variable `{new}` (currently {before:number}) as well.": (
@@ -339,10 +339,10 @@ CATALOGUE = {
     "Checks on this machine": "이 머신에서 확인한 결과",
     "This machine has no NVIDIA GPU, so GPU checks were skipped.": "이 머신에는 NVIDIA GPU가 없어서 GPU 확인을 건너뛰었습니다.",
     "See `legroom explain {code}`.": "자세한 설명: `legroom explain {code}`",
-    "No error found. Give the complete output of the program, including the last traceback.": (
+    "No error found. Provide the complete output of the program, including the last traceback.": (
         "에러를 찾지 못했습니다. 마지막 traceback을 포함해 프로그램의 출력 전체를 넣어 주세요."
     ),
-    "The input ends inside a traceback, before the error message. Give the complete traceback.": (
+    "The input ends inside a traceback, before the error message. Provide the complete traceback.": (
         "입력이 에러 메시지 전에, traceback 중간에서 끝납니다. traceback 전체를 넣어 주세요."
     ),
     "Legroom does not recognize this error. The traceback shows where the error was raised.": (

@@ -90,7 +90,7 @@ class Checkpoints:
             if isinstance(part, DataLoader) and not hasattr(part, "state_dict"):
                 raise UsageError(
                     f"{name} is a DataLoader, which has no state. "
-                    f"Write `{name} = checkpoints.loader({name})` and iterate over the result."
+                    f"Use `{name} = checkpoints.loader({name})`, and iterate over the result."
                 )
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise UsageError(

@@ -102,7 +102,7 @@ def check_search(search: str, space: Space) -> None:
     sampled = [p.name for p in space.parameters if isinstance(p.domain, Sampled)]
     if sampled and search != "random":
         raise UsageError(
-            f"`{sampled[0]}` is sampled by a function (sample_from), which only random search supports. Write its range, for "
+            f"`{sampled[0]}` is sampled by a function (sample_from), which only random search supports. Specify its range, for "
             "example `{'int_log2': [2, 9]}` for powers of two, or use tune.choice."
         )
     if search == "bayes":
@@ -110,7 +110,7 @@ def check_search(search: str, space: Space) -> None:
         if choices:
             raise UsageError(
                 f"`bayes` needs ranges, but {_listed(choices, 'and')} {'is a list' if len(choices) == 1 else 'are lists'} of choices. "
-                "Use the search `optuna` or `hyperopt`, or write powers of two as `{int_log2 = [1, 4]}`."
+                "Use the search `optuna` or `hyperopt`, or specify powers of two as `{int_log2 = [1, 4]}`."
             )
         if space.has_conditions:
             raise UsageError(

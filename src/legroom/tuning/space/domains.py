@@ -192,7 +192,7 @@ AnyDomain = FloatRange | IntRange | PowerRange | Categorical | Sampled
 def nested_error(name: str, inner: Mapping[str, Any]) -> UsageError:
     first = next(iter(inner), "lr")
     return UsageError(
-        f"Parameter `{name}` is nested. Write a flat space with one name per parameter, for example `{name}_{first}`, and "
+        f"Parameter `{name}` is nested. Use a flat space with one name per parameter, for example `{name}_{first}`, and "
         f"build the dict in the training function: `{{'{first}': config['{name}_{first}']}}`."
     )
 
@@ -275,7 +275,7 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
     low, high = ends
     if low > high:
         raise UsageError(
-            f"Parameter `{name}`: the lower bound of {kind} = [{low}, {high}] is larger than the upper bound. Write [{high}, {low}]."
+            f"Parameter `{name}`: the lower bound of {kind} = [{low}, {high}] is larger than the upper bound. Use [{high}, {low}]."
         )
     if kind in ("log", "int_log") and low <= 0:
         raise UsageError(

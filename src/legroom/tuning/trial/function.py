@@ -149,7 +149,7 @@ def _named(text: str) -> TrainFunction:
     file, separator, name = text.rpartition(":")
     if not separator or not file or not name:
         raise UsageError(
-            f"`{text}` is not the name of a function. Write the file and the function as `train.py:train`."
+            f"`{text}` is not the name of a function. Specify the file and the function as `train.py:train`."
         )
     path = Path(file)
     if not path.is_file():
@@ -206,8 +206,8 @@ class TrainParameters:
 def reject_class(function: Any) -> None:
     if isinstance(function, type):
         raise UsageError(
-            f"The class {function.__name__} cannot run as a trial. Write a function `def train(config, trial)` that does the "
-            "work of its `step` method in a loop, and calls `trial.report(...)` in each iteration."
+            f"The class {function.__name__} cannot run as a trial. Pass a function `train(config, trial)` that runs the "
+            "training loop and calls `trial.report(...)` in each iteration."
         )
 
 

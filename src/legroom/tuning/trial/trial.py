@@ -273,7 +273,7 @@ def _cuda_in_use() -> Any:
 def _number(name: str, value: Any) -> float:
     if name == THE_METRIC and isinstance(value, Mapping | str | bytes | Sequence):
         raise UsageError(
-            f"`report` needs a number or the names of metrics, not {type(value).__name__}. Write `trial.report(loss=...)`."
+            f"`report` needs a number or named metrics, not {type(value).__name__}. Use `trial.report(loss=...)`."
         )
     if isinstance(value, Mapping | str | bytes):
         raise UsageError(f"`report({name}=...)` needs a number, not {type(value).__name__}.")

@@ -303,14 +303,14 @@ class TestLogs:
         explanation = explain("all is well\n")
         assert (explanation.kind, explanation.sentence) == (
             "unknown",
-            "No error found. Give the complete output of the program, including the last traceback.",
+            "No error found. Provide the complete output of the program, including the last traceback.",
         )
 
     @pytest.mark.parametrize(
         ("content", "sentence"),
         [
-            (b"\x7fELF\0\0\0\1", "is a binary file. Give a text file"),
-            (None, "does not exist. Give the path of a log, a code"),
+            (b"\x7fELF\0\0\0\1", "is a binary file. Pass a text file"),
+            (None, "does not exist. Pass the path to a log, a code"),
         ],
     )
     def test_unreadable_file_is_rejected_with_advice(
@@ -327,7 +327,7 @@ class TestLogs:
         assert explain_file("RuntimeError: CUDA out of memory. " + "x" * 5000).code == "LG700"
 
     def test_directory_is_rejected(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="is a directory. Give the path of a log file"):
+        with pytest.raises(UsageError, match="is a directory. Pass the path to a log file"):
             explain_file(str(tmp_path))
 
 

@@ -541,7 +541,7 @@ def test_environment_variable_of_the_batch_size_is_set(large_batch):
 def test_batch_size_in_a_file_is_edited(large_batch):
     add_setting(large_batch, "BATCH_SIZE", 64, rank=1, file="/project/train.py", line=3)
     finding = large_batch.advice()["LG603"]
-    assert "Write `BATCH_SIZE = 32` in train.py, line 3 (currently 64)." in finding.fix
+    assert "Set `BATCH_SIZE = 32` in train.py, line 3 (currently 64)." in finding.fix
     assert finding.evidence["edit"] == {
         "file": "/project/train.py", "line": 3, "old": "BATCH_SIZE = 64", "new": "BATCH_SIZE = 32",
     }  # fmt: skip

@@ -427,7 +427,7 @@ def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_directory_instead_of_a_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="is a directory. Give the path of a file"):
+    with pytest.raises(CaptureError, match="is a directory. Specify the path to a file"):
         CaptureWriter(tmp_path, run={}, force=True)
 
 
@@ -446,7 +446,7 @@ def test_a_read_only_directory_is_an_error(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(module, "FileIO", refuse)
-    with pytest.raises(CaptureError, match=r"is read-only\. Give another path"):
+    with pytest.raises(CaptureError, match=r"is read-only\. Specify another path"):
         CaptureWriter(tmp_path / "run.legroom", run={})
 
 

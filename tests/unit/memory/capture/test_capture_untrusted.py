@@ -199,7 +199,7 @@ def test_another_kind_of_file_is_rejected(tmp_path: Path, content: bytes) -> Non
     path = tmp_path / "train.py"
     path.write_bytes(content)
     with pytest.raises(
-        CaptureError, match=r"train\.py is not a Legroom capture\. Give a file that `legroom run` wrote\."
+        CaptureError, match=r"train\.py is not a Legroom capture\. Pass a file that `legroom run` wrote\."
     ):
         read_capture(path)
 

@@ -29,7 +29,7 @@ def test_a_variable_and_a_line_leave_the_arguments_unchanged() -> None:
     assert variable.start_options(16)["environment"] == {"BATCH": "16"}
     assert line.start_options(16)["edits"] == {"/a/c.yaml": "lr: 1\nbatch: 16\n"}
     assert variable.how(16) == "Set the environment variable `BATCH=16`"
-    assert line.how(16) == "Write `batch: 16` in c.yaml, line 2"
+    assert line.how(16) == "Set `batch: 16` in c.yaml, line 2"
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,9 @@ def test_lines_and_variables_in_the_files_of_a_script(
         del sys.modules["own_module_of_test"]
     assert [each.how(9) for each in own] == [
         "Set the environment variable `TRAIN_BATCH=9`",
-        "Write `BATCH_SIZE = 9` in own_module_of_test.py, line 2",
-        "Write `batch_size: 9` in config.json, line 2",
-        "Write `test_batch_size: 9` in config.json, line 1",
+        "Set `BATCH_SIZE = 9` in own_module_of_test.py, line 2",
+        "Set `batch_size: 9` in config.json, line 2",
+        "Set `test_batch_size: 9` in config.json, line 1",
     ]
     assert own[2].start_options(9)["edits"] == {str(config): '{"test_batch_size": 64,\n "batch_size": 9}'}
 

@@ -303,7 +303,7 @@ def test_the_closest_name_has_the_same_last_part():
         ),
         (
             lambda folder: legroom.Checkpoints(folder).track(loader=DataLoader([1])),
-            r"loader is a DataLoader, which has no state\. Write `loader = checkpoints\.loader\(loader\)`",
+            r"loader is a DataLoader, which has no state\. Use `loader = checkpoints\.loader\(loader\)`",
         ),
         (
             lambda folder: with_losses(folder, [0.1], best=None)[1].resume("best"),

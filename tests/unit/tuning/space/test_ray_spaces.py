@@ -57,7 +57,7 @@ def test_functions_are_sampled_after_the_other_parameters_with_the_seed_of_the_s
 
 
 def test_nested_parameters_are_rejected() -> None:
-    with pytest.raises(UsageError, match="`model` is nested. Write a flat space"):
+    with pytest.raises(UsageError, match="`model` is nested. Use a flat space"):
         space_of({"model": {"width": tune.choice([1, 2])}, "lr": tune.uniform(0, 1)})
 
 

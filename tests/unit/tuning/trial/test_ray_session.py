@@ -90,7 +90,7 @@ def test_metrics_can_be_passed_as_a_dict_or_by_name(tmp_path: Path) -> None:
     assert channel.messages[0].metrics == {"loss": 2.0, "accuracy": 1.0}
     trial.report(0.5, 3)  # as in Optuna
     assert channel.messages[1].metrics == {THE_METRIC: 0.5}
-    with pytest.raises(UsageError, match=r"not str. Write `trial.report\(loss=...\)`"):
+    with pytest.raises(UsageError, match=r"not str. Use `trial.report\(loss=...\)`"):
         trial.report("loss")
     with pytest.raises(UsageError, match=r"`report\(loss=...\)` needs a number, not dict"):
         trial.report(loss={"a": 1})

@@ -124,7 +124,7 @@ def test_a_lambda_is_pickled() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("train.py", "Write the file and the function as `train.py:train`"),
+        ("train.py", "Specify the file and the function as `train.py:train`"),
         ("nowhere.py:train", "The script `nowhere.py` does not exist"),
         (7, "not a int"),
     ],
@@ -183,5 +183,5 @@ def test_a_class_is_rejected_with_a_replacement() -> None:
         def __init__(self, config: dict[str, float]) -> None:
             pass
 
-    with pytest.raises(UsageError, match="The class Train cannot run as a trial. Write a function"):
+    with pytest.raises(UsageError, match="The class Train cannot run as a trial. Pass a function"):
         TrainFunction.of(Train)

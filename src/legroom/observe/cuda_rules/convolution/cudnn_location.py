@@ -11,7 +11,7 @@ from pathlib import Path
 from legroom.errors import UsageError
 
 SETTING = "LEGROOM_CUDNN"
-"""The environment variable that contains `on` (the default), `off`, or the path of a cuDNN library."""
+"""The environment variable that contains `on` (the default), `off`, or the path to a cuDNN library."""
 CUDNN = "libcudnn.so.9"
 CUBLAS_LT = "libcublasLt.so"
 """The name of the cuBLASLt library, which cuDNN needs. If cuBLASLt cannot be loaded, cuDNN aborts the process."""
@@ -38,7 +38,7 @@ def library_paths() -> list[str]:
         if not Path(setting).is_file():
             raise UsageError(
                 f"{SETTING}={setting!r} is not valid, because the file does not exist. Set {SETTING} to "
-                f"`on`, `off`, or the path of {CUDNN}."
+                f"`on`, `off`, or the path to {CUDNN}."
             )
         return [setting, *products]
     found = [*_loaded(CUDNN), *_packaged("cudnn", CUDNN), *_on_linker_path()]

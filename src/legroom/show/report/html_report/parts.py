@@ -37,7 +37,7 @@ def notes(report: RunReport) -> str:
     elif report.truncated:
         remarks.append(
             f"The run is still being recorded, or its process was killed. The page shows the first "
-            f"{format_duration(report.seconds)}. If the run continues, write the page again when it ends."
+            f"{format_duration(report.seconds)}. If the run is still in progress, create the page again after the run ends."
         )
     if report.dropped:
         remarks.append(

@@ -109,7 +109,7 @@ def test_a_trainable_class_is_an_error() -> None:
     given = tune.Tuner(
         Train, param_space={"lr": tune.uniform(0, 1)}, tune_config=tune.TuneConfig(metric="loss", mode="min")
     )
-    with pytest.raises(UsageError, match="The class Train cannot run as a trial. Write a function"):
+    with pytest.raises(UsageError, match="The class Train cannot run as a trial. Pass a function"):
         tuner_arguments(given)
 
 

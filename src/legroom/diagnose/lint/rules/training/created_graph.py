@@ -36,7 +36,7 @@ print(sum(gradient.norm().item() for gradient in gradients))
 
 ## Fix safety
 No automatic fix is available. If you do not need second derivatives, remove `create_graph=True`. If another backward
-pass uses the same loss, write `retain_graph=True` instead.
+pass uses the same loss, use `retain_graph=True` instead.
 """
 
 from collections.abc import Iterator
@@ -107,7 +107,7 @@ def _unneeded(argument: cst.Arg) -> Problem:
         node=argument,
         message="`create_graph=True` keeps all activations and the graph of the gradients alive, but nothing "
         "computes a second derivative",
-        help="Remove `create_graph=True`. If another backward pass uses the same loss, write `retain_graph=True`",
+        help="Remove `create_graph=True`. If another backward pass uses the same loss, use `retain_graph=True`",
     )
 
 

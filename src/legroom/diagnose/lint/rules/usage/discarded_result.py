@@ -62,7 +62,7 @@ def _problem(program: Program, node: cst.BaseExpression, what: str, fix: str) ->
     return Problem(
         node=node,
         message=f"`{program.source(node)}` {what}, so the statement has no effect",
-        help=f"Write `{fix}`",
+        help=f"Replace with `{fix}`",
         edits=(edit,),
         safe=False,
     )
