@@ -28,7 +28,7 @@ def parse_size(text: str | int) -> int:
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
         raise UsageError(
-            f"A size is a string such as `8GiB` or a number of bytes, not {type(text).__name__}."
+            f"A size must be given as a string such as `8GiB` or as a number of bytes, not {type(text).__name__}."
         )
     if isinstance(text, int):
         if text <= 0:

@@ -166,4 +166,4 @@ def test_frozen_statistics_change_with_requires_grad_only_and_not_with_transfer(
     original, improved = programs("transfer_learning")
     assert "frozen statistics unchanged: False" in original.output
     assert "frozen statistics unchanged: True" in improved.output
-    assert "Predicted peak of a step" in improved.output
+    assert "Predicted peak memory of a step" in improved.output

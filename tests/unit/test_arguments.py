@@ -65,7 +65,7 @@ PUBLIC: dict[str, Callable[[], object]] = {
     "batch_dim=None": lambda: guard(batch_dim=None),
     "clip_norm=<list>": lambda: guard(clip_norm=[1.0]),
     "fallbacks=None": lambda: guard(fallbacks=None),
-    "scaler= is a bool": lambda: guard(scaler=True),
+    "scaler= must be a torch.amp.GradScaler, not bool": lambda: guard(scaler=True),
     "steps='2'": lambda: legroom.estimate(nn.Linear(2, 2), torch.zeros(2, 2), gpu="1GiB", steps="2"),  # type: ignore[arg-type]
     "multiple_of=None": lambda: legroom.max_batch(
         nn.Linear(2, 2), torch.zeros(2, 2), gpu="1GiB", multiple_of=None
@@ -73,7 +73,7 @@ PUBLIC: dict[str, Callable[[], object]] = {
     "start=None": lambda: legroom.find_batch(print, torch.zeros(2, 2), start=None),  # type: ignore[arg-type]
     "input_size=3": lambda: legroom.summary(nn.Linear(2, 2), input_size=3),  # type: ignore[arg-type]
     "device= is not a valid device": lambda: legroom.precision(device="gpu"),
-    "not a float": lambda: parse_gpus(2.5),  # type: ignore[arg-type]
+    "not float": lambda: parse_gpus(2.5),  # type: ignore[arg-type]
     "folder=None": lambda: Study.load(None),  # type: ignore[arg-type]
 }
 

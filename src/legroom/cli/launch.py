@@ -105,7 +105,7 @@ def launch(
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch/--no-watch", help="Record the memory of ranks on real GPUs.")
+        bool, typer.Option("--watch/--no-watch", help="Record the memory use of each rank (real GPUs only).")
     ] = True,
     dry_run: Annotated[
         bool,

@@ -89,7 +89,9 @@ def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
     if isinstance(value, int):
         return _of_size(parse_size(value))
     if not isinstance(value, str):
-        raise UsageError(f"A GPU must be a string such as `8GiB` or `t4`, not a {type(value).__name__}.")
+        raise UsageError(
+            f"The GPU must be given as a string such as `8GiB` or `t4`, not {type(value).__name__}."
+        )
     wanted = _normalized(value)
     for gpu in GPUS:
         if wanted in map(_normalized, (gpu.name, *gpu.aliases)):

@@ -117,7 +117,7 @@ class _Target:
             if len(args) != 1:
                 raise UsageError("Pass a model and one batch: `legroom.estimate(model, batch, gpu='24GiB')`.")
         elif not callable(target):
-            raise UsageError(f"Pass a model or a step function, not a {type(target).__name__}.")
+            raise UsageError(f"Pass a model or a step function, not {type(target).__name__}.")
         self._target, self._args, self._steps = target, args, check_count("steps", steps)
         self._gpu = _default_gpu() if gpu is None else find_gpu(gpu)
         self._optimizer = optimizer or torch.optim.AdamW

@@ -64,7 +64,7 @@ def _check_batch(batch: Any) -> None:
     """
     if isinstance(batch, DataLoader | Dataset):
         name = type(batch).__name__
-        raise UsageError(f"batch= is a {name}. Pass one batch of a DataLoader: `batch=next(iter(loader))`.")
+        raise UsageError(f"batch= must be one batch, not {name}. Example: `batch=next(iter(loader))`.")
     if batch is None or not all(isinstance(leaf, int | float | str | None) for leaf in tree_leaves(batch)):
         return
     raise UsageError(

@@ -157,7 +157,7 @@ def _checked_length(dataset: Any) -> int:
         )
     if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
         raise UsageError(
-            f"The dataset is a {type(dataset).__name__}. Pass the dataset first: `run.loader(dataset, batch_size=64)`."
+            f"The first argument must be a dataset, not {type(dataset).__name__}: `run.loader(dataset, batch_size=64)`."
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise UsageError(

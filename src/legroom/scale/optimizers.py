@@ -21,8 +21,8 @@ def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer
     if not isinstance(result, torch.optim.Optimizer):
         if not callable(result):
             raise UsageError(
-                f"optimizer= is a {type(result).__name__}. Pass a torch.optim.Optimizer, or a function "
-                "that creates an optimizer from the parameters."
+                "optimizer= must be a torch.optim.Optimizer or a function that creates an optimizer from the "
+                f"parameters, not {type(result).__name__}."
             )
         result = result([parameter for parameter in model.parameters() if parameter.requires_grad])
     known = set(map(id, model.parameters()))

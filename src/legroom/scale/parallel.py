@@ -68,13 +68,13 @@ def parallel(
     options. By default, Legroom detects the values of these DDP options from `batch`.
     """
     if not isinstance(model, nn.Module):
-        given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise UsageError(
             f"legroom.parallel() expects the model (nn.Module) as its first argument, not {given}."
         )
     if weight is not None and not callable(weight):
         raise UsageError(
-            f"weight= is a {type(weight).__name__}. Pass a function that counts the elements of a batch."
+            f"weight= must be a function that counts the elements of a batch, not {type(weight).__name__}."
         )
     if clip_norm is not None:
         check_positive("clip_norm", clip_norm)
@@ -161,7 +161,7 @@ class Parallel:
         """
         if not callable(loss_fn):
             raise UsageError(
-                f"The first argument is a {type(loss_fn).__name__}. Pass the loss function first, then the batch."
+                f"The first argument must be the loss function, not {type(loss_fn).__name__}. Pass the batch after the function."
             )
         if self.optimizer is None:
             raise UsageError("The run has no optimizer. Use legroom.parallel(model, optimizer).")

@@ -46,17 +46,17 @@ def evaluate(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"evaluate() expects the model (nn.Module) as its first argument, not a {type(model).__name__}: "
+            f"evaluate() expects the model (nn.Module) as its first argument, not {type(model).__name__}: "
             "evaluate(model, loader, function)."
         )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise UsageError(
-            f"evaluate() expects the loader as its second argument, not a {type(loader).__name__}: "
+            f"evaluate() expects the loader as its second argument, not {type(loader).__name__}: "
             "evaluate(model, loader, function)."
         )
     if function is not None and not callable(function):
         raise UsageError(
-            "evaluate() expects a function that takes a batch as its third argument, not a "
+            "evaluate() expects a function that takes a batch as its third argument, not "
             f"{type(function).__name__}."
         )
     unsplit = frozenset(check_names("unsplit", unsplit, "['mask']"))

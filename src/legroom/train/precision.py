@@ -268,7 +268,7 @@ def non_finite_gradients(optimizer: torch.optim.Optimizer, step: int) -> Finding
     return Finding(
         code="LG421",
         message=f"Non-finite gradients of {parameters} at step {step}{first}. The optimizer step will make the weights NaN.",
-        fix="Find the batch with an infinite loss (torch.autograd.set_detect_anomaly(True) names the "
+        fix="Find the batch with an infinite loss (torch.autograd.set_detect_anomaly(True) identifies the "
         "operation), clip gradients, or lower the learning rate.",
         evidence={"step": step, "parameters": len(names), "first": names[0]},
     )

@@ -119,7 +119,9 @@ def tune(
         seed=seed, trials=trials, parallel=parallel, ranks=ranks,
     )  # fmt: skip
     if more and (scheduler is not None or search in ("bayes", "hyperopt")):
-        raise UsageError("Several metrics need the search `optuna`, `random` or `grid`, and no scheduler.")
+        raise UsageError(
+            "Several metrics require the search `optuna`, `random` or `grid`, without a scheduler."
+        )
     points = tuple(options["points_to_evaluate"])
     read.check_points(points)
     if points and search == "grid":
@@ -166,10 +168,10 @@ def _objectives(metric: Any, mode: Any) -> Objectives:
     modes = [mode] * len(metric) if isinstance(mode, str) else list(mode)
     if len(modes) != len(metric) or len(set(metric)) != len(metric):
         raise UsageError(
-            f"Pass {len(metric)} different names of metrics, and one mode for all of them or {len(metric)} modes."
+            f"Pass {len(metric)} different metric names, and either one mode or {len(metric)} modes."
         )
     if any(each not in ("min", "max") for each in modes):
-        raise UsageError(f"Unknown mode in {modes}. Choose min or max for each metric.")
+        raise UsageError(f"Unknown mode in {modes}. Choose `min` or `max` for each metric.")
     return cast("Objectives", tuple(zip(metric, modes, strict=True)))
 
 
@@ -295,12 +297,12 @@ def _check(
             f"metric={metric!r} is not valid. Use the name of a metric passed to `trial.report(...)`, such as 'loss'."
         )
     if mode not in ("min", "max"):
-        raise UsageError(f"Unknown mode `{mode}`. Choose min or max.")
+        raise UsageError(f"Unknown mode `{mode}`. Choose `min` or `max`.")
     check_search(search, space)
     if scheduler is not None and scheduler not in SCHEDULERS:
-        raise UsageError(f"Unknown scheduler `{scheduler}`. Choose {', '.join(SCHEDULERS)} or none.")
+        raise UsageError(f"Unknown scheduler `{scheduler}`. Choose `asha`, `median`, `pbt` or `none`.")
     if engine not in ENGINES:
-        raise UsageError(f"Unknown engine `{engine}`. Choose {', '.join(ENGINES)}.")
+        raise UsageError(f"Unknown engine `{engine}`. Choose `auto`, `local` or `ray`.")
     if engine == "local" and address is not None:
         raise UsageError(
             "`address` is the address of a Ray cluster, but engine='local' runs on this machine. Omit "

@@ -286,7 +286,7 @@ def _disk_full_as_store_error(folder: Path) -> Iterator[None]:
             reason = "the folder is not writable. Choose another folder with `storage`."
         else:
             raise
-        raise StoreError(f"The study in {folder} cannot be written: {reason}") from None
+        raise StoreError(f"The study in {folder} could not be saved: {reason}") from None
 
 
 _NOT_WRITABLE = ("disk i/o", "readonly", "unable to open")

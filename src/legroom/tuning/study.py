@@ -79,8 +79,8 @@ class Study:
         ranked = self.ranked
         if not ranked:
             raise UsageError(
-                f"No trial reported `{self.metric}`. `study.trials` and the output in "
-                f"{self.folder} show the reason."
+                f"No trial reported `{self.metric}`. For the reasons, see `study.trials` and the output in "
+                f"{self.folder}."
             )
         return ranked[0]
 

@@ -143,7 +143,7 @@ def test_a_killed_search_resumes_without_repeating_completed_trials(folder: Path
     [
         (
             ["train.py:train", "space.toml", "--search", "anneal"],
-            "Unknown search `anneal`. Choose random, grid",
+            "Unknown search `anneal`. Choose `random`, `grid`",
         ),
         (
             ["train.py:fit", "space.toml"],
@@ -151,7 +151,7 @@ def test_a_killed_search_resumes_without_repeating_completed_trials(folder: Path
         ),
         (["absent.py:train", "space.toml"], "The script `absent.py` does not exist."),
         (["train.py:train", "absent.toml"], "The space file `absent.toml` does not exist."),
-        (["train.py:train", "space.toml", "--mode", "best"], "Unknown mode `best`. Choose min or max."),
+        (["train.py:train", "space.toml", "--mode", "best"], "Unknown mode `best`. Choose `min` or `max`."),
         (["train.py:train", "space.toml", "--time-budget", "soon"], "`soon` is not a valid duration."),
         (["train.py:train", "space.toml", "--scheduler", "halving"], "Choose asha, median, pbt"),
     ],

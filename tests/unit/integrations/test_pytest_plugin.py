@@ -419,7 +419,7 @@ def test_a_report_folder_that_is_a_file_is_a_usage_error(project: pytest.Pyteste
     [
         ('gpu_memory("6 GBB")', "`6 GBB` is not a *"),
         ("gpu_memory()", 'The marker `gpu_memory` requires one size: `@pytest.mark.gpu_memory("6 GiB")`.'),
-        ("gpu_memory(2.5)", "A GPU must be a string such as `8GiB` or `t4`, not a float."),
+        ("gpu_memory(2.5)", "The GPU must be given as a string such as `8GiB` or `t4`, not float."),
     ],
 )
 def test_a_wrong_size_is_one_line(project: pytest.Pytester, mark: str, message: str) -> None:

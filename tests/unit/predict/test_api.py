@@ -203,7 +203,7 @@ def test_the_html_repr() -> None:
 @pytest.mark.parametrize(
     ("target", "args", "message"),
     [
-        (3, (), "Pass a model or a step function, not a int"),
+        (3, (), "Pass a model or a step function, not int"),
         (nn.Linear(2, 2), (), "Pass a model and one batch"),
     ],
 )

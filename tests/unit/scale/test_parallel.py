@@ -166,7 +166,11 @@ def test_a_model_that_cannot_be_recorded_is_split_by_the_size_of_its_weights(
     ("arguments", "options", "message"),
     [
         (("model",), {}, "expects the model"),
-        ((nn.Linear(1, 1), 3), {}, "optimizer= is a int"),
+        (
+            (nn.Linear(1, 1), 3),
+            {},
+            "optimizer= must be a torch.optim.Optimizer or a function that creates an optimizer from the parameters, not int",
+        ),
         ((nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], lr=1)), {}, "has no parameters of this model"),
         ((nn.Linear(1, 1), None, "zero"), {}, "strategy='zero' is not valid. Use one of auto, ddp"),
         ((nn.Linear(1, 1),), {"schedule": "2f2b"}, "Use '1f1b' or 'gpipe'"),
@@ -179,10 +183,14 @@ def test_a_model_that_cannot_be_recorded_is_split_by_the_size_of_its_weights(
             "batch=64 contains no tensors. Pass one batch .*The batch size is",
         ),
         ((nn.Linear(1, 1),), {"batch": (64, 3)}, r"batch=\(64, 3\) contains no tensors"),
-        ((nn.Linear(1, 1),), {"batch": DataLoader([1])}, "batch= is a DataLoader. Pass one batch"),
+        ((nn.Linear(1, 1),), {"batch": DataLoader([1])}, "batch= must be one batch, not DataLoader"),
         ((nn.Linear(1, 1),), {"shares": 3}, "shares=3 is not valid. Pass one number per GPU"),
         ((nn.Linear(1, 1),), {"shares": "ab"}, "shares='ab' is not valid"),
-        ((nn.Linear(1, 1),), {"weight": 3}, "weight= is a int. Pass a function"),
+        (
+            (nn.Linear(1, 1),),
+            {"weight": 3},
+            "weight= must be a function that counts the elements of a batch, not int",
+        ),
         ((nn.Linear(1, 1),), {"clip_norm": -1}, "clip_norm=-1 is not valid"),
     ],
 )
@@ -196,7 +204,7 @@ def test_invalid_arguments_of_parallel_are_rejected(
 @pytest.mark.parametrize(
     ("dataset", "batch_size", "message"),
     [
-        (64, 4, "The dataset is a int. Pass the dataset first"),
+        (64, 4, "The first argument must be a dataset, not int"),
         (DataLoader([1]), 4, "Pass its dataset"),
         ([1], "4", "batch_size='4' is not valid. Pass an integer"),
     ],
@@ -214,7 +222,7 @@ def test_a_step_without_an_optimizer_is_rejected() -> None:
 
 def test_a_batch_in_place_of_the_function_is_rejected() -> None:
     run = legroom.parallel(*parts())
-    with pytest.raises(UsageError, match="Pass the loss function first"):
+    with pytest.raises(UsageError, match="The first argument must be the loss function, not Tensor"):
         run.step(*batch())  # type: ignore[arg-type]
 
 

@@ -115,11 +115,11 @@ def test_a_single_sample_that_does_not_fit_is_evaluated_on_the_cpu():
         (lambda: legroom.evaluate([], nn.Linear(2, 2)), "expects the model"),
         (
             lambda: legroom.evaluate(nn.Linear(2, 2), 64),
-            "expects the loader as its second argument, not a int",
+            "expects the loader as its second argument, not int",
         ),
         (
             lambda: legroom.evaluate(nn.Linear(2, 2), [torch.ones(1, 2)], 3),
-            "function that takes a batch as its third argument, not a int",
+            "function that takes a batch as its third argument, not int",
         ),
     ],
 )

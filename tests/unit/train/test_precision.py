@@ -113,7 +113,9 @@ def test_a_precision_object_is_returned_unchanged():
 
 
 def test_an_unknown_format_is_rejected():
-    with pytest.raises(UsageError, match="'half' is not a valid precision. Use bf16, fp16, fp32 or auto"):
+    with pytest.raises(
+        UsageError, match="'half' is not a valid precision. Use 'bf16', 'fp16', 'fp32' or 'auto'"
+    ):
         precision("half")
 
 

@@ -438,7 +438,7 @@ def test_the_records_on_disk_equal_those_in_memory(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(Exception, match="cannot be written"):
+    with pytest.raises(Exception, match="could not be saved"):
         make_runner(blocked / "study", trials=1)
 
 

@@ -23,11 +23,11 @@ FILE = Path(__file__).with_name("tuned_functions.py")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "lowest"}, "Unknown mode `lowest`. Choose min or max"),
+        ({"mode": "lowest"}, "Unknown mode `lowest`. Choose `min` or `max`"),
         ({"search": "evolution"}, "Unknown search `evolution`"),
         ({"search": GridSampler}, r"search= is the class GridSampler. Pass an object: `GridSampler\(...\)`"),
-        ({"scheduler": "hyperband"}, "Choose asha, median, pbt or none"),
-        ({"engine": "slurm"}, "Unknown engine `slurm`. Choose auto, local, ray"),
+        ({"scheduler": "hyperband"}, "Choose `asha`, `median`, `pbt` or `none`"),
+        ({"engine": "slurm"}, "Unknown engine `slurm`. Choose `auto`, `local` or `ray`"),
         ({"trials": 0}, "trials=0 is not valid. Pass an integer of 1 or more"),
         ({"parallel": "two"}, "parallel='two' is not valid. Pass an integer of 1 or more"),
         ({"metric": 3}, "metric=3 is not valid. Use the name"),

@@ -146,7 +146,7 @@ _CUDA = "A GPU memory allocation failed."
 _LIBRARY = "The library could not allocate its GPU workspace."
 _RESOURCE = (
     "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory "
-    "causes the same status."
+    "can also cause this status."
 )
 _HEAP = "The heap of another runtime (Java, Node.js) reached its own limit, which is independent of the free host memory."
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
@@ -157,7 +157,7 @@ _ARENA = (
     "host memory ran out."
 )
 _ENGINE = (
-    "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout causes the same "
+    "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout can also cause this "
     "message."
 )
 _SYSTEM = "A host memory allocation failed."
@@ -350,6 +350,6 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     MessagePattern(
         _DISGUISED, "", r"\bout of memory\b|\bOutOfMemory\b|OUT_OF_MEMORY\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
         rf"|{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
-        "The message mentions a lack of memory, but does not identify the kind of memory.", informal=True,
+        "The message reports a lack of memory, but not whether GPU memory or host memory ran out.", informal=True,
     ),
 )  # fmt: skip

@@ -73,7 +73,7 @@ class LayerSummary:
 def summarize(model: nn.Module, batch: Any) -> LayerSummary:
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"Pass a model and a batch, `legroom.summary(model, batch)`, not a {type(model).__name__}."
+            f"The first argument must be a model, not {type(model).__name__}: `legroom.summary(model, batch)`."
         )
     trace = Trace(gpu=find_gpu("80GiB"), mode="fake")
     with make_device(trace.gpu, "fake", trace.events.append), torch_log_disabled():

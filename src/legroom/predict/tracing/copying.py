@@ -198,7 +198,7 @@ def _as_loss(output: Any, target: Any) -> Any:
     tensors = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
     if not tensors:
         raise UsageError(
-            f"The model returned a {type(output).__name__} without a floating-point tensor, so the training step cannot be "
+            f"The model's output ({type(output).__name__}) contains no floating-point tensor, so the training step cannot be "
             "predicted. Return the loss or a tensor, for example as `output['loss']`."
         )
     losses = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.requires_grad]

@@ -480,7 +480,7 @@ class TracingProcess:
         if any(type(event) is Alloc for event in self.trace.events[start:]):
             self.trace.validation_starts = start
             if outcome in ("failed", "needs data"):
-                self._note(f"The trace of the validation ended with an error ({error})")
+                self._note(f"Tracing the validation loop failed ({error})")
         else:
             del self.trace.events[start:]
 

@@ -373,7 +373,7 @@ class _Recorder(TorchFunctionMode):
             if _contains_tensors(leaf):
                 raise CannotSplitModel(
                     _location(owner),
-                    f"a {type(leaf).__name__}, which contains tensors, is passed between layers (disable caches, for example with "
+                    f"an object of type {type(leaf).__name__}, which contains tensors, is passed between layers (disable caches, for example with "
                     "model.config.use_cache = False)",
                 )
             return leaf

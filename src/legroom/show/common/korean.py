@@ -413,7 +413,7 @@ CATALOGUE = {
     "A GPU memory allocation failed.": "GPU 메모리를 할당하지 못했습니다.",
     "The exception is PyTorch's own out-of-memory error.": "PyTorch의 out-of-memory 예외입니다.",
     "The library could not allocate its GPU workspace.": "라이브러리가 GPU workspace를 할당하지 못했습니다.",
-    "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory causes the same status.": (
+    "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory can also cause this status.": (
         "라이브러리가 자원을 할당하지 못했습니다. GPU 메모리 부족일 가능성이 높지만, 앞서 난 GPU 에러나 호스트 메모리 부족일 때도 같은 상태가 나옵니다."
     ),
     "The heap of another runtime (Java, Node.js) reached its own limit, which is independent of the free host memory.": (
@@ -426,7 +426,7 @@ CATALOGUE = {
     "The library failed on the GPU without reporting a reason. A lack of memory is one possible cause.": (
         "라이브러리가 GPU에서 실패했지만, 원인은 보고되지 않았습니다. 메모리 부족도 가능한 원인입니다."
     ),
-    "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout causes the same message.": (
+    "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout can also cause this message.": (
         "cuDNN이 workspace가 메모리에 들어가는 알고리즘을 찾지 못했습니다. 지원하지 않는 dtype이나 메모리 배치일 때도 같은 메시지가 나옵니다."
     ),
     "A host memory allocation failed.": "호스트 메모리를 할당하지 못했습니다.",
@@ -454,8 +454,8 @@ CATALOGUE = {
     "A CUDA call inside NCCL failed, but no reason was reported. GPU memory may have run out: NCCL allocates its buffers outside PyTorch's allocator.": (
         "NCCL 내부의 CUDA 호출이 실패했지만, 원인은 보고되지 않았습니다. NCCL은 버퍼를 PyTorch의 allocator 밖에서 할당하므로 GPU 메모리 부족일 수 있습니다."
     ),
-    "The message mentions a lack of memory, but does not identify the kind of memory.": (
-        "메시지에 메모리가 부족하다고 나오지만, 어떤 메모리인지는 나오지 않습니다."
+    "The message reports a lack of memory, but not whether GPU memory or host memory ran out.": (
+        "메시지에 메모리가 부족하다고 나오지만, GPU 메모리인지 호스트 메모리인지는 나오지 않습니다."
     ),
     "The amount of free memory is unknown.": "남은 메모리가 얼마인지는 알 수 없습니다.",
     "Only {free:size} of {capacity:size} was free, so the error is treated as an out-of-memory error.": (

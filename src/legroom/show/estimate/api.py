@@ -47,7 +47,7 @@ def _html_parts(estimate: Estimate) -> Iterator[str]:
     snapshot = snapshot_of(estimate)
     if snapshot is not None:
         yield html.heading("Memory at the peak", format_gpu(estimate))
-        yield bar_svg(snapshot, label="Memory by category. The same values follow as a table.")
+        yield bar_svg(snapshot, label="Memory by category. The table below shows the same values.")
         yield html.legend(snapshot)
         if snapshot.top:
             sources = sources_of(snapshot)

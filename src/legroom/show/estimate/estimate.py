@@ -146,7 +146,7 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
     if estimate.mode == "fake" and estimate.trace.values_substituted:
         count = format_count(estimate.trace.values_substituted, "value")
         yield Text(
-            f"The script read {count} computed by the model. The estimate used placeholders (1 or False).",
+            f"The script read {count} computed by the model. The estimate used 1 or False instead.",
             style="dim",
         )
     yield Text("To run the script on a virtual GPU of the same size:")

@@ -62,7 +62,7 @@ def _is_size(value: Any) -> bool:
 
 def _checked(size: Any) -> list[int]:
     if not _is_size(size) or any(length <= 0 for length in size):
-        raise UsageError("A size is a tuple of positive integers, such as `(32, 3, 224, 224)`.")
+        raise UsageError("A size must be a tuple of positive integers, such as `(32, 3, 224, 224)`.")
     return list(size)
 
 
@@ -137,7 +137,7 @@ def _totals(summary: LayerSummary) -> Iterator[RenderableType]:
     if summary.peak:
         yield Text(
             f"Saved for the backward pass: {format_size(summary.saved)}. "
-            f"Peak of a training step with AdamW: {format_size(summary.peak)}."
+            f"Peak memory of a training step with AdamW: {format_size(summary.peak)}."
         )
 
 

@@ -111,7 +111,7 @@ def _end_parts(
         yield render_footer(report) if verbose else ShortFooter(report)
         return
     yield Text("")
-    yield Text("The complete output of that rank is in")
+    yield Text(f"Complete output of rank {cause.rank}:")
     yield verbatim(f"  {cause.files.out}  {cause.files.err}")
 
 
@@ -142,8 +142,8 @@ def _cause_parts(
         yield Text(_sentence(f"then {_what_happened(cause, last)}"))
     elif cause.lost_connection and plan.nodes[1] > 1:
         yield Text(
-            f"The connection to other nodes was lost{_after(cause, last)}. The first failure was on another "
-            "node. See the output of the launch on that node.",
+            f"The connection to other nodes was lost{_after(cause, last)}, probably because a rank on another "
+            "node failed first. See the launch output on the other nodes.",
             style="bold red",
         )
     else:

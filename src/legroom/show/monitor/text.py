@@ -35,7 +35,7 @@ def render_snapshot(snapshot: Snapshot, *, width: int) -> RenderableType:
     return Group(*parts)
 
 
-NO_PROCESSES = "No process uses a GPU, and no Legroom run is active."
+NO_PROCESSES = "No process is using a GPU, and no Legroom run is active."
 
 
 def finding_lines(snapshot: Snapshot) -> list[Text]:
@@ -52,7 +52,7 @@ def finding_lines(snapshot: Snapshot) -> list[Text]:
 def finding_of(run: RunStatus, snapshot: Snapshot) -> str:
     silent = snapshot.seconds_silent(run)
     if silent:
-        return f"No update for {format_duration(silent)}. The process is suspended, or a library blocks its threads."
+        return f"No update for {format_duration(silent)}. The process may be suspended, or a library may be blocking its threads."
     if not run.advice:
         return run.finding
     return f"{run.finding}{'' if run.finding.endswith('.') else '.'} {run.advice}"

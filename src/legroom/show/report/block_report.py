@@ -65,7 +65,7 @@ def _html_parts(report: RunReport, timeline: Sequence[Sample], note: str) -> Ite
     yield html.heading("Memory over time", f"{report.device.title}, {format_size(capacity)}")
     yield timeline_svg(timeline, capacity, label=f"Memory by category over time. {verdict}")
     yield html.heading("Memory by category", "when memory ran out" if oom is not None else "at the peak")
-    yield bar_svg(snapshot, label="Memory by category. The same values follow as a table.")
+    yield bar_svg(snapshot, label="Memory by category. The table below shows the same values.")
     yield html.legend(snapshot)
     if snapshot.top:
         yield html.heading("Memory by line")

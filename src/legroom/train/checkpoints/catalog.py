@@ -60,8 +60,8 @@ def read_manifest(folder: Path) -> CheckpointInfo:
         manifest: Any = json.loads(path.read_bytes())
         if manifest["format"] != FORMAT:
             raise CheckpointError(
-                f"{folder} was written by another version of Legroom in format {manifest['format']}. "
-                f"This version reads format {FORMAT}."
+                f"{folder} has checkpoint format {manifest['format']}, but this version of Legroom reads only "
+                f"format {FORMAT}."
             )
         return CheckpointInfo(
             path=folder,

@@ -94,7 +94,7 @@ class Checkpoints:
                 )
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise UsageError(
-                    f"{name} is a {type(part).__name__}. A tracked object needs the methods state_dict() and "
+                    f"{name} ({type(part).__name__}) cannot be tracked, because it does not have both state_dict() and "
                     "load_state_dict(). Add the missing methods, or do not track this object."
                 )
             self._parts[name] = part
@@ -212,7 +212,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder} contains no checkpoint yet.")
         info = candidates[0]
         if which is None and is_main_rank():
-            log.warning("Loading the weights of the %s checkpoint, %s.", default, info.path)
+            log.warning("Loading weights from the %s checkpoint (%s).", default, info.path)
         if name not in info.modules:
             raise CheckpointError(
                 f"{info.path} contains no model named '{name}'. Models in this checkpoint: {', '.join(info.modules) or 'none'}."
@@ -267,7 +267,7 @@ class Checkpoints:
         if which == "best":
             if self._metric is None:
                 raise UsageError(
-                    'No metric is set for the best checkpoint. Use Checkpoints(folder, best="val_loss").'
+                    'No metric is set that defines the best checkpoint. Use Checkpoints(folder, best="val_loss").'
                 )
             if self.best is None:
                 raise CheckpointError(
@@ -363,7 +363,7 @@ def _checked_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
             value = value.item()
         elif not isinstance(value, numbers.Real):
             raise UsageError(
-                f"The metric {name} is a {type(value).__name__}. Checkpoint metrics must be single numbers."
+                f"Checkpoint metrics must be single numbers, but the type of {name} is {type(value).__name__}."
             )
         values[name] = float(value)
     return values

@@ -59,7 +59,7 @@ def closest_name(name: str, names: Iterable[str]) -> str | None:
 def _extra_prefix(saved: Shapes, expected: Shapes) -> str | None:
     for longer, shorter, message in (
         (saved, expected, "All names in the file start with '{}', but no name in the model does. Strip the prefix, or save the unwrapped model."),
-        (expected, saved, "All names in the model start with '{}', but no name in the file does. Load into the inner, unwrapped model."),
+        (expected, saved, "All names in the model start with '{}', but no name in the file does. Load the weights into the unwrapped model."),
     ):  # fmt: skip
         first = next(iter(longer), "")
         prefix = first.partition(".")[0] + "."

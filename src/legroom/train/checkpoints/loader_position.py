@@ -37,9 +37,7 @@ class ResumableLoader:
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         if not hasattr(loader, "__iter__"):
-            raise UsageError(
-                f"checkpoints.loader() expects an iterable loader, not a {type(loader).__name__}."
-            )
+            raise UsageError(f"checkpoints.loader() expects an iterable loader, not {type(loader).__name__}.")
         self.inner = loader
         self.epoch = 0
         self._batches = 0

@@ -67,7 +67,7 @@ def read_plain(path: Path, expected: Checksum) -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError):
         raise CheckpointError(
-            f"{path} cannot be loaded, because legroom.Checkpoints did not write this file."
+            f"{path} cannot be loaded, because it was not written by legroom.Checkpoints."
         ) from None
 
 
@@ -122,7 +122,7 @@ def not_plain_error(value: Any, name: str) -> UsageError:
             f"{name}.state_dict()."
         )
     return UsageError(
-        f"{name} is a {kind}, which torch.load(weights_only=True) cannot read. Save numbers, strings, "
+        f"{name} is of type {kind}, which torch.load(weights_only=True) cannot read. Save numbers, strings, "
         "tensors and containers of these, and create the object from the saved values when loading."
     )
 

@@ -86,8 +86,8 @@ def _check(
     for name in all_ranks[0]:
         if name not in contents.modules:
             raise CheckpointError(
-                f"'{name}' in {contents.info.path} is not a model. Track the model under the name with which "
-                "it was saved."
+                f"'{name}' in {contents.info.path} is not a model. Track the model under the same name as in the "
+                "checkpoint."
             )
         expected: dict[str, Any] = {}
         for rank in all_ranks:  # ranks may have different parts of a model

@@ -214,7 +214,7 @@ def _begin(folder: Path, contents: CheckpointContents) -> UnfinishedFolder:
 def _write_files(contents: CheckpointContents, path: Path, folder: Path) -> dict[str, Checksum]:
     if not path.is_dir():
         raise CheckpointError(
-            f"{folder} is not the folder that rank 0 writes to. Use a folder on a disk that all nodes share."
+            f"{folder} is not the folder that rank 0 writes to. Use a folder on a file system that all nodes share."
         )
     with disk_errors(folder, contents.size):
         return {

@@ -127,7 +127,9 @@ class _Reader(FileSystemReader):
             with open(path, "rb") as file:
                 metadata: Metadata = _MetadataUnpickler(file).load()
         except (OSError, pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
-            raise CheckpointError(f"{path} is not the metadata of a sharded checkpoint: {error}.") from None
+            raise CheckpointError(
+                f"The metadata of the sharded checkpoint could not be read from {path}: {error}."
+            ) from None
         if metadata.storage_meta is not None:
             metadata.storage_meta.load_id = self.load_id
         return metadata

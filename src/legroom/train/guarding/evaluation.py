@@ -86,7 +86,7 @@ class Evaluation:
             if retry_size == 0:
                 raise DoesNotFit(
                     "A single sample does not fit during evaluation on at least one rank, and sharded parameters cannot be "
-                    "moved to the CPU. Shard across more ranks, or evaluate in lower precision."
+                    "moved to the CPU. Shard the model across more ranks, or evaluate in lower precision."
                 )
             assert retry_size is not None
             micro = retry_size

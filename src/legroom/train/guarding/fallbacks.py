@@ -45,7 +45,7 @@ class Fallbacks:
         unknown = [name for name in names if name not in _FALLBACKS]
         if unknown:
             raise UsageError(
-                f"'{unknown[0]}' is not a valid fallback. fallbacks= accepts {', '.join(_FALLBACKS)}."
+                f"'{unknown[0]}' is not a valid fallback. Valid fallbacks: {', '.join(map(repr, _FALLBACKS))}."
             )
         self._remaining = list(names)
         self._model, self._device = model, device
@@ -144,9 +144,7 @@ def does_not_fit(
     untried = [name for name in ("spill", "checkpoint", "bf16") if name not in tried]
     if untried:
         sentences.append(f"Allow more fallbacks with Guard(..., fallbacks={(*tried, *untried)!r}).")
-    sentences.append(
-        "To reduce memory use, use shorter sequences, smaller images or a smaller model. Otherwise, use a larger GPU."
-    )
+    sentences.append("Use shorter sequences, smaller images, a smaller model or a larger GPU.")
     return DoesNotFit(" ".join(sentences))
 
 
@@ -157,7 +155,7 @@ def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.devic
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "
         f"(optimizer state: {format_size(_bytes(_state(optimizer), device))}). The step is incomplete: load your latest checkpoint. "
-        "To reduce memory use, use an optimizer with less state or fewer temporaries (foreach=False or fused=True), a smaller model, "
+        "Use an optimizer with less state or fewer temporaries (foreach=False or fused=True), a smaller model, "
         "or a larger GPU."
     )
 

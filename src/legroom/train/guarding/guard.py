@@ -147,7 +147,7 @@ class Guard:
         step."""
         if not callable(loss_fn):
             raise UsageError(
-                f"The first argument is a {type(loss_fn).__name__}. Pass the loss function first, then the batch."
+                f"The first argument must be the loss function, not {type(loss_fn).__name__}. Pass the batch after the function."
             )
         arguments = BatchArguments(batch, named, self._batch_dim, self._unsplit)
         self._optimizer_step.reservation.reserve()
@@ -527,12 +527,12 @@ def _check(
 ) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"Guard expects the model (nn.Module) as its first argument, not a {type(model).__name__}."
+            f"Guard expects the model (nn.Module) as its first argument, not {type(model).__name__}."
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             "Guard expects the optimizer (torch.optim.Optimizer) as its second argument, "
-            f"not a {type(optimizer).__name__}."
+            f"not {type(optimizer).__name__}."
         )
     if reduction not in ("auto", "mean", "sum"):
         raise UsageError(
@@ -542,7 +542,7 @@ def _check(
         check_positive("clip_norm", clip_norm)
     if weight is not None and not callable(weight):
         raise UsageError(
-            f"weight= is a {type(weight).__name__}. Pass a function that counts the elements of a batch."
+            f"weight= must be a function that counts the elements of a batch, not {type(weight).__name__}."
         )
     if coupling not in ("warn", "ignore", "sync", "no-split"):
         raise UsageError(f"coupling='{coupling}' is not valid. Use 'warn', 'ignore', 'sync' or 'no-split'.")

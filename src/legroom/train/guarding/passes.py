@@ -91,8 +91,8 @@ def checked_loss(result: Any) -> torch.Tensor:
     loss = checked_scalar(result)
     if not loss.requires_grad:
         raise UsageError(
-            "The loss does not depend on any trainable parameter. The loss was detached, or was computed "
-            "without gradients."
+            "The loss does not depend on any trainable parameter. The loss may have been detached or computed "
+            "under torch.no_grad()."
         )
     return loss
 
@@ -104,8 +104,8 @@ def checked_scalar(result: Any) -> torch.Tensor:
         loss = result.get("loss")
     if not isinstance(loss, torch.Tensor):
         raise UsageError(
-            f"The loss function returned a {type(result).__name__}. Return the loss as a tensor with one "
-            "element, or as `loss` in a dict or an object."
+            "The loss function must return a tensor with one element, or a dict or an object with the tensor as `loss`, "
+            f"not {type(result).__name__}."
         )
     if loss.numel() != 1:
         raise UsageError(

@@ -29,7 +29,7 @@ class UserScaling:
     def __init__(self, scaler: Any = None) -> None:
         if scaler is not None and not hasattr(scaler, "unscale_"):
             raise UsageError(
-                f"scaler= is a {type(scaler).__name__}. Pass a torch.amp.GradScaler, or use precision='fp16'."
+                f"scaler= must be a torch.amp.GradScaler, not {type(scaler).__name__}. Alternatively, use precision='fp16'."
             )
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._is_unscaled = False

@@ -58,7 +58,7 @@ class Announcements:
                 raise RankMissing(
                     f"No rank issued collective {index} of the step within {self._timeout:.0f} s, and no "
                     "rank finished the step. "
-                    "A rank hangs or has died. Check the output of the other ranks."
+                    "A rank may have hung or exited. Check the output of the other ranks."
                 )
             time.sleep(_POLL_SECONDS)
 

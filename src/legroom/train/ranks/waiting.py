@@ -308,8 +308,8 @@ class _Observer:
     def _report_without_store(self, wait: _Wait) -> None:
         wait.report_after = math.inf
         log.warning(
-            "Rank %d has waited for %.0f s %s. The store of the process group no longer responds: rank 0 or the "
-            "launcher has exited. %s",
+            "Rank %d has waited for %.0f s %s. The process group's store no longer responds, probably because rank 0 "
+            "or the launcher has exited. %s",
             self._rank, wait.seconds, wait.place(), _ADVICE,
         )  # fmt: skip
 

@@ -238,8 +238,7 @@ class _Search:
         oom_count = sum(not trial.fits for trial in done)
         reason = (
             f"A batch size of {best.batch_size} uses {format_size(best.peak_reserved)} of "
-            f"{format_size(capacity)}. {len(done)} {'size was' if len(done) == 1 else 'sizes were'} tested, and "
-            f"{oom_count or 'none'} of them ran out of memory."
+            f"{format_size(capacity)}. Sizes tested: {len(done)} ({oom_count or 'none'} ran out of memory)."
         )
         if best.batch_size >= self.max_size:
             reason += " This is the maximum allowed size."

@@ -58,7 +58,7 @@ class FreezeResult:
                 f"{format_size(self.optimizer_state_bytes)} of Adam state. Pass batch= to include activations."
             )
         return text + (
-            f"Predicted peak of a step: {format_size(self.peak_after)} instead of {format_size(self.peak_before)}, "
+            f"Predicted peak memory of a step: {format_size(self.peak_after)} instead of {format_size(self.peak_before)}, "
             f"which saves {format_size(self.saved_bytes)} ({self.saved_bytes / self.peak_before:.0%})."
         )
 
@@ -78,7 +78,7 @@ def freeze(
     is a function that creates the optimizer from the parameters. The default optimizer is AdamW.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"freeze() expects a model (nn.Module), not a {type(model).__name__}.")
+        raise UsageError(f"freeze() expects a model (nn.Module), not {type(model).__name__}.")
     selection = selected(model, trainable)
     before = None if batch is None else _peak(model, batch, gpu, optimizer)
     newly_frozen = [

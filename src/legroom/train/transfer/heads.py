@@ -22,7 +22,7 @@ def replace_head(model: nn.Module, num_classes: int) -> tuple[str, ...]:
     """Replace the head with a new layer that has `num_classes` outputs. Return the names of the new layer and of new
     auxiliary heads, for `freeze(model, trainable=...)`."""
     if not isinstance(model, nn.Module):
-        raise UsageError(f"replace_head() expects a model (nn.Module), not a {type(model).__name__}.")
+        raise UsageError(f"replace_head() expects a model (nn.Module), not {type(model).__name__}.")
     check_count("num_classes", num_classes)
     if isinstance(model, _HEAD_LAYERS):
         raise UsageError(

@@ -37,5 +37,5 @@ def _no_match(model: nn.Module, pattern: str) -> str:
     ]
     closest = closest_name(pattern.rstrip("*."), modules)
     top = dict.fromkeys(name.partition(".")[0] for name in modules)
-    hint = f"Did you mean '{closest}'?" if closest else f"The model has {', '.join(top)}."
+    hint = f"Did you mean '{closest}'?" if closest else f"The model's top-level modules: {', '.join(top)}."
     return f"No parameter of the model matches '{pattern}'. {hint}"

@@ -85,10 +85,10 @@ class OtherProcessUsage:
             if abs(used - self._reported[gpu.index]) * MIN_REPORTED_PART > gpu.memory:
                 self._reported[gpu.index] = used
                 left = format_size(gpu.memory - used)
-                what = f"Other programs use {format_size(used)} of {gpu.name}"
+                what = f"Other programs use {format_size(used)} on {gpu.name}"
                 if used * MIN_REPORTED_PART <= gpu.memory:
-                    what = f"Other programs no longer use much memory of {gpu.name}"
-                messages.append(f"{what}. Trials can use {left} of this GPU.")
+                    what = f"Other programs no longer use much memory on {gpu.name}"
+                messages.append(f"{what}. Trials can use {left} on this GPU.")
         return messages
 
     def _used_by_others(self, visible: VisibleGpu, given: int) -> int:

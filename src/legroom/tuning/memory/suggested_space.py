@@ -36,7 +36,7 @@ def suggested_space(function: TrainFunction, gpus: Sequence[TrialGpu]) -> Space:
                     configs += [{**config, name: option} for option in domain.options[1:]]
     except CannotEstimate as trouble:
         raise UsageError(
-            f"The parameters of the function could not be determined: {trouble}. Pass a space."
+            f"The function's parameters could not be determined: {trouble}. Pass a space."
         ) from None
     finally:
         tracer.close()

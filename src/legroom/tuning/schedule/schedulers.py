@@ -127,4 +127,4 @@ def make_scheduler(
         return MedianStopping(mode, grace_period=options.grace_period)
     if scheduler == "pbt":
         return PopulationBasedTraining(space, mode, seed, interval=options.interval)
-    raise UsageError(f"Unknown scheduler `{scheduler}`. Choose {', '.join(SCHEDULERS)} or none.")
+    raise UsageError(f"Unknown scheduler `{scheduler}`. Choose `asha`, `median`, `pbt` or `none`.")

@@ -61,7 +61,7 @@ class OptunaSearcher:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise UsageError(
                 f"{type(self._own_sampler).__name__} cannot propose a configuration: {reason}. Use another sampler, "
-                "or `search='optuna'`."
+                "or set `search='optuna'`."
             ) from error
 
     def _propose(self, number: int) -> Config:

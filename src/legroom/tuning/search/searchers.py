@@ -97,7 +97,7 @@ def optuna_sampler(search: Any) -> Any:
 def check_search(search: str, space: Space) -> None:
     if search not in SEARCHES:
         raise UsageError(
-            f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}, or pass an Optuna sampler."
+            f"Unknown search `{search}`. Choose {_listed([f'`{name}`' for name in SEARCHES], 'or')}, or pass an Optuna sampler."
         )
     sampled = [p.name for p in space.parameters if isinstance(p.domain, Sampled)]
     if sampled and search != "random":

@@ -225,7 +225,7 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
     unknown = sorted(set(written) - {kind, "step", "points", "when"})
     if unknown:
         raise UsageError(
-            f"Parameter `{name}`: unknown key `{unknown[0]}`. In addition to {kind}, the keys step, points and when are allowed."
+            f"Parameter `{name}`: unknown key `{unknown[0]}`. In addition to `{kind}`, only the keys `step`, `points` and `when` are allowed."
         )
     if kind == "choice":
         return _choice(name, written[kind])
@@ -279,16 +279,16 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
         )
     if kind in ("log", "int_log") and low <= 0:
         raise UsageError(
-            f"Parameter `{name}`: the lower bound of {kind} must be above zero, not {low}. Increase the lower bound, or use "
-            "uniform."
+            f"Parameter `{name}`: the lower bound of `{kind}` must be greater than 0, not {low}. Increase the lower bound, or use "
+            f"`{'uniform' if kind == 'log' else 'int'}`."
         )
     if step is not None and (kind != "uniform" or not _is_number(step) or step <= 0):
         raise UsageError(
-            f"Parameter `{name}`: `step` must be above zero, and is allowed only with `uniform`."
+            f"Parameter `{name}`: `step` must be a number greater than 0, and requires `uniform`."
         )
     if points is not None and (not isinstance(points, int) or points < 1 or kind == "int_log2"):
         raise UsageError(
-            f"Parameter `{name}`: `points` is the number of grid points of a range, and must be 1 or more."
+            f"Parameter `{name}`: `points` must be an integer of 1 or more, and is not allowed with `int_log2`."
         )
     if kind in ("uniform", "log"):
         return FloatRange(float(low), float(high), kind == "log", step, points)
@@ -297,7 +297,7 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
     if kind == "int_log2":
         if low < 0 or high > 62:
             raise UsageError(
-                f"Parameter `{name}`: int_log2 takes exponents from 0 to 62. For example, [2, 9] means 4 to 512."
+                f"Parameter `{name}`: the bounds of `int_log2` are exponents from 0 to 62. For example, [2, 9] means 4 to 512."
             )
         return PowerRange(int(low), int(high))
     return IntRange(int(low), int(high), kind == "int_log", points)

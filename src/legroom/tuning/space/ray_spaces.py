@@ -25,7 +25,7 @@ def is_grid(written: Mapping[str, Any]) -> bool:
 def space_of(written: Mapping[str, Any]) -> Space:
     if any(_grid(value) is not None for value in written.values()) and not is_grid(written):
         raise UsageError(
-            "The space mixes grid_search with ranges. Use grid_search for all parameters, or replace tune.grid_search with tune.choice."
+            "The space mixes `grid_search` with ranges. Use `tune.grid_search` for all parameters, or replace it with `tune.choice`."
         )
     return read_space({name: _read(name, value) for name, value in written.items()})
 

@@ -83,7 +83,7 @@ class Space:
                     )
                 if name in domains and not domains[name].contains(value):
                     raise UsageError(
-                        f"The point {dict(point)} has a value of `{name}` that is not in the space: {value!r}."
+                        f"The point {dict(point)} has a value for `{name}` that is not in the space: {value!r}."
                     )
 
     def with_constants(self, values: Mapping[str, Any]) -> Config:
@@ -118,7 +118,7 @@ class Space:
             if key not in seen:
                 if len(seen) >= MAX_GRID_POINTS:
                     raise UsageError(
-                        f"The grid has more than {MAX_GRID_POINTS:,} points. Omit some values, or use random search."
+                        f"The grid has more than {MAX_GRID_POINTS:,} points. Use fewer values, or use random search."
                     )
                 seen.add(key)
                 yield config
@@ -186,7 +186,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     study = content.pop("study", {})
     if not isinstance(study, dict):
         raise UsageError(
-            f'{path}: `study` must be a table: `[study]` on a line of its own, then for example `metric = "loss"`.'
+            f'{path}: `study` must be a table: `[study]` on its own line, followed by settings such as `metric = "loss"`.'
         )
     return content, study
 
@@ -195,7 +195,7 @@ def _conditions(name: str, written: Any) -> dict[str, tuple[Any, ...]]:
     when = written.get("when", {}) if isinstance(written, dict) else {}
     if not isinstance(when, dict):
         raise UsageError(
-            f"Parameter `{name}`: write a condition as `when = {{other = value}}`, where `other` is the name of another parameter."
+            f"Parameter `{name}`: specify a condition as `when = {{other = value}}`, where `other` is the name of another parameter."
         )
     return {
         other: tuple(value) if isinstance(value, list | tuple) else (value,) for other, value in when.items()

@@ -63,7 +63,7 @@ class TrainFunction:
             return _named(function)
         if not callable(function):
             raise UsageError(
-                f"The first argument must be the training function, not a {type(function).__name__}."
+                f"The first argument must be the training function, not {type(function).__name__}."
             )
         parameters_of(function)
         function = unwrap_parameters(function)

@@ -186,7 +186,7 @@ class Trial:
             return None
         if os.path.isdir(self.checkpoint):
             raise UsageError(
-                f"The checkpoint {self.checkpoint} is a folder. Load its files with `trial.checkpoint` as the path."
+                f"The checkpoint {self.checkpoint} is a folder. Load its files from the path `trial.checkpoint`."
             )
         import torch
 

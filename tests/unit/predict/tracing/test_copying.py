@@ -62,5 +62,5 @@ def test_the_loss_is_found_in_any_output(output: Any, expected: Any) -> None:
 
 
 def test_an_output_without_a_tensor_is_rejected() -> None:
-    with pytest.raises(UsageError, match="returned a dict without a floating-point tensor"):
+    with pytest.raises(UsageError, match=r"output \(dict\) contains no floating-point tensor"):
         loss_of(lambda x: {"count": 3}, (torch.zeros(1), torch.zeros(1)))

@@ -175,8 +175,8 @@ def test_another_error_of_the_model_is_shown_as_it_is() -> None:
     ("arguments", "message"),
     [
         ((Digits(),), "Pass a batch or a size"),
-        ((lambda x: x, torch.zeros(2)), "Pass a model and a batch"),
-        ((Digits(), (0, 8)), "A size is a tuple of positive integers"),
+        ((lambda x: x, torch.zeros(2)), "The first argument must be a model, not function"),
+        ((Digits(), (0, 8)), "A size must be a tuple of positive integers"),
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(arguments: tuple[Any, ...], message: str) -> None:

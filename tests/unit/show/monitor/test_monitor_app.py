@@ -216,7 +216,7 @@ def test_a_reading_that_raises_does_not_end_the_monitor() -> None:
         app._sampler = sampler(gpus=(), runs=())
         app._read_again()
         await settled(app, pilot)
-        assert "No process uses a GPU" in screen_text(app)
+        assert "No process is using a GPU" in screen_text(app)
 
     play(script)
 

@@ -124,7 +124,7 @@ def test_without_gpus_the_host_and_virtual_gpus_are_shown() -> None:
 
 
 def test_an_empty_machine_says_so() -> None:
-    assert "No process uses a GPU" in text(snapshot(gpus=(), runs=()))
+    assert "No process is using a GPU" in text(snapshot(gpus=(), runs=()))
 
 
 def test_a_run_without_updates_is_silent() -> None:

@@ -38,7 +38,7 @@ def test_out_of_memory_trials_are_in_the_first_sentence() -> None:
 
 def test_a_study_without_a_value_is_described_as_such() -> None:
     failed = trial(0, outcome="failed", state="failed", reason="ValueError: x", value=None, curve=[])
-    assert "none of which reported loss" in page(study(failed))
+    assert "1 trial ran, with no result for loss" in page(study(failed))
 
 
 def test_the_page_loads_nothing_from_the_network() -> None:

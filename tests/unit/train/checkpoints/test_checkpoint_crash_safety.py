@@ -161,7 +161,7 @@ def test_killed_processes_lose_no_checkpoint(tmp_path):
 def assert_rejected_and_unchanged(checkpoints, folder):
     with pytest.raises(
         CheckpointError,
-        match=r"does not fit on the disk of .*\. The checkpoint needs 1\d\d\.\d KiB, and .* is free\. Existing checkpoints are not affected\. Free disk space",
+        match=r"There is not enough disk space for the checkpoint in .*\. The checkpoint needs 1\d\d\.\d KiB, and .* is free\. Existing checkpoints are not affected\. Free disk space",
     ):
         checkpoints.save(2)
         checkpoints.wait()

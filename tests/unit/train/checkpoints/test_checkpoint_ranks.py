@@ -59,7 +59,7 @@ def test_a_resumed_run_with_ranks_continues_bit_for_bit(tmp_path, two, kind):
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_full_disk_on_one_rank_raises_on_all_and_keeps_the_last_checkpoint(tmp_path, two, failing):
     results = two.run(tasks.fails_on_one_rank, str(tmp_path), "ddp", failing)
-    error = "The checkpoint does not fit on the disk"
+    error = "There is not enough disk space for the checkpoint"
     for rank, (message, names) in enumerate(results):
         assert message.startswith(error if rank == failing else f"Rank {failing}: {error}")
         assert names == ["step-00000001", "step-00000003", "step-00000001"]

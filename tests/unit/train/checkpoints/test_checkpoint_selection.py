@@ -46,7 +46,7 @@ def test_load_weights_loads_the_best_checkpoint_or_else_the_last(tmp_path, caplo
     model = nn.Linear(2, 2)
     checkpoints.load_weights(model)
     assert model.weight[0, 0] == step
-    assert f"Loading the weights of the {name} checkpoint" in caplog.text
+    assert f"Loading weights from the {name} checkpoint" in caplog.text
 
 
 def test_higher_is_better_selects_the_highest_and_never_nan(tmp_path):
@@ -123,7 +123,7 @@ def test_another_format_is_rejected(tmp_path):
     path = checkpoints.last.path / "legroom.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(
-        CheckpointError, match=r"another version of Legroom in format 2\. This version reads format 1\."
+        CheckpointError, match=r"has checkpoint format 2, but this version of Legroom reads only format 1\."
     ):
         checkpoints.resume("step-00000001")
 
@@ -271,7 +271,7 @@ def test_another_type_of_object_under_the_same_name_is_rejected(tmp_path):
     checkpoints.track(model=model)
     with pytest.raises(
         CheckpointError,
-        match="'model' in .* is not a model. Track the model under the name with which it was saved",
+        match="'model' in .* is not a model. Track the model under the same name as in the checkpoint",
     ):
         checkpoints.resume()
 
@@ -299,7 +299,7 @@ def test_the_closest_name_has_the_same_last_part():
         (lambda folder: legroom.Checkpoints(folder).save(1), "No objects are tracked"),
         (
             lambda folder: legroom.Checkpoints(folder).track(x=3),
-            "x is a int. A tracked object needs the methods state_dict",
+            r"x \(int\) cannot be tracked, because it does not have both state_dict",
         ),
         (
             lambda folder: legroom.Checkpoints(folder).track(loader=DataLoader([1])),
@@ -307,11 +307,11 @@ def test_the_closest_name_has_the_same_last_part():
         ),
         (
             lambda folder: with_losses(folder, [0.1], best=None)[1].resume("best"),
-            "No metric is set for the best checkpoint",
+            "No metric is set that defines the best checkpoint",
         ),
         (
             lambda folder: with_losses(folder, ["low"]),
-            "The metric val_loss is a str. Checkpoint metrics must be single numbers",
+            "Checkpoint metrics must be single numbers, but the type of val_loss is str",
         ),
         (
             lambda folder: with_losses(folder, [0.1])[1].save(2, val_los=0.1),

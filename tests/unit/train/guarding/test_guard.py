@@ -288,7 +288,7 @@ def test_sizes_are_cached_for_the_next_run(tmp_path, monkeypatch):
     ("loss_fn", "message"),
     [
         (lambda model, x, y: model(x), r"The loss has shape \(10, 3\), but must have one element"),
-        (lambda model, x, y: 3.0, "The loss function returned a float"),
+        (lambda model, x, y: 3.0, "The loss function must return a tensor with one element, .*, not float"),
         (
             lambda model, x, y: F.cross_entropy(model(x).detach(), y),
             "does not depend on any trainable parameter",
@@ -313,11 +313,11 @@ def test_a_model_on_two_devices_is_rejected():
     [
         ({"reduction": "median"}, "Use 'auto', 'mean' or 'sum'"),
         ({"coupling": "loose"}, "coupling='loose' is not valid"),
-        ({"fallbacks": ("magic",)}, "fallbacks= accepts spill, checkpoint, bf16, fp16"),
+        ({"fallbacks": ("magic",)}, "Valid fallbacks: 'spill', 'checkpoint', 'bf16', 'fp16'"),
         ({"max_micro_batch_size": 0}, "0 is not a valid micro-batch size"),
         ({"max_micro_batch_size": "4"}, "'4' is not a valid micro-batch size"),
         ({"clip_norm": "1"}, "clip_norm='1' is not valid"),
-        ({"weight": 3}, "weight= is a int. Pass a function"),
+        ({"weight": 3}, "weight= must be a function that counts the elements of a batch, not int"),
         ({"precision": 16}, "'16' is not a valid precision"),
         ({"precision": "fp16", "scaler": torch.amp.GradScaler("cpu")}, "either precision= or scaler="),
     ],
@@ -338,7 +338,7 @@ def test_arguments_in_the_wrong_order_are_rejected():
 def test_a_weight_that_is_not_a_number_is_rejected():
     model = small_model()
     guard = guarded(model, max_micro_batch_size=4, weight=lambda x, y: y)
-    with pytest.raises(UsageError, match="Return one number"):
+    with pytest.raises(UsageError, match="must return one number"):
         guard.step(cross_entropy_of(model), *small_batch(device="cpu"))
 
 
@@ -383,7 +383,7 @@ def test_an_optimizer_operation_that_never_fits_reports_an_incomplete_step():
 
 def test_a_batch_in_place_of_the_loss_function_is_rejected():
     guard = guarded(small_model())
-    with pytest.raises(UsageError, match="is a Tensor. Pass the loss function first"):
+    with pytest.raises(UsageError, match="must be the loss function, not Tensor. Pass the batch after"):
         guard.step(*small_batch(device="cpu"))
 
 

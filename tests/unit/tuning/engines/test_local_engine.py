@@ -70,7 +70,7 @@ def test_several_metrics_with_a_sampler_of_the_user_have_a_pareto_front_that_opt
     stored = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / FILE_OF_STUDY}")
     assert [trial.number for trial in stored.best_trials] == [trial.number for trial in study.best_trials]
     assert Study.load(tmp_path).best_trials == study.best_trials
-    with pytest.raises(UsageError, match="Several metrics need the search `optuna`"):
+    with pytest.raises(UsageError, match="Several metrics require the search `optuna`"):
         search(
             "two_metrics",
             {"x": {"int": [0, 9]}},

@@ -84,7 +84,7 @@ def test_a_considerable_change_is_reported_once() -> None:
     other_processes = OtherProcessUsage([GPU], reader, set)
     other_processes.query({})
     assert other_processes.messages() == [
-        "Other programs use 60.00 GiB of cuda:0. Trials can use 40.00 GiB of this GPU."
+        "Other programs use 60.00 GiB on cuda:0. Trials can use 40.00 GiB on this GPU."
     ]
     assert other_processes.messages() == []
     reader.used = 61
@@ -93,7 +93,7 @@ def test_a_considerable_change_is_reported_once() -> None:
     reader.used = 0
     other_processes.query({})
     assert other_processes.messages() == [
-        "Other programs no longer use much memory of cuda:0. Trials can use 100.00 GiB of this GPU."
+        "Other programs no longer use much memory on cuda:0. Trials can use 100.00 GiB on this GPU."
     ]
 
 

@@ -223,7 +223,7 @@ def test_only_objects_of_optuna_are_samplers() -> None:
 
 def test_the_error_for_an_unknown_search_lists_the_known_ones() -> None:
     with pytest.raises(
-        UsageError, match="Unknown search `tpe`. Choose random, grid, bayes, hyperopt or optuna"
+        UsageError, match="Unknown search `tpe`. Choose `random`, `grid`, `bayes`, `hyperopt` or `optuna`"
     ):
         check_search("tpe", SPACE)
 

@@ -62,7 +62,7 @@ def test_nested_parameters_are_rejected() -> None:
 
 
 def test_grid_search_mixed_with_ranges_is_rejected() -> None:
-    with pytest.raises(UsageError, match="mixes grid_search with ranges"):
+    with pytest.raises(UsageError, match="mixes `grid_search` with ranges"):
         space_of({"a": tune.grid_search([1, 2]), "lr": tune.uniform(0, 1)})
 
 

@@ -93,7 +93,10 @@ def test_mapping_to_the_unit_interval_is_invertible(domain: FloatRange, share: f
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"lr": {"log": [0, 1]}}, "must be above zero, not 0"),
+        (
+            {"lr": {"log": [0, 1]}},
+            "must be greater than 0, not 0. Increase the lower bound, or use `uniform`",
+        ),
         ({"lr": {"log": [1, 0.1]}}, "larger than the upper bound"),
         ({"lr": {"log": [1]}}, "needs a lower and an upper bound"),
         ({"lr": {"lgo": [1, 2]}}, "use exactly one of uniform, log"),
@@ -127,7 +130,7 @@ def test_an_invalid_space_is_an_error(space: object, message: str) -> None:
     ("point", "message"),
     [
         ({"layer": 2}, "sets `layer`, which is not in the space. Did you mean `layers`?"),
-        ({"lr": 2.0}, "has a value of `lr` that is not in the space: 2.0"),
+        ({"lr": 2.0}, "has a value for `lr` that is not in the space: 2.0"),
         ({"layers": 1.5}, "`layers`"),
         ({"width": 24}, "`width`"),
         ({"optimizer": "lion"}, "`optimizer`"),

@@ -126,7 +126,7 @@ def test_a_lambda_is_pickled() -> None:
     [
         ("train.py", "Specify the file and the function as `train.py:train`"),
         ("nowhere.py:train", "The script `nowhere.py` does not exist"),
-        (7, "not a int"),
+        (7, "not int"),
     ],
 )
 def test_an_invalid_function_is_an_error(function: object, message: str) -> None:

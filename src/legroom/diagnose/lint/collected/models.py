@@ -53,7 +53,7 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
         elif not used_again and _is_scored(program, store, loop, part):
             yield Problem(
                 node=part,
-                message=f"`{store.target}` keeps every trained model on the GPU, but the program does not compute with them again",
+                message=f"`{store.target}` keeps every trained model on the GPU, but the program does not use the models again",
                 help="Store the scores, and save the model's state dict to a file or keep it in host memory",
             )
         return

@@ -17,7 +17,7 @@ def lead(study: StudyFigures) -> str:
     best = study.best
     ran = format_count(_ran(study), "trial")
     if best is None:
-        return f"{ran}, none of which reported {study.metric}. The failures are listed below."
+        return f"{ran} ran, with no result for {study.metric}. The failures are listed below."
     return f"The best of {ran} reached {study.metric} {figure(best.value)}{_lost_text(study)}."
 
 

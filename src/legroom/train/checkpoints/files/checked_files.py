@@ -19,7 +19,7 @@ from legroom.units import MiB
 
 BLOCK_BYTES = 16 * MiB
 THREADS = min(8, processors())
-ADVICE = "Resume from another checkpoint in that folder."
+ADVICE = "Resume from another checkpoint."
 S = TypeVar("S")
 T = TypeVar("T")
 

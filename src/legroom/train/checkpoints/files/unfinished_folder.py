@@ -87,7 +87,7 @@ def _no_space(folder: Path, needed: int, error: OSError) -> str:
     except OSError:
         free = ""
     return (
-        f"The checkpoint does not fit on the disk of {folder} ({error.strerror}). The checkpoint needs "
+        f"There is not enough disk space for the checkpoint in {folder} ({error.strerror}). The checkpoint needs "
         f"{format_size(needed)}{free}. Existing checkpoints are not affected. Free disk space, or keep fewer "
         "checkpoints with keep=."
     )

@@ -124,8 +124,8 @@ def concatenate_results(results: Sequence[Any], sizes: Sequence[int], batch_dim:
         ):
             return torch.cat(list(results), dim=batch_dim)
         raise UsageError(
-            f"The result for {sizes[0]} samples has shape {tuple(first.shape)}. Dimension {batch_dim} is not the batch "
-            "dimension, so results cannot be concatenated. Return one entry per sample, or a single number."
+            f"The result for a micro-batch of size {sizes[0]} has shape {tuple(first.shape)}. Dimension {batch_dim} is not the "
+            "batch dimension, so results cannot be concatenated. Return one entry per sample, or a single number."
         )
     if isinstance(first, bool | str | bytes):
         if all(result == first for result in results):

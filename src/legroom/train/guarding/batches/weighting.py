@@ -45,16 +45,16 @@ def count_weight(weight: Weight, batch: BatchArguments, start: int, stop: int) -
     if isinstance(result, torch.Tensor):
         if result.numel() != 1:
             raise UsageError(
-                f"The function passed as weight= returned a tensor of shape {tuple(result.shape)}. Return "
-                "one number, such as the number of tokens."
+                "The function passed as weight= must return one number, such as the number of tokens, not a tensor of "
+                f"shape {tuple(result.shape)}."
             )
         result = result.item()
     try:
         return float(result)
     except (TypeError, ValueError):
         raise UsageError(
-            f"The function passed as weight= returned a {type(result).__name__}. Return one number, such as "
-            "the number of tokens."
+            "The function passed as weight= must return one number, such as the number of tokens, not "
+            f"{type(result).__name__}."
         ) from None
 
 

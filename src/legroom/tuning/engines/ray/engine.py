@@ -93,7 +93,7 @@ class RayEngine:
             raise
         except OSError as error:
             raise UsageError(
-                f"Ray cannot write to {ray_folder}: {error.strerror or error}. Completed trials are saved. Free some space, then resume."
+                f"Ray cannot write to {ray_folder}: {error.strerror or error}. Completed trials are saved. If the disk is full, free some space. Then resume the study."
             ) from None
         except Exception:
             if shared.error is not None:

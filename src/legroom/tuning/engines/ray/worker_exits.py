@@ -18,6 +18,6 @@ def exit_reason(error: str, process: str = "The process") -> str:
     if "ray.kill" in error:
         return f"{process} was killed with `ray.kill`"
     return (
-        f"{process} exited without a result. Ray does not report the exit code or the signal. Common causes are `os._exit`, a "
-        "crash in native code, and a machine that ran out of memory"
+        f"{process} exited without a result. Ray does not report the exit code or the signal. Common causes are a call to "
+        "`os._exit`, a crash in native code, and a lack of host memory"
     )

@@ -128,8 +128,8 @@ def test_the_dispatcher_learns_how_the_function_ended() -> None:
         ("The actor is dead because it was killed by `ray.kill`.", "The process was killed with `ray.kill`"),
         (
             "Worker unexpectedly exits with a connection error code 2. End of file.",
-            "The process exited without a result. Ray does not report the exit code or the signal. Common causes are `os._exit`, "
-            "a crash in native code, and a machine that ran out of memory",
+            "The process exited without a result. Ray does not report the exit code or the signal. Common causes are a call "
+            "to `os._exit`, a crash in native code, and a lack of host memory",
         ),
     ],
 )
