@@ -208,7 +208,7 @@ with torch.no_grad():
 """
     answer = answer_of(estimate(tmp_path, script))
     assert answer["steps"] == 2
-    assert "the peak of its forward passes" in notes_of(answer)[0]
+    assert "the peak memory use of its forward passes" in notes_of(answer)[0]
     assert answer["by_category"]["gradient"] == 0
     assert answer["by_category"]["activation"] == 0
 

@@ -27,7 +27,7 @@ def make_guard(accelerator: Any, model: Any, optimizer: Any, **options: Any) -> 
     """
     if accelerator.distributed_type.value not in _SUPPORTED:
         raise UsageError(
-            f"Guard does not support {accelerator.distributed_type.value}. Use DDP, or `legroom.parallel` with `fsdp`."
+            f"Guard does not support {accelerator.distributed_type.value}. Use DDP, or use `legroom.parallel` with strategy='fsdp'."
         )
     if accelerator.gradient_accumulation_steps > 1:
         raise UsageError(
@@ -36,5 +36,5 @@ def make_guard(accelerator: Any, model: Any, optimizer: Any, **options: Any) -> 
     if not isinstance(optimizer, _optimizers.AcceleratedOptimizer):
         raise UsageError("Prepare the optimizer first: `accelerator.prepare(model, optimizer)`.")
     if "precision" in options or "scaler" in options:
-        raise UsageError("The accelerator determines the precision: `Accelerator(mixed_precision='bf16')`.")
+        raise UsageError("Set the precision in the accelerator: `Accelerator(mixed_precision='bf16')`.")
     return Guard(model, optimizer.optimizer, scaler=accelerator.scaler, **options)

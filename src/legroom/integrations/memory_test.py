@@ -189,7 +189,7 @@ class MemoryTest:
             yield "Retained by:"
             yield from holders
         else:
-            yield "Legroom found no variable that retains this memory. `legroom run` on the same code may find the variable."
+            yield "Legroom found no variable that retains this memory. Running the same code with `legroom run` may find the variable."
 
     def _holders(self) -> list[str]:
         found = HolderFinder().find(self._targets(), {})

@@ -212,7 +212,7 @@ def _finish(item: pytest.Item, test: "MemoryTest") -> None:
         if not result["peak"] and not test.has_failed:
             item.warn(
                 pytest.PytestWarning(
-                    f"{item.name} used no GPU memory, so Legroom's pytest markers have no effect. Move its tensors to `cuda`."
+                    f"{item.name} used no GPU memory, so Legroom's pytest markers have no effect. Move the tensors of the test to `cuda`."
                 )
             )
     if leaked:

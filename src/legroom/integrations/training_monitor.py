@@ -123,7 +123,9 @@ class TrainingMonitor:
             return
         best, reason = chosen_precision("auto", device)
         if (used, best) in (("bf16", "fp16"), ("fp32", "bf16"), ("fp32", "fp16")):
-            log.warning(f"The trainer uses {used}, but {reason}. To change it: {options[best]}.")
+            log.warning(
+                f"The trainer uses {used}, but {reason}. To change the precision, use {options[best]}."
+            )
 
 
 class _Steps(Iterator[None]):
@@ -179,7 +181,7 @@ def fit_batch(
 
     if not torch.cuda.is_available():
         raise UsageError(
-            "The search for a batch size needs a GPU. Use `with legroom.VirtualGPU('8GiB'):` on a machine without one."
+            "The search for a batch size needs a GPU. On a machine without a GPU, use `with legroom.VirtualGPU('8GiB'):`."
         )
     found = find_batch(
         step,

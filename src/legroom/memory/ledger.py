@@ -324,7 +324,7 @@ class Ledger:
         span = self._spans[max(bisect_right(self._spans, index, key=lambda span: span.start) - 1, 0)]
         if index not in span and index != span.start - 1:
             raise UsageError(
-                f"Event {index:,} was dropped to save memory. Read the event from the capture of the run."
+                f"Event {index:,} was dropped to save memory. Read the event from the run's capture."
             )
         live, reserved, time = dict(span.live), span.reserved.get(device, 0), span.time
         for event in islice(span.events, index - span.start + 1):

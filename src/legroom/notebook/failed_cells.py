@@ -139,7 +139,7 @@ class _Release:
             if names:
                 kept = ", ".join(f"`{name}`" for name in names[:3])
                 sentences.append(
-                    f"Largest variables: {kept}. To delete variables that you no longer need: `%legroom free NAME`."
+                    f"Largest variables: {kept}. To delete variables that you no longer need, run `%legroom free NAME`."
                 )
         self._last = " ".join(sentences)
         self._has_device = bool(before or left)

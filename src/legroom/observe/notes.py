@@ -4,7 +4,7 @@ This module does not import torch, because the process that shows the estimate d
 """
 
 BENCHMARK = (
-    "`cudnn.benchmark` is enabled. In the first step, cuDNN tests kernels, which can use all free memory, "
+    "`cudnn.benchmark` is enabled. In the first step, cuDNN benchmarks kernels, which can use all free memory, "
     "so the peak may reach the capacity of the GPU. Kernels that do not fit are skipped, so they do not "
     "affect whether the run fits."
 )
@@ -20,17 +20,17 @@ COMMUNICATION = (
 )
 COMMUNICATION_EXCLUDED = (
     "NCCL uses memory outside PyTorch on every GPU. On an H200 with one rank, NCCL used 556 MiB. If the GPU "
-    "is given as a size, the estimate does not include this memory."
+    "is specified by its size, the estimate does not include this memory."
 )
 COMMUNICATION_BYTES = 556 * 2**20
 """The device memory that the first all-reduce adds, measured by `bench/accuracy/measure_cases.py context`."""
 
 ONE_STEP = (
     "Only one optimizer step was traced. Later steps start with the optimizer state allocated, so they may need more "
-    "memory or a smaller batch size."
+    "memory. The largest batch size may therefore be smaller."
 )
 
 CUDNN_CRASHED = (
-    "cuDNN crashed when it was queried. The affected convolutions use recorded or predicted workspace sizes instead. `LEGROOM_CUDNN=off` skips "
+    "cuDNN crashed when it was queried. The affected convolutions use recorded or predicted workspace sizes instead. Set `LEGROOM_CUDNN=off` to skip "
     "the query."
 )

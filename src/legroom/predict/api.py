@@ -70,7 +70,7 @@ def max_batch(
     if trace.batch_size is None:
         raise UsageError(
             "The batch size cannot be changed, because no batch was passed. Pass the batch as an argument. "
-            "The first dimension of its tensors must be the batch size."
+            "The first dimension of each tensor in the batch must be the batch size."
         )
     return traced.search(trace, multiple_of=multiple_of, safe=safe).largest
 

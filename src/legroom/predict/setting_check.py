@@ -77,7 +77,7 @@ class SettingCheck:
     def _restarted(self, setting: BatchSetting, size: int, limit: float = CHECK_SECONDS) -> TracedScript:
         left = min(limit, self.deadline - time.monotonic())
         if left <= 0:
-            raise OutOfTime("There is no time left to trace another batch size.")
+            raise OutOfTime("The search for the largest batch size reached its time limit.")
         options = setting.start_options(size)
         options["environment"] = {**self.environment, **options["environment"]}
         process = start_tracing(

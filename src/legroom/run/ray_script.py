@@ -64,7 +64,7 @@ def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
         runpy.run_path(str(path), run_name="__main__")
     if not studies:
         raise UsageError(
-            f"{path} did not call `tune.run` or `Tuner.fit`. To search with a function, pass `{path}:FUNCTION` and a space."
+            f"{path} did not call `tune.run` or `Tuner.fit`. To tune a function, pass `{path}:FUNCTION` and a search space."
         )
     return studies
 
@@ -133,13 +133,15 @@ def _stop_arguments(stop: Any, converted: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(stop, Mapping) or set(stop) != {"training_iteration"}:
         raise UsageError(
-            'Only `stop={"training_iteration": N}` is supported. End the training function instead.'
+            'Only `stop={"training_iteration": N}` is supported. For other conditions, return from the training function.'
         )
     steps = int(stop["training_iteration"])
     if converted.get("scheduler") is None:  # no trial is stopped before its last step
         return {"scheduler": "asha", "grace_period": steps, "max_steps": steps}
     if converted["scheduler"] != "asha":
-        raise UsageError("`stop` needs ASHAScheduler or no scheduler. End the training function instead.")
+        raise UsageError(
+            "`stop` is supported only with ASHAScheduler or without a scheduler. Return from the training function instead."
+        )
     return {"max_steps": min(steps, converted.get("max_steps") or steps)}
 
 

@@ -84,9 +84,9 @@ class _RecordingAfterImport:
         if os.getpid() != self.process:
             return
         if threading.current_thread() is not threading.main_thread():
-            self.reason = "The memory was not recorded, because torch was imported in a thread. Import torch in the main thread."
+            self.reason = "Memory was not recorded, because torch was imported in a thread. Import torch in the main thread."
             return
         try:
             self.recording = self._start()
         except Exception as error:  # the script must run as without Legroom
-            self.reason = f"The memory was not recorded ({type(error).__name__}: {error})."
+            self.reason = f"Memory was not recorded ({type(error).__name__}: {error})."

@@ -160,8 +160,8 @@ class Builder:
         note = (
             ""
             if self.options.batch is not None
-            else "The prediction does not include activations. Pass one batch with batch= to include "
-            "activations."
+            else "The prediction does not include activations. To include activations, pass one batch as "
+            "`batch=`."
         )
         if self.devices.world.size == 1:
             return self._choose_in_one_process(note)

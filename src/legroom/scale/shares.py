@@ -47,7 +47,7 @@ def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: 
         )
     if not zero_allowed and 0 in given:
         raise UsageError(
-            "A share of 0 would give a rank no samples. Start one rank fewer, or pass a share above 0."
+            "A rank with a share of 0 would receive no samples. Start fewer ranks, or pass shares greater than 0."
         )
     return given
 

@@ -186,7 +186,7 @@ def read_timeout(environ: Mapping[str, str]) -> float:
     except ValueError:
         timeout = 0.0
     if not timeout > 0:
-        raise UsageError(f"LEGROOM_TIMEOUT={text} is not valid. Use a number of seconds above zero.")
+        raise UsageError(f"LEGROOM_TIMEOUT={text} is not valid. Use a positive number of seconds.")
     return timeout
 
 
@@ -205,7 +205,7 @@ def _connection_error(message: str, address: str, world: World, timeout: float) 
     if joined or "imed out" in message or "timeout" in message.lower() or "onnection" in message:
         return UsageError(
             f"Rank {world.rank} of {world.size} waited {timeout:g} s, but only {connected} connected to {address}. Start all ranks with this "
-            "address, and check that every machine can reach the port. LEGROOM_TIMEOUT sets the waiting time in seconds."
+            "address, and check that every machine can reach the port. LEGROOM_TIMEOUT sets the timeout in seconds."
         )
     return UsageError(f"The ranks could not connect at {address}: {message.splitlines()[0]}")
 

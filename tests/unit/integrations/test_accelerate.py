@@ -80,5 +80,5 @@ def test_accumulation_an_unprepared_optimizer_and_a_second_precision_are_one_lin
     accelerator.gradient_accumulation_steps = 1
     with pytest.raises(UsageError, match="Prepare the optimizer first"):
         make_guard(accelerator, model, optimizer.optimizer)
-    with pytest.raises(UsageError, match="The accelerator determines the precision"):
+    with pytest.raises(UsageError, match="Set the precision in the accelerator"):
         make_guard(accelerator, model, optimizer, precision="bf16")

@@ -132,7 +132,7 @@ def test_a_leak_and_non_finite_gradients_are_found(caplog: pytest.LogCaptureFixt
     (leak,) = callback.leaks
     assert "kept" in (leak.holder or "")
     assert [finding.code for finding in callback.findings] == ["LG421"]
-    assert 'To change it: `Trainer(precision="bf16-mixed")`.' in caplog.text
+    assert 'To change the precision, use `Trainer(precision="bf16-mixed")`.' in caplog.text
 
 
 def test_the_batch_size_may_be_a_hyperparameter_of_a_data_module() -> None:

@@ -435,7 +435,7 @@ def test_a_marked_test_without_gpu_memory_is_a_warning_of_one_line(project: pyte
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines(
         [
-            "*test_on_the_cpu used no GPU memory, so Legroom's pytest markers have no effect. Move its tensors to `cuda`."
+            "*test_on_the_cpu used no GPU memory, so Legroom's pytest markers have no effect. Move the tensors of the test to `cuda`."
         ]
     )
 

@@ -135,7 +135,7 @@ def test_another_precision_is_suggested_once_for_a_gpu(
     with legroom.VirtualGPU("t4"):
         make_trainer(tmp_path, callbacks=[LegroomCallback()], max_steps=1).train()
     assert "The trainer uses fp32, but " in caplog.text
-    assert "To change it: `TrainingArguments(fp16=True)`." in caplog.text
+    assert "To change the precision, use `TrainingArguments(fp16=True)`." in caplog.text
 
 
 def test_a_batch_size_that_the_trainer_would_change_is_one_line(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
     if sizes.requested > limit:
         yield {
             "cause": f"One operation requires {format_size(sizes.requested)}, but the whole GPU has only {format_size(limit)} (LG601).",
-            "check": "Print the tensor shapes in the line that the traceback shows.",
-            "fix": "Correct the shape, or compute in chunks. Freeing memory does not help.",
+            "check": "Print the tensor shapes on the line that the traceback shows.",
+            "fix": "Correct the shape, or compute the result in chunks. Freeing memory does not help.",
         }
         return
     others = _others(sizes)

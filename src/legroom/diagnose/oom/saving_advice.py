@@ -36,7 +36,7 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
         message=f"This operation alone requires {format_size(oom.requested)}, but PyTorch can use at most "
         f"{format_size(evidence.budget)} on this device.",
         fix="Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. "
-        "If the shapes are right, compute the result in chunks or reduce the batch size.",
+        "If the shapes are correct, compute the result in chunks or reduce the batch size.",
         **location(oom.frame),
         bytes=oom.requested,
         evidence={"requested": oom.requested, "budget": evidence.budget},
@@ -56,8 +56,8 @@ def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG602",
         message=f"The weights do not fit. With {format_size(weights)} of weights on the device, an allocation of "
-        f"{format_size(oom.requested)} failed. Gradients and Adam's state need another three times the size of the "
-        "weights.",
+        f"{format_size(oom.requested)} failed. In addition to the weights, training with Adam needs gradients and optimizer state, "
+        "which together are three times as large.",
         fix="Load the weights in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a "
         "quantized model, or split the model across several GPUs.",
         **location(evidence.oom.frame),
@@ -154,7 +154,7 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     if too_large:
         names = " and ".join(dict.fromkeys(f"`{each.name}`" for each in evidence.optimizers))
         message = (
-            f"The weights, their gradients and the state of {names} need {format_size(evidence.fixed)}; PyTorch can "
+            f"The weights, their gradients and the optimizer state of {names} need {format_size(evidence.fixed)}; PyTorch can "
             f"use {format_size(evidence.budget)} on this device. A smaller batch size alone is not enough."
         )
     stateless = evidence.fixed - state - evidence.missing_state
@@ -267,18 +267,18 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         change = smaller.advice
     elif evidence.has_other_input and evidence.program is not None:
         change = (
-            f"Call the model with fewer samples. Its input has the shape {evidence.program.input_shape}, which does not "
+            f"Pass fewer samples to the model. The input has the shape {evidence.program.input_shape}, which does not "
             "depend on the batch size. If no backward pass follows, wrap the call in `with torch.no_grad():`"
         )
     else:
         change = f"Use at most {_format_fraction(fraction)} the current batch size"
-        change += " in the evaluation" if evidence.evaluates else ""
+        change += " for the evaluation" if evidence.evaluates else ""
     caveat = f" {_estimate_caveat(evidence.progress or 1.0)}" if unfinished else ""
     also, optimizers = "", [each for each in evidence.optimizers if each.temporary_bytes]
     if fixed + evidence.optimizer_temporaries + evidence.unusable > evidence.budget and optimizers:
         option = "fused=True" if _support_fused(optimizers) else "foreach=False"
         also = (
-            f" Also pass `{option}` to {' and '.join(f'`{name}`' for name in _names(optimizers))}: otherwise its step "
+            f" Also pass `{option}` to {' and '.join(f'`{name}`' for name in _names(optimizers))}: otherwise, the optimizer step "
             f"needs {format_size(evidence.optimizer_temporaries)} of temporary memory."
         )
     accumulate = " Accumulate gradients over several batches to keep the effective batch size."

@@ -148,7 +148,7 @@ class VirtualGPU:
     def _activate(self, entering: contextlib.ExitStack, *, again: bool = False) -> None:
         if VirtualGPU._active is not None:
             raise UsageError(
-                "A virtual GPU is already active. Exit its `with` block first, or end it with `legroom.use(None)`. "
+                "A virtual GPU is already active. Exit its `with` block first, or deactivate it with `legroom.use(None)`. "
                 "To use several virtual GPUs, list their sizes: `VirtualGPU('8GiB,8GiB')`."
             )
         VirtualGPU._active = self

@@ -105,7 +105,7 @@ class Faults:
     def __init__(self, allocators: Iterable[Allocator], number: int, times: int) -> None:
         if number < 1 or times < 1:
             raise UsageError(
-                f"`number` and `times` must be 1 or more, but got number={number}, times={times}. "
+                f"`number` and `times` must be at least 1, but got number={number}, times={times}. "
                 "`fail_allocation(1)` makes the next allocation fail."
             )
         self._allocators: list[Any] = list(allocators)

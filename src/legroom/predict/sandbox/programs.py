@@ -60,8 +60,8 @@ def refuse_programs() -> None:
             return
         if not _changes_nothing(command):
             raise RefusedProgram(
-                f"`legroom estimate` does not start `{command}`, because the program could change files, "
-                "and this system cannot prevent file changes without Landlock"
+                f"`legroom estimate` does not start `{command}`, because the program could change files "
+                "and this system does not support Landlock, which would prevent the changes"
             )
 
     sys.addaudithook(check)

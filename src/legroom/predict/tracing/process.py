@@ -502,7 +502,7 @@ class TracingProcess:
         trace.trains = trace.trains and (self._evaluation_ends is None or trace.steps > 0)
         if outcome in ("traced", "finished") and not trace.trains:
             trace.notes.append(
-                "The script did not train in the traced steps. The estimate is the peak of its forward passes"
+                "The script did not train in the traced steps. The estimate is the peak memory use of its forward passes"
             )
         elif self.device.recorder.clock.without_optimizer:
             trace.notes.append("There is no optimizer, so each backward pass counts as a step")

@@ -195,11 +195,11 @@ class TracedScript:
             else "The script had used no GPU memory."
         )
         if needs_data:
-            message = f"The script needs real values that a trace does not have ({error})"
+            message = f"The script needs real tensor values, which tracing does not provide ({error})"
         elif result["outcome"] == "failed" and not result["is_own_failure"]:
             needs_data = True
             reason = error or self._process.last_line or f"exit code {result['exit_code']}"
-            message = f"The trace could not follow the script ({reason.rstrip('.')})"
+            message = f"The script could not be traced ({reason.rstrip('.')})"
         elif result["outcome"] == "failed":
             after = _count(result["steps"], "step", "steps")
             reason = error or self._process.last_line or f"exit code {result['exit_code']}"

@@ -282,10 +282,10 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception, *, is_lost: bool) -> L
     if is_lost:
         return LegroomError(
             f"The launch at {plan.rendezvous} no longer responds. Restart the launch on all nodes. "
-            "With `--max-restarts`, restart only the node with that address; the other nodes wait for it."
+            "With `--max-restarts`, restart only the node at this address; the other nodes wait for this node."
         )
     return LegroomError(
-        f"Cannot connect to {plan.rendezvous}. Start the node with that address first, and check that the port is open."
+        f"Cannot connect to {plan.rendezvous}. Start the node at this address first, and check that the port is open."
     )
 
 

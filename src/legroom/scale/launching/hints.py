@@ -11,10 +11,10 @@ _SIGNALS = {
     "(see `dmesg`). "
     "Use fewer loader workers, or keep less data in memory.",
     "SIGSEGV": "A C library or an extension crashed. Set `PYTHONFAULTHANDLER=1` to see the Python line.",
-    "SIGABRT": "A C++ library aborted the process. The message of the library is above or in the error log.",
+    "SIGABRT": "A C++ library aborted the process. The library's message is above or in the error log.",
     "SIGBUS": "Usually, the shared memory is full. Loader workers pass batches through shared memory. "
     "Increase the shared memory of a container (`docker run --shm-size 8g`), or use fewer workers.",
-    "SIGTERM": "The process was terminated by a user or by the job system.",
+    "SIGTERM": "The process was terminated by a user or by the job scheduler.",
 }
 _HOST_OOM = "The kernel killed a process because host memory ran out. Use fewer loader workers, or keep less data in memory."
 _AT_EXIT = (

@@ -179,11 +179,11 @@ CATALOGUE = {
     "This operation alone requires {requested:size}, but PyTorch can use at most {budget:size} on this device.": (
         "이 연산 하나에 {requested}가 필요한데, PyTorch가 이 device에서 쓸 수 있는 메모리는 최대 {budget}입니다."
     ),
-    "Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. If the shapes are right, compute the result in chunks or reduce the batch size.": (
+    "Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. If the shapes are correct, compute the result in chunks or reduce the batch size.": (
         "이 줄의 shape을 확인하세요. 의도하지 않은 broadcast나 잘못된 차원이 흔한 원인입니다. shape이 맞다면 결과를 나누어 계산하거나 batch size를 "
         "줄이세요."
     ),
-    "The weights do not fit. With {weights:size} of weights on the device, an allocation of {requested:size} failed. Gradients and Adam's state need another three times the size of the weights.": (
+    "The weights do not fit. With {weights:size} of weights on the device, an allocation of {requested:size} failed. In addition to the weights, training with Adam needs gradients and optimizer state, which together are three times as large.": (
         "weight가 메모리에 들어가지 않습니다. device에 weight {weights}가 있는 상태에서 {requested}를 할당하지 못했습니다. gradient와 Adam의 상태에는 "
         "weight의 세 배가 더 필요합니다."
     ),
@@ -222,7 +222,7 @@ CATALOGUE = {
         "첫 optimizer step에서 만드는 optimizer 상태가 메모리에 들어가지 않습니다. 파라미터 {parameters}에 대해 지금까지 {state}를 할당했습니다(Adam은 "
         "파라미터마다 moment tensor를 두 개 저장합니다)."
     ),
-    "The weights, their gradients and the state of {names} need {fixed:size}; PyTorch can use {budget:size} on this device. A smaller batch size alone is not enough.": (
+    "The weights, their gradients and the optimizer state of {names} need {fixed:size}; PyTorch can use {budget:size} on this device. A smaller batch size alone is not enough.": (
         "weight와 gradient, {names}의 상태에 {fixed}가 필요한데, PyTorch가 이 device에서 쓸 수 있는 메모리는 {budget}입니다. batch size를 줄이는 "
         "것만으로는 부족합니다."
     ),
@@ -273,11 +273,11 @@ CATALOGUE = {
         "환경 변수도 설정하세요: `{new}`(지금은 {before})."
     ),
     "Use at most {fraction:term} the current batch size.": "batch size를 지금의 {fraction} 이하로 줄이세요.",
-    "Use at most {fraction:term} the current batch size in the evaluation.": (
+    "Use at most {fraction:term} the current batch size for the evaluation.": (
         "평가의 batch size를 지금의 {fraction} 이하로 줄이세요."
     ),
-    "Call the model with fewer samples.": "모델을 더 적은 샘플로 호출하세요.",
-    "Its input has the shape {shape}, which does not depend on the batch size.": (
+    "Pass fewer samples to the model.": "모델을 더 적은 샘플로 호출하세요.",
+    "The input has the shape {shape}, which does not depend on the batch size.": (
         "이 호출의 입력 shape은 {shape}이며, batch size에 따라 바뀌지 않습니다."
     ),
     "If no backward pass follows, wrap the call in `with torch.no_grad():`.": (
@@ -289,7 +289,7 @@ CATALOGUE = {
     "a quarter of": "4분의 1",
     "an eighth of": "8분의 1",
     "{percent:number}% of": "{percent}%",
-    "Also pass `{option}` to {optimizers}: otherwise its step needs {size:size} of temporary memory.": (
+    "Also pass `{option}` to {optimizers}: otherwise, the optimizer step needs {size:size} of temporary memory.": (
         "{optimizers}에 `{option}`도 넘기세요. 그러지 않으면 optimizer step에 임시 메모리 {size}가 필요합니다."
     ),
     "This is an estimate, because memory ran out after about {done} of the forward pass.": (
@@ -364,8 +364,8 @@ CATALOGUE = {
     "One operation requires {requested:size}, but the whole GPU has only {capacity:size} (LG601).": (
         "연산 하나에 {requested}가 필요한데, GPU 전체가 {capacity}뿐입니다(LG601)."
     ),
-    "Print the tensor shapes in the line that the traceback shows.": "traceback이 가리키는 줄에서 tensor의 shape을 출력하세요.",
-    "Correct the shape, or compute in chunks. Freeing memory does not help.": (
+    "Print the tensor shapes on the line that the traceback shows.": "traceback이 가리키는 줄에서 tensor의 shape을 출력하세요.",
+    "Correct the shape, or compute the result in chunks. Freeing memory does not help.": (
         "shape을 고치거나 나누어 계산하세요. 메모리를 비워도 해결되지 않습니다."
     ),
     "Other processes use {size:size} of memory on this GPU.": "다른 프로세스가 이 GPU의 메모리를 {size} 쓰고 있습니다.",

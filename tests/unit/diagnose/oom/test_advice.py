@@ -736,7 +736,7 @@ def test_state_that_no_batch_size_leaves_room_for_comes_first(make_run):
     add_optimizer(run, "AdamW", trainable=300, state=600)
     finding = next(iter(run.advice().values()))
     assert finding.code == "LG605"
-    assert "the state of `AdamW` need 1.17 GiB" in finding.message
+    assert "the optimizer state of `AdamW` need 1.17 GiB" in finding.message
 
 
 def test_sgd_leaves_room_for_a_smaller_batch(make_run):

@@ -59,7 +59,10 @@ def test_use_needs_a_size_or_none(gpus: tuple[str | None, ...]) -> None:
 
 def test_a_block_inside_use_is_refused() -> None:
     legroom.use("64MiB")
-    with pytest.raises(UsageError, match=r"end it with `legroom.use\(None\)`"), legroom.VirtualGPU("32MiB"):
+    with (
+        pytest.raises(UsageError, match=r"deactivate it with `legroom.use\(None\)`"),
+        legroom.VirtualGPU("32MiB"),
+    ):
         pass
 
 

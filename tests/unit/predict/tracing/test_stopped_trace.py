@@ -83,9 +83,7 @@ def test_an_error_that_a_trace_may_have_caused_is_not_reported_as_the_scripts(tm
     with traced(tmp_path, FAILS) as script, pytest.raises(CannotTrace) as raised:
         script.trace()
     assert raised.value.needs_data
-    assert (
-        str(raised.value) == "The trace could not follow the script (train.py:4, ValueError: my own mistake)"
-    )
+    assert str(raised.value) == "The script could not be traced (train.py:4, ValueError: my own mistake)"
 
 
 def test_waits_are_reported_with_the_line_and_end_with_it() -> None:

@@ -291,7 +291,7 @@ class _Runtime:
         return "no error" if error == CudaError.success else "unknown error"
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"The CUDA runtime of a virtual GPU has no `{name}`.")
+        raise AttributeError(f"The CUDA runtime of a virtual GPU does not support `{name}`.")
 
 
 _Device = torch.device

@@ -12,7 +12,7 @@ from torch import nn
 
 from legroom.observe.virtual.patching import Replacement, answer, once_warner, optional_module, table
 
-EAGER = "On a virtual GPU, `torch.compile` does not compile. The model runs in eager mode."
+EAGER = "`torch.compile` has no effect on a virtual GPU. The model runs in eager mode."
 
 
 def replacements() -> Iterable[Replacement]:

@@ -17,7 +17,7 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 MOVING = (
-    "A virtual GPU cannot move tensors to `cuda` inside a scripted module. "
+    "On a virtual GPU, a scripted module cannot move tensors to `cuda`. "
     "Move the tensors before the call, or set PYTORCH_JIT=0 to run the module in Python."
 )
 _NO_CUDA = "Cannot initialize CUDA without ATen_cuda"

@@ -293,11 +293,11 @@ class GenericEvent(metaclass=_ReplacementMeta):
         return (end_event._recorded - self._recorded) * 1000
 
     def ipc_handle(self) -> NoReturn:
-        raise Unsupported("An event of a virtual GPU cannot be shared with another process.")
+        raise Unsupported("Events of a virtual GPU cannot be shared with other processes.")
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> NoReturn:
-        raise Unsupported("An event of a virtual GPU cannot be shared with another process.")
+        raise Unsupported("Events of a virtual GPU cannot be shared with other processes.")
 
     def __repr__(self) -> str:
         return f"torch.Event device_type=cuda, device_index={self.device.index}, event_id={self.event_id}"

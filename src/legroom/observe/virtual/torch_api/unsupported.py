@@ -12,12 +12,12 @@ import torch
 from legroom.errors import Unsupported
 from legroom.observe.virtual.patching import Replacement, optional_module, table
 
-GRAPHS = "A virtual GPU does not support CUDA graphs. Run the step without a graph. This does not change the memory use of the step."
+GRAPHS = "A virtual GPU does not support CUDA graphs. Run the step without a graph, which does not change its memory use."
 POOLS = (
     "A virtual GPU does not support private memory pools. Remove `torch.cuda.MemPool` to use the default "
     "pool."
 )
-EXPORT = "A virtual GPU cannot export a model. Move the model and its inputs to the CPU first: `torch.export.export(model.cpu(), ...)`."
+EXPORT = "Models cannot be exported on a virtual GPU. Move the model and its inputs to the CPU first: `torch.export.export(model.cpu(), ...)`."
 
 
 def replacements() -> Iterable[Replacement]:
