@@ -18,7 +18,9 @@ def main() -> int:
     print("Training a small CNN on handwritten digits with a batch size that does not fit on the GPU.")
     first = legroom(TOO_LARGE, capture="demo.legroom")
     if first != 1:
-        return fail(f"the first run should run out of memory and exit with 1, but it exited with {first}")
+        return fail(
+            f"the first run should run out of memory and exit with status 1, but its exit status was {first}"
+        )
     suggested = next_command("demo.legroom")
     if "--batch-size" not in suggested or suggested == TOO_LARGE:
         return fail(f"the report should suggest a smaller batch size, not '{suggested}'")

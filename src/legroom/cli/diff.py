@@ -27,7 +27,7 @@ def diff(
         typer.Option(
             "--fail-over",
             metavar="SIZE",
-            help="Exit with 1 if peak allocated memory grew by more than this size, for example 100MiB.",
+            help="Exit with status 1 if peak allocated memory grew by more than this size, for example 100MiB.",
             show_default=False,
         ),
     ] = None,

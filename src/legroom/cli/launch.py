@@ -78,7 +78,7 @@ def launch(
         typer.Option(
             "--rendezvous",
             metavar="HOST:PORT",
-            help="Host name and free port of one machine. All machines connect to this address.",
+            help="Host name of one machine, and a free port on it. All machines connect to this address.",
             show_default=False,
         ),
     ] = None,

@@ -35,7 +35,7 @@ HtmlOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite an existing page.")]
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", help="Print the complete report instead of one screen.")
+    bool, typer.Option("--verbose", help="Print the complete report instead of a one-screen summary.")
 ]
 ScriptArguments = Annotated[
     list[str] | None,

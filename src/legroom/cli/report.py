@@ -46,7 +46,7 @@ def report(
         ),
     ] = None,
     html: HtmlOption = None,
-    no_source: Annotated[bool, typer.Option("--no-source", help="Omit lines of code from the page.")] = False,
+    no_source: Annotated[bool, typer.Option("--no-source", help="Omit source code from the page.")] = False,
     force: ForceOption = False,
     open_page: OpenOption = False,
     verbose: VerboseOption = False,

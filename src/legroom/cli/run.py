@@ -34,7 +34,7 @@ def run(
         typer.Option(
             "--gpu",
             metavar="NAME|SIZE[,...]",
-            help="Run on a virtual GPU: a size such as 8GiB, or a name such as rtx4090. Several values create several GPUs.",
+            help="Run on a virtual GPU: a size such as 8GiB, or a name such as rtx4090. Pass several values to create several GPUs.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +44,7 @@ def run(
             "-o",
             "--output",
             metavar="FILE",
-            help="Path of the capture file.",
+            help="Path to the capture file.",
             show_default="SCRIPT.legroom",
         ),
     ] = None,
@@ -63,7 +63,7 @@ def run(
         bool,
         typer.Option(
             "--blocking",
-            help="Synchronize after every CUDA operation and check indices. A device-side assert then shows "
+            help="Synchronize after every CUDA operation and check indices, so that a device-side assert shows "
             "the line that caused it. The script runs slowly.",
         ),
     ] = False,
@@ -72,7 +72,7 @@ def run(
         typer.Option(
             "--log",
             metavar="tensorboard|wandb",
-            help="Log the memory of each step, and attach the report. `tensorboard:DIR` sets the directory.",
+            help="Log the memory use of each step, and attach the report. `tensorboard:DIR` sets the directory.",
             show_default=False,
         ),
     ] = None,

@@ -24,7 +24,7 @@ def tune(
     search: Annotated[Text, typer.Option(metavar="NAME", help="Search algorithm: random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
     scheduler: Annotated[Text, typer.Option(metavar="NAME", help="Scheduler that stops poor trials early: asha, median, pbt or none.", show_default=False)] = None,
     trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of trials.", show_default="10, or the whole grid")] = None,
-    gpu: Annotated[Text, typer.Option(metavar="NAME|SIZE[,...]", help="Virtual GPUs, for example 8GiB,4GiB or t4. With cpu, no GPU is used. By default, the GPUs in this machine are used.", show_default=False)] = None,
+    gpu: Annotated[Text, typer.Option(metavar="NAME|SIZE[,...]", help="Virtual GPUs, for example 8GiB,4GiB or t4. Use cpu to run without a GPU. By default, the GPUs in this machine are used.", show_default=False)] = None,
     time_budget: Annotated[Text, typer.Option(metavar="TIME", help="Stop the search after this time, for example 20min or 2h.", show_default=False)] = None,
     storage: Annotated[Path | None, typer.Option(metavar="DIR", help="Study directory.", show_default="FUNCTION-study")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the study in the storage directory.")] = False,

@@ -197,7 +197,7 @@ class _ScriptJob:
     ) -> ScriptEstimate:
         self.show_progress("running the script up to its first batch")
         with TracedScript(process, self.gpu, mode=mode, on_wait=self.on_wait) as traced:
-            self.show_progress(f"tracing {self.steps} steps")
+            self.show_progress(f"tracing {self.steps} {'step' if self.steps == 1 else 'steps'}")
             size = self.batch_size or traced.batch_size
             first = traced.start(self.batch_size)
             ahead = {}

@@ -110,7 +110,7 @@ class Recording:
     ) -> None:
         """`options` contains the options of `legroom run`, which are repeated in the suggested next command. If `spill`
         is given, activations are spilled to host memory. With `blocking`, indices are checked before each operation on
-        a real GPU. With `verbose`, the complete report is printed instead of one screen. `log` is the value of `--log`.
+        a real GPU. With `verbose`, the complete report is printed instead of a one-screen summary. `log` is the value of `--log`.
         If `listener` is given, it receives the outcome, and the outcome is not printed.
         """
         self._script = script

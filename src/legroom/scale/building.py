@@ -257,7 +257,7 @@ class Builder:
                 self.model, self.optimizer, self.options.batch, count, device_model
             )
             note = (
-                f"The first GPU gets {shares[0]:g} samples and each other GPU about {shares[1]:.0f}. Predicted memory: "
+                f"Samples per batch: {shares[0]:g} on the first GPU, about {shares[1]:.0f} on each of the others. Predicted memory: "
                 f"{format_size(peaks[0])} on the first GPU, {format_size(max(peaks[1:]))} on the others. {better}"
             )
             choice = replace(choice, note=note, peaks=tuple(peaks))
@@ -345,7 +345,8 @@ _NEEDS_BATCH = "not predicted: needs batch="
 
 def _stages_note(plan: PipelinePlan) -> str:
     peaks = ", ".join(map(format_size, plan.balance.peaks))
+    number = plan.micro_batches
     return (
-        f"The model is split into {plan.cut.stages} stages, with {plan.micro_batches} micro-batches per step. "
+        f"The model is split into {plan.cut.stages} stages, with {number} {'micro-batch' if number == 1 else 'micro-batches'} per step. "
         f"Predicted memory: {peaks}."
     )

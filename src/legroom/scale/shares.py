@@ -40,7 +40,7 @@ def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: 
         return [1.0] * count
     given = numbers_of(shares)
     if len(given) != count:
-        raise UsageError(f"shares= has {len(given)} numbers for {count} devices. Pass one number per device.")
+        raise UsageError(f"shares= must contain one number per device: expected {count}, got {len(given)}.")
     if any(not share >= 0 for share in given) or sum(given) == 0:
         raise UsageError(
             "shares= must contain non-negative numbers, and at least one must be greater than 0."

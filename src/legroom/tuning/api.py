@@ -168,7 +168,7 @@ def _objectives(metric: Any, mode: Any) -> Objectives:
     modes = [mode] * len(metric) if isinstance(mode, str) else list(mode)
     if len(modes) != len(metric) or len(set(metric)) != len(metric):
         raise UsageError(
-            f"Pass {len(metric)} different metric names, and either one mode or {len(metric)} modes."
+            f"metric={list(metric)} and mode={mode!r} do not match. Pass each metric name once, with a single mode or one mode per metric."
         )
     if any(each not in ("min", "max") for each in modes):
         raise UsageError(f"Unknown mode in {modes}. Choose `min` or `max` for each metric.")

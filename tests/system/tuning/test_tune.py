@@ -147,7 +147,7 @@ def test_a_killed_search_resumes_without_repeating_completed_trials(folder: Path
         ),
         (
             ["train.py:fit", "space.toml"],
-            "train.py has no function `fit`. The file defines these functions: train.",
+            "train.py has no function `fit`. Functions in this file: train.",
         ),
         (["absent.py:train", "space.toml"], "The script `absent.py` does not exist."),
         (["train.py:train", "absent.toml"], "The space file `absent.toml` does not exist."),

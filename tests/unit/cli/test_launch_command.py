@@ -96,7 +96,7 @@ def test_a_missing_node_ends_the_launch_without_a_log_directory(launch):
         place = f"127.0.0.1:{probe.getsockname()[1]}"
     done = launch(TALKING, ["--nodes", "2", "--rendezvous", place, "--wait", "1"])
     assert done.returncode == 2
-    assert f"Fewer than 2 nodes connected to {place} within 1 seconds" in done.stderr
+    assert f"Too few nodes connected to {place} within 1 s (minimum: 2)" in done.stderr
     assert not list(Path().glob("*.launch"))
 
 

@@ -31,7 +31,7 @@ def test_shares_are_equal_by_default() -> None:
 @pytest.mark.parametrize(
     ("given_shares", "message"),
     [
-        ([1, 2], "2 numbers for 3 devices"),
+        ([1, 2], "expected 3, got 2"),
         ([1, -1, 1], "must contain non-negative numbers"),
         ([0, 0, 0], "at least one must be greater than 0"),
         ([0, 1, 1], "would give a rank no samples"),

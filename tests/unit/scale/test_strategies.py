@@ -125,7 +125,7 @@ def test_sharded_weights_and_state_load_in_a_pipeline(pool: RankPool, tmp_path: 
             "strategy='split' requires a single process with several GPUs, but 2 processes were started. Use 'pipeline'",
         ),
         ("pipeline", {}, "strategy='pipeline' needs one batch"),
-        ("ddp", {"shares": [1, 1, 1]}, "shares= has 3 numbers for 2 devices"),
+        ("ddp", {"shares": [1, 1, 1]}, "shares= must contain one number per device: expected 2, got 3"),
         ("fsdp", {"precision": "fp16"}, "Use 'bf16'"),
         ("ddp", {"batch": (torch.randn(2, 1), torch.zeros(2))}, "Expected tensor for argument #1 'indices'"),
     ],

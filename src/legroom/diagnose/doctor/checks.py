@@ -56,7 +56,7 @@ def _driver_age(machine: Machine) -> Iterator[Finding]:
     yield Finding(
         code="LG902",
         message=f"torch {machine.torch} was built for CUDA {machine.torch_cuda}, but driver {machine.driver} supports only CUDA {_dotted(machine.driver_cuda)}.",
-        fix=f"Install a driver for CUDA {required[0]}, or the torch build for CUDA {machine.driver_cuda[0]} (see pytorch.org).",
+        fix=f"Install a driver that supports CUDA {required[0]}, or a torch build for CUDA {machine.driver_cuda[0]} (see pytorch.org).",
     )
 
 
@@ -85,8 +85,7 @@ def torch_build(machine: Machine, torch: TorchFacts | None = None) -> DoctorChec
         findings.append(
             Finding(
                 code="LG905",
-                message=f"The driver reports {_count(len(machine.gpus), 'GPU')}, but torch cannot use any of "
-                "them.",
+                message=f"The driver reports {_count(len(machine.gpus), 'GPU')}, but no GPU is available to torch.",
                 fix="Check CUDA_VISIBLE_DEVICES, and fix the driver problems in this report.",
             )
         )
@@ -196,13 +195,15 @@ def visible_gpus(machine: Machine) -> DoctorCheck:
         if entry.startswith(("GPU-", "MIG-")):
             continue
         if not entry.isdecimal() or int(entry) >= count:
-            numbers = "0" if count == 1 else f"0 to {count - 1}"
+            available = (
+                "only GPU 0 is available" if count == 1 else f"the available GPUs are 0 to {count - 1}"
+            )
             return DoctorCheck(
                 name="GPUs",
                 value=value,
                 findings=(
                     _hidden(
-                        f"CUDA_VISIBLE_DEVICES contains '{entry}', but the available GPUs are {numbers}. CUDA ignores "
+                        f"CUDA_VISIBLE_DEVICES contains '{entry}', but {available}. CUDA ignores "
                         "this entry and all entries after it."
                     ),
                 ),
@@ -223,13 +224,14 @@ def mig(machine: Machine) -> DoctorCheck:
     if not partitioned:
         return DoctorCheck(name="MIG", value="disabled" if machine.gpus else "no GPU")
     which = ", ".join(str(gpu.index) for gpu in partitioned)
+    gpus = f"GPU {which} is" if len(partitioned) == 1 else f"GPUs {which} are"
     return DoctorCheck(
         name="MIG",
         value=f"enabled on GPU {which}",
         findings=(
             Finding(
                 code="LG910",
-                message=f"GPU {which} is partitioned into MIG instances. A process can use only one instance and its memory.",
+                message=f"{gpus} partitioned into MIG instances. A process can use only one instance and its memory.",
                 fix="In estimates, use the memory of one instance. `nvidia-smi -L` lists the instances. "
                 "Select an instance with CUDA_VISIBLE_DEVICES=MIG-...",
             ),
@@ -249,12 +251,15 @@ def other_processes(machine: Machine) -> DoctorCheck:
         per_gpu.append(f"GPU {gpu.index}: {_count(len(foreign), 'process') if foreign else 'none'}")
         total = gpu.total if not isinstance(gpu.total, NotAvailable) else 0
         if foreign and used > total // 20:
-            pids = ", ".join(str(process.pid) for process in foreign[:4])
+            pids = ", ".join(str(process.pid) for process in foreign[:4]) + (
+                ", ..." if len(foreign) > 4 else ""
+            )
+            processes = f"Another process ({pids})" if len(foreign) == 1 else f"Other processes ({pids})"
             findings.append(
                 Finding(
                     code="LG911",
-                    message=f"Other processes ({pids}) use {format_size(used)} of {_size(gpu.total)} on GPU {gpu.index}.",
-                    fix="Stop these processes if they are no longer needed (see `ps -p PID`), or select "
+                    message=f"{processes} use{'s' if len(foreign) == 1 else ''} {format_size(used)} of {_size(gpu.total)} on GPU {gpu.index}.",
+                    fix=f"Stop {'this process' if len(foreign) == 1 else 'processes that you no longer need'} (see `ps -p PID`), or select "
                     "another GPU with CUDA_VISIBLE_DEVICES.",
                     bytes=used,
                     evidence={"pids": [process.pid for process in foreign]},
@@ -271,7 +276,7 @@ def health(machine: Machine) -> DoctorCheck:
                 Finding(
                     code="LG912",
                     message=f"GPU {gpu.index} had {_count(state.uncorrected_errors, 'uncorrected memory error')}.",
-                    fix="Restart the machine. If the errors return, have the card replaced.",
+                    fix="Restart the machine. If more errors occur, replace the GPU.",
                 )
             )
         if state.is_exclusive:
@@ -446,7 +451,7 @@ def computation(torch: TorchFacts) -> DoctorCheck:
                 Finding(
                     code="LG920",
                     message=f"A test computation on {device.device}{f' ({device.name})' if device.name else ''} failed: {device.error}.",
-                    fix="Run `legroom explain` with this error. Try another GPU, then restart the machine.",
+                    fix="Run `legroom explain` with this error. Restart the machine, or use another GPU.",
                 )
             )
         if sm and torch.architectures and not _has_kernels(device.capability, torch.architectures):

@@ -148,7 +148,7 @@ _RESOURCE = (
     "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory "
     "can also cause this status."
 )
-_HEAP = "The heap of another runtime (Java, Node.js) reached its own limit, which is independent of the free host memory."
+_HEAP = "Another runtime (Java, Node.js) reached its heap limit, which is independent of the amount of free host memory."
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
 _HANDLE = "The library could not be initialized on the GPU, often because no GPU memory is free."
 _FAILED = "The library failed on the GPU without reporting a reason. A lack of memory is one possible cause."
@@ -303,7 +303,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     MessagePattern(
         _NOT, "CUDA", r"too many resources requested for launch|cudaErrorLaunchOutOfResources|CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
-        "A kernel requires more registers or threads than the GPU has. The error is unrelated to memory.",
+        "A kernel requires more registers or threads than the GPU supports. The error is unrelated to memory.",
     ),
     MessagePattern(
         _NOT, "CUDA", r"illegal memory access|misaligned address|device-side assert triggered|invalid device ordinal|no kernel image",

@@ -179,7 +179,7 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
     )
     yield Finding(
         code="LG103",
-        message=f"Gradients of the previous step are still alive during {when}: {format_size(size)}.",
+        message=f"Gradients from the previous step are still alive during {when}: {format_size(size)}.",
         fix=fix,
         bytes=size,
         saves=size,

@@ -299,7 +299,7 @@ def _view(call: LayerCall) -> Suggestion:
         return None
     flat = math.prod(shape[1:])
     return (
-        f"{'a multiple of ' if -1 in wanted else ''}{fixed} elements, not {numbers}",
+        f"{'a multiple of ' if -1 in wanted else ''}{fixed} {'element' if fixed == 1 else 'elements'}, not {numbers}",
         f"x.flatten(1), which has shape ({shape[0]}, {flat}); set in_features={flat} in the next layer"
         if shape
         else "",

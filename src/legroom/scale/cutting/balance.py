@@ -86,8 +86,8 @@ def balance_stages(
     if len(positions) < stages - 1:
         raise CannotSplitModel(
             "its own forward",
-            f"{stages} stages require {stages - 1} split positions where gradients can pass, but the "
-            f"model has only {len(positions)}",
+            f"the model has too few split positions where gradients can pass: {len(positions)} (a model with "
+            f"{stages} stages requires {stages - 1})",
         )
     sums = _CostSums(partitioner, costs, flow)
     differences = [0] * stages

@@ -113,8 +113,8 @@ class ModelCut:
         if sum(is_layer) != sum(self.is_layer):
             raise CannotSplitModel(
                 "its own forward",
-                f"the forward pass calls {sum(is_layer)} layers, but it called {sum(self.is_layer)} layers "
-                "when the model was split",
+                f"the number of layer calls in the forward pass changed from {sum(self.is_layer)} to {sum(is_layer)} after "
+                "the model was split",
             )
         inner = [self._position(boundary, is_layer) for boundary in self.boundaries[1:-1]]
         return (0, *inner, graph.length)

@@ -271,7 +271,7 @@ def _spec(plan: LaunchPlan, max_restarts: int) -> WorkerSpec:
 def _rendezvous_error(plan: LaunchPlan, error: Exception, *, is_lost: bool) -> LegroomError:
     if isinstance(error, RendezvousTimeoutError):
         return LegroomError(
-            f"Fewer than {plan.nodes[0]} nodes connected to {plan.rendezvous} within {plan.wait:.0f} seconds. Run the same command "
+            f"Too few nodes connected to {plan.rendezvous} within {plan.wait:.0f} s (minimum: {plan.nodes[0]}). Run the same command "
             "on each node, and check that all nodes can reach the host and the port."
         )
     if isinstance(error, RendezvousClosedError):

@@ -61,7 +61,7 @@ def predict_ranks(
             "script with --gpu instead"
         )
         return [RankPrediction(rank=0, gpu=gpus[0], estimate=None, error=error)]
-    progress(f"tracing {plan.nproc} ranks separately")
+    progress("tracing each rank")
     with tempfile.TemporaryDirectory(prefix="legroom-") as messages, ThreadPoolExecutor(processors()) as pool:
 
         def trace(rank: int) -> RankPrediction:

@@ -165,10 +165,10 @@ CATALOGUE = {
     "Delete the variable with {delete} after its last use, or store a number or a host tensor instead (`.item()`, `.detach().cpu()`).": (
         "마지막으로 쓴 뒤에 {delete} 문으로 변수를 삭제하거나, 대신 숫자나 호스트 tensor를 저장하세요(`.item()`, `.detach().cpu()`)."
     ),
-    "Gradients of the previous step are still alive during evaluation: {size:size}.": (
+    "Gradients from the previous step are still alive during evaluation: {size:size}.": (
         "평가 중에 이전 step의 gradient가 아직 남아 있습니다: {size}."
     ),
-    "Gradients of the previous step are still alive during this forward pass: {size:size}.": (
+    "Gradients from the previous step are still alive during this forward pass: {size:size}.": (
         "이 forward pass 중에 이전 step의 gradient가 아직 남아 있습니다: {size}."
     ),
     "Call `optimizer.zero_grad(set_to_none=True)` after training.": "학습이 끝나면 `optimizer.zero_grad(set_to_none=True)`를 호출하세요.",
@@ -416,7 +416,7 @@ CATALOGUE = {
     "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory can also cause this status.": (
         "라이브러리가 자원을 할당하지 못했습니다. GPU 메모리 부족일 가능성이 높지만, 앞서 난 GPU 에러나 호스트 메모리 부족일 때도 같은 상태가 나옵니다."
     ),
-    "The heap of another runtime (Java, Node.js) reached its own limit, which is independent of the free host memory.": (
+    "Another runtime (Java, Node.js) reached its heap limit, which is independent of the amount of free host memory.": (
         "다른 런타임(Java, Node.js)의 heap이 자체 제한에 도달했습니다. 남은 호스트 메모리와는 관계없습니다."
     ),
     "The model or its cache is larger than the free GPU memory.": "모델이나 모델의 캐시가 남은 GPU 메모리보다 큽니다.",

@@ -125,7 +125,9 @@ def _footer_parts(report: RunReport, warning: str) -> Iterator[RenderableType]:
     for remark in report.remarks[:TOP_REMARKS]:
         yield Text(f"{clean(remark[:1].upper() + remark[1:])}.", style="yellow")
     if report.dropped:
-        yield Text(f"{report.dropped:,} events were dropped to limit the size of the capture.", style="dim")
+        yield Text(
+            f"The capture omits {format_count(report.dropped, 'event')} to limit its size.", style="dim"
+        )
     if report.capture:
         yield Text(f"Recorded in {report.capture}. Next:")
     elif report.next_commands:

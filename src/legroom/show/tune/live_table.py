@@ -144,7 +144,9 @@ def _headline(
     over = sum(record.state.is_final for record in records) - rejected
     running = sum(record.state is TrialState.RUNNING for record in records)
     parts = [
-        f"{over} of {trials} trials finished" if trials else f"{format_count(over, 'trial')} finished",
+        f"{over} of {format_count(trials, 'trial')} finished"
+        if trials
+        else f"{format_count(over, 'trial')} finished",
         f"{running} running",
     ]
     if rejected:

@@ -104,8 +104,8 @@ def _second_sentence(study: Study) -> str:
     if split:
         parts.append(f"{split} in micro-batches")
     lost = counts.get(TrialState.OUT_OF_MEMORY, 0)
-    if study.gpus:
-        parts.append(f"{lost} out of memory" if lost else "none out of memory")
+    if study.gpus and (lost or ran > 1):
+        parts.append(f"{lost or 'none'} out of memory")
     sentence = f"{', '.join(parts)}{_unfinished(study)}."
     rejected = counts.get(TrialState.NEVER_FITS, 0)
     return sentence + (

@@ -223,11 +223,12 @@ class Checkpoints:
         skipped = load_module(model, weights, strict=strict)
         if skipped and group.is_main:
             log.warning(
-                "%d of %d tensors were not loaded from %s: %s",
+                "Tensors not loaded from %s: %d of %d (%s%s)",
+                info.path,
                 len(skipped),
                 len(module_state(model)),
-                info.path,
                 ", ".join(skipped[:5]),
+                ", ..." if len(skipped) > 5 else "",
             )
 
     # ------------------------------------------------------------ existing checkpoints

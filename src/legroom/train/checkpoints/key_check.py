@@ -28,7 +28,7 @@ def check_names(saved: Shapes, expected: Shapes, source: str) -> None:
         return
     matching = len(expected) - len(missing) - len(reshaped)
     lines = [
-        f"The weights in {source} do not match the model: {matching} of {len(expected)} tensors have the same name and shape."
+        f"The weights in {source} do not match the model. Tensors with the same name and shape: {matching} of {len(expected)}."
     ]
     prefix = _extra_prefix(saved, expected)
     if prefix is not None:

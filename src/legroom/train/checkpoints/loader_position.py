@@ -118,12 +118,12 @@ class ResumableLoader:
         position, repeated = divmod(batches * int(saved_size), size)
         if repeated:
             log.warning(
-                "The checkpoint was saved after %d samples of epoch %d. With the current global batch size of %d, "
-                "%d of these samples are used again.",
+                "The checkpoint was saved after %d samples of epoch %d. The epoch resumes after %d samples, a multiple of "
+                "the current global batch size (%d), so some samples are used again.",
                 batches * saved_size,
                 self.epoch,
+                position * size,
                 size,
-                repeated,
             )
         return position
 

@@ -85,7 +85,7 @@ def verify_gradients(
             split = new_passes(part, micro)
             if split.run() is not None:
                 raise UsageError(
-                    f"Micro-batches of {micro} samples do not fit. Pass a smaller micro_batch_size to verify()."
+                    f"A micro-batch size of {micro} does not fit. Pass a smaller micro_batch_size to verify()."
                 )
             return _compare(model, precision, expected, whole, split)
     finally:

@@ -236,12 +236,14 @@ class _Search:
         best = max(self.trials.fitting, key=lambda trial: trial.batch_size)
         capacity = self.trials.capacity()
         oom_count = sum(not trial.fits for trial in done)
-        reason = (
-            f"A batch size of {best.batch_size} uses {format_size(best.peak_reserved)} of "
-            f"{format_size(capacity)}. Sizes tested: {len(done)} ({oom_count or 'none'} ran out of memory)."
+        tested = (
+            "No other size was tested."
+            if len(done) == 1
+            else f"Sizes tested: {len(done)} ({oom_count or 'none'} ran out of memory)."
         )
+        reason = f"A batch size of {best.batch_size} uses {format_size(best.peak_reserved)} of {format_size(capacity)}. {tested}"
         if best.batch_size >= self.max_size:
-            reason += " This is the maximum allowed size."
+            reason += f" The maximum allowed size is {self.max_size}."
         elif self.fails <= self.max_size:
             reason += f" A batch size of {self.fails} did not fit."
         if best.retries:

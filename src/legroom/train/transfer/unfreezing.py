@@ -78,8 +78,8 @@ class GradualUnfreezing:
         if new:
             size = sum(self.model.get_parameter(name).nbytes for name in new)
             log.info(
-                "%d more parameters are trainable. This adds %s of gradients and Adam state, plus activations.",
-                len(new), format_size((1 + ADAM_MOMENTS) * size),
+                "Unfroze %d %s. This adds %s of gradients and Adam state, plus activations.",
+                len(new), "parameter" if len(new) == 1 else "parameters", format_size((1 + ADAM_MOMENTS) * size),
             )  # fmt: skip
         return new
 

@@ -163,9 +163,7 @@ def _named(text: str) -> TrainFunction:
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name.partition(".")[0] not in defined and not _defines_name(tree, name.partition(".")[0]):
         hint = (
-            f"The file defines these functions: {', '.join(defined)}."
-            if defined
-            else "The file defines no functions."
+            f"Functions in this file: {', '.join(defined)}." if defined else "The file defines no functions."
         )
         raise UsageError(f"{file} has no function `{name}`. {hint}")
     if name in defined and not (_positional_count(defined[name]) or defined[name].args.vararg):

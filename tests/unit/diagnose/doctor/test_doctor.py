@@ -91,6 +91,29 @@ def test_each_machine_problem_is_found(change: dict[str, object], code: str) -> 
     assert codes(replace(HEALTHY, **change)) == [code]  # type: ignore[arg-type]
 
 
+def test_messages_distinguish_one_gpu_or_process_from_several() -> None:
+    processes = (GpuProcess(pid=1, bytes=40 * GiB), GpuProcess(pid=2, bytes=GiB))
+
+    def messages(**change: object) -> list[str]:
+        machine = replace(HEALTHY, **change)  # type: ignore[arg-type]
+        return [finding.message.partition(". ")[0] for finding in diagnose(machine, TORCH).findings]
+
+    partitioned = replace(GPU, is_mig=True)
+    assert messages(gpus=(partitioned,)) == ["GPU 0 is partitioned into MIG instances"]
+    assert messages(gpus=(partitioned, replace(partitioned, index=1))) == [
+        "GPUs 0, 1 are partitioned into MIG instances"
+    ]
+    assert messages(gpus=(replace(GPU, processes=processes[:1]),)) == [
+        "Another process (1) uses 40.00 GiB of 80.00 GiB on GPU 0."
+    ]
+    assert messages(gpus=(replace(GPU, processes=processes),)) == [
+        "Other processes (1, 2) use 41.00 GiB of 80.00 GiB on GPU 0."
+    ]
+    assert messages(environ={"CUDA_VISIBLE_DEVICES": "3"}) == [
+        "CUDA_VISIBLE_DEVICES contains '3', but only GPU 0 is available"
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [

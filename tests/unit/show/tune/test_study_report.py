@@ -155,7 +155,7 @@ def test_without_a_gpu_there_is_no_memory_legend() -> None:
 
 def test_a_configuration_that_never_fits_does_not_count_as_a_trial() -> None:
     rejected = trial(1, outcome="rejected", state="cannot fit", value=None, curve=[], peak=None)
-    assert "The best of 1 trial reached" in page(study(trial(0), rejected))
+    assert "The only trial reached" in page(study(trial(0), rejected))
 
 
 def test_the_best_configuration_can_be_copied_with_all_digits() -> None:
@@ -179,7 +179,7 @@ def test_importance_mentions_trials_that_are_too_few_or_were_stopped_early() -> 
     )
     stopped = trial(2, outcome="stopped", state="stopped early")
     text = page(study(trial(0), trial(1), stopped, importance={"lr": 0.5}))
-    assert "1 of 3 trials were stopped early, so their values are from fewer reports." in text
+    assert "Stopped early: 1 of 3 trials. The value of a stopped trial is from fewer reports." in text
 
 
 def test_importance_at_chance_level_is_described_as_such() -> None:

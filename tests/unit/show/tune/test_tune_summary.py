@@ -43,8 +43,10 @@ def test_trials_are_counted_by_state() -> None:
 
 def test_on_gpus_the_summary_counts_out_of_memory_trials() -> None:
     split = ran(0, 0.5, memory=TrialMemory(batch_size=16, micro_batch=4))
-    lines = summary_of(split, gpus=[TrialGpu(index=0, memory=GiB, virtual=True)])
-    assert lines[1] == "1 trial in 10 min 12 s, 1 finished, 1 in micro-batches, none out of memory."
+    gpus = [TrialGpu(index=0, memory=GiB, virtual=True)]
+    both = summary_of(split, ran(1, 0.6), gpus=gpus)
+    assert both[1] == "2 trials in 10 min 12 s, 2 finished, 1 in micro-batches, none out of memory."
+    assert summary_of(split, gpus=gpus)[1] == "1 trial in 10 min 12 s, 1 finished, 1 in micro-batches."
 
 
 def test_after_an_interruption_interrupted_and_not_started_trials_are_counted() -> None:

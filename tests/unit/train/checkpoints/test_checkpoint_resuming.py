@@ -240,7 +240,7 @@ def test_another_batch_size_resumes_at_the_same_sample(caplog):
     uneven = ResumableLoader(DataLoader(TensorDataset(torch.arange(24)), 5))
     uneven.load_state_dict(loader.state_dict())
     assert next(iter(uneven))[0].tolist() == [10, 11, 12, 13, 14]
-    assert "2 of these samples are used again" in caplog.text
+    assert "saved after 12 samples of epoch 0. The epoch resumes after 10 samples" in caplog.text
 
 
 def test_set_epoch_is_called_on_a_distributed_sampler():

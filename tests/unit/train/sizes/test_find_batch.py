@@ -99,7 +99,12 @@ class TestResult:
     def test_does_not_exceed_the_maximum(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, max_batch_size=20))
         assert found.batch_size == 20
-        assert "maximum allowed size" in found.reason
+        assert "maximum allowed size is 20" in found.reason
+
+    def test_of_a_single_trial_has_a_reason_in_the_singular(self) -> None:
+        found = on_gpu(lambda training: find_batch(training.step, make_batch, max_batch_size=1))
+        assert len(found.trials) == 1
+        assert found.reason.endswith(" No other size was tested. The maximum allowed size is 1.")
 
     @pytest.mark.slow
     def test_leaves_memory_free(self) -> None:

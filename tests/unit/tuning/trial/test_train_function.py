@@ -137,7 +137,7 @@ def test_an_invalid_function_is_an_error(function: object, message: str) -> None
 def test_the_error_for_a_missing_function_lists_the_existing_ones(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("def fit(config, trial): ...\n")
-    with pytest.raises(UsageError, match="no function `train`. The file defines these functions: fit"):
+    with pytest.raises(UsageError, match="no function `train`. Functions in this file: fit"):
         TrainFunction.of(f"{file}:train")
 
 

@@ -29,7 +29,7 @@ def idle_models(program: Program) -> Iterator[Problem]:
         if store.value.kind is ValueKind.MODEL and _is_on_gpu(program, store):
             yield Problem(
                 node=store.expression,
-                message=f"Every object in `{owner}` keeps its own model on the GPU, but each round uses only some of them",
+                message=f"Every object in `{owner}` keeps its own model on the GPU, but each round uses only some of the models",
                 help="Keep the models in host memory, and move a model to the GPU only while it is used",
             )
 
@@ -55,8 +55,8 @@ def idle_optimizers(program: Program) -> Iterator[Problem]:
         if all(survives(program, store.target, loop) for loop in stages):
             yield Problem(
                 node=store.expression,
-                message=f"`{store.target}` keeps the optimizer of every stage and its state, although the program steps only the "
-                "newest",
+                message=f"`{store.target}` keeps the optimizers of all stages and their state, although the program uses only the "
+                "newest optimizer",
                 help="Keep only the current optimizer",
             )
 

@@ -34,7 +34,7 @@ def metrics_without_reset(program: Program) -> Iterator[Problem]:
             reported.add(path)
             yield Problem(
                 node=call.node,
-                message=f"`{path}` stores the predictions of every epoch, because nothing resets it",
+                message=f"`{path}` stores the predictions of every epoch, because the metric is never reset",
                 help=f"Call `{path}.reset()` at the start of each epoch",
             )
 

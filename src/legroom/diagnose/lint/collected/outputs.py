@@ -99,7 +99,7 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
     if default is not None:
         yield Problem(
             node=default,
-            message=f"All calls share the default of `{store.target}`, which collects the outputs of all batches on the GPU",
+            message=f"All calls share the default value of `{store.target}`, which collects the outputs of all batches on the GPU",
             help=f"Use `{store.target}=None`, and create the container in `{store.function.name}`",
         )
         return

@@ -45,7 +45,7 @@ def unlimited_queues(program: Program) -> Iterator[Problem]:
                 reported.add(made)
                 yield Problem(
                     node=made,
-                    message="The queue has no limit, so a fast producer moves all its data to the GPU before the program uses it",
+                    message="The queue has no size limit, so a fast producer moves all its data to the GPU before the consumer uses it",
                     help="Limit the queue: `queue.Queue(maxsize=2)`",
                 )
 

@@ -25,7 +25,7 @@ def unreachable_entries(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=store.expression,
                 message=f"`{store.target}` keeps the cache of every request: the key is not stored, so nothing can remove the entry",
-                help="Use a local variable for one request, or keep the key, so that the entry can be removed when the session ends",
+                help="Use a local variable for the request, or store the key so that the entry can be removed when the session ends",
             )
 
 

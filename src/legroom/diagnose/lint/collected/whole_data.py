@@ -115,7 +115,7 @@ def whole_videos(program: Program) -> Iterator[Problem]:
         if made and _reads_all_frames(made[-1]) and not call.loops and _goes_through_parts(program, call):
             yield Problem(
                 node=call.node,
-                message="All frames of the video are moved to the GPU, although the model runs on parts of the video",
+                message="All frames of the video are moved to the GPU, although the model processes only one part of the video at a time",
                 help="Move the frames of each part in the loop",
             )
 

@@ -41,7 +41,7 @@ def notes(report: RunReport) -> str:
         )
     if report.dropped:
         remarks.append(
-            f"{report.dropped:,} events were dropped to limit the size of the capture. The timeline is hatched where "
+            f"The capture omits {format_count(report.dropped, 'event')} to limit its size. The timeline is hatched where "
             "events are missing."
         )
     remarks += [f"{remark[:1].upper()}{remark[1:]}." for remark in report.remarks]

@@ -18,6 +18,8 @@ def lead(study: StudyFigures) -> str:
     ran = format_count(_ran(study), "trial")
     if best is None:
         return f"{ran} ran, with no result for {study.metric}. The failures are listed below."
+    if _ran(study) == 1:
+        return f"The only trial reached {study.metric} {figure(best.value)}."
     return f"The best of {ran} reached {study.metric} {figure(best.value)}{_lost_text(study)}."
 
 
@@ -90,7 +92,7 @@ def importance_bars(study: StudyFigures) -> str:
         return "<p>Not available: every parameter has the same value in all trials.</p>"
     early = sum(trial.outcome == "stopped" for trial in valued)
     cut_short = (
-        f" {early} of {format_count(len(valued), 'trial')} were stopped early, so their values are from fewer reports."
+        f" Stopped early: {early} of {format_count(len(valued), 'trial')}. The value of a stopped trial is from fewer reports."
         if early
         else ""
     )

@@ -47,8 +47,8 @@ def check(program: Program) -> Iterator[Problem]:
                 reported.add(part)
                 yield Problem(
                     node=part,
-                    message=f"`{last_name(call.name or '')}` sends a GPU tensor, and every process that receives it loads it onto the "
-                    "GPU of the sender",
+                    message=f"`{last_name(call.name or '')}` sends a GPU tensor, and every receiving process loads the tensor onto the "
+                    "sender's GPU",
                     help="Copy the tensor to host memory first: add `.cpu()`",
                 )
                 break

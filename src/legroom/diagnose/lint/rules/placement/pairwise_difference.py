@@ -66,8 +66,8 @@ def check(program: Program) -> Iterator[Problem]:
             ):
                 yield Problem(
                     node=node,
-                    message="The result for all pairs has one element for each pair and feature",
-                    help="Use `torch.cdist` for distances or `x @ y.T` for products, with one element for each pair",
+                    message="This intermediate tensor has one element for each pair and feature",
+                    help="Use `torch.cdist` for distances or `x @ y.T` for products: the result has one element for each pair",
                 )
 
 

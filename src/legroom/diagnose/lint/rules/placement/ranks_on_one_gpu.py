@@ -63,7 +63,7 @@ def check(program: Program) -> Iterator[Problem]:
     if placed is not None:
         yield Problem(
             node=placed,
-            message='`"cuda"` is GPU 0 in every process, so all ranks of a machine allocate their memory on GPU 0',
+            message='`"cuda"` is GPU 0 in every process, so all ranks on a machine allocate their memory on GPU 0',
             help="Call `torch.cuda.set_device(local_rank)` first, or use `torch.device('cuda', local_rank)`",
         )
 

@@ -59,7 +59,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=node.attr,
                 message=f"`{dotted(node) or '.data'}` changes a tensor that a backward pass needs, and autograd does not "
-                "notice the change",
+                "detect the change",
                 help="Compute a new tensor, or change the parameter after the backward pass",
             )
 

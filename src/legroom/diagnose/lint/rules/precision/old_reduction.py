@@ -51,7 +51,7 @@ def check(program: Program) -> Iterator[Problem]:
         names = " and ".join(f"`{each.keyword.value}`" for each in given if each.keyword is not None)
         yield Problem(
             node=given[0],
-            message=f"{names} of `{dotted(node.func)}` {'are' if len(given) > 1 else 'is'} deprecated",
+            message=f"The {'arguments' if len(given) > 1 else 'argument'} {names} of `{dotted(node.func)}` {'are' if len(given) > 1 else 'is'} deprecated",
             help=f'Use `reduction="{reduction or "mean"}"`',
             edits=tuple(edits),
         )

@@ -41,6 +41,6 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         yield Problem(
             node=call.node,
-            message="The optimizer gets another parameter group, with its state, in every step",
+            message="Every step adds another parameter group, with its own state, to the optimizer",
             help="Add the group once, before the loop",
         )

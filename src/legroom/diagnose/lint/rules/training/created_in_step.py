@@ -138,7 +138,7 @@ def _reloaded_models(program: Program) -> Iterator[Problem]:
             continue
         yield Problem(
             node=made,
-            message=f"The pretrained model `{store.target}` is loaded again in every step, while the previous one may still exist",
+            message=f"The pretrained model `{store.target}` is loaded again in every step, while the previous model may still be in memory",
             help="Load the model once before the loop, and pass it to the function",
         )
 

@@ -59,8 +59,8 @@ def check(program: Program) -> Iterator[Problem]:
         if any(_trains_whole(each, model) for each in program.calls):
             yield Problem(
                 node=call.node,
-                message=f"The optimizer trains only a part of `{model}`, but all parameters of `{model}` get gradients",
-                help=f"Freeze the other parameters: call `{model}.requires_grad_(False)` before you add the trained part",
+                message=f"The optimizer trains only part of `{model}`, but all parameters of `{model}` get gradients",
+                help=f"Freeze the other parameters: call `{model}.requires_grad_(False)`, and then `requires_grad_(True)` on the trained part",
             )
 
 

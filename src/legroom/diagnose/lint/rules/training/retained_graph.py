@@ -82,8 +82,8 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             node=argument,
             message="`retain_graph=True` keeps all activations alive until the next step, but no other backward pass uses them",
-            help="Remove `retain_graph=True`. If the backward pass then fails, detach the state that is "
-            "carried from step to step",
+            help="Remove `retain_graph=True`. If the backward pass fails without this argument, detach the "
+            "state that is carried from step to step",
             edits=()
             if _accumulates(program, call) or _has_unfixable_state(program)
             else (remove_argument(program, call.node, argument),),

@@ -79,7 +79,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield Problem(
                     node=call.node,
                     message="The checkpoint is loaded onto the GPU in addition to the model's own weights",
-                    help='Load to host memory: use `map_location="cpu"`. `load_state_dict` copies to the right device',
+                    help='Load the checkpoint into host memory: use `map_location="cpu"`. `load_state_dict` copies the weights to the right device',
                     edits=(replace(program, location.value, '"cpu"'),),
                     safe=_is_only_copied(program, call),
                 )
@@ -89,10 +89,10 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         yield Problem(
             node=call.node,
-            message="Every rank loads the checkpoint onto the device from which it was saved"
+            message="Every rank loads the checkpoint onto the device that it was saved from"
             if ranks
             else "The checkpoint is loaded onto the GPU in addition to the model's own weights",
-            help='Load to host memory: add `map_location="cpu"`',
+            help='Load the checkpoint into host memory: add `map_location="cpu"`',
             edits=(add_argument(program, call.node, 'map_location="cpu"'),),
             safe=into_state and _is_only_copied(program, call),
         )

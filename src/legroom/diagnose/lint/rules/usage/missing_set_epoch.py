@@ -60,7 +60,7 @@ def check(program: Program) -> Iterator[Problem]:
         if epochs:
             yield Problem(
                 node=call.node,
-                message="The epoch of this sampler is never set, so every epoch uses the same order",
+                message="This sampler's epoch is never set, so every epoch uses the same order",
                 help="Call `sampler.set_epoch(epoch)` at the start of each epoch",
                 edits=_fix(program, call, [each.node for each in epochs]),
                 safe=False,

@@ -43,7 +43,7 @@ def check(program: Program) -> Iterator[Problem]:
         if program.value(given).kind is ValueKind.MODEL and dotted(given) is not None:
             yield Problem(
                 node=given,
-                message=f"`{dotted(given)}` is saved as a pickled object, which depends on the code of its class and on its device",
+                message=f"`{dotted(given)}` is saved as a pickled object, which depends on its class definition and its device",
                 help="Save the model's state dict: add `.state_dict()`",
                 edits=tuple(append_to(program, given, ".state_dict()")),
                 safe=False,

@@ -50,7 +50,7 @@ def check(program: Program) -> Iterator[Problem]:
         if given is not None and any(_is_on_gpu(program, each) for each in _tensors(program, given)):
             yield Problem(
                 node=call.node,
-                message="`pin_memory=True` fails, because the tensors of the dataset are on the GPU",
+                message="`pin_memory=True` fails, because the dataset's tensors are on the GPU",
                 help="Keep the dataset in host memory, or remove `pin_memory=True`",
             )
 

@@ -58,7 +58,7 @@ def check(program: Program) -> Iterator[Problem]:
             if call.method in {None, "forward"} and _reads_attributes(program, call):
                 yield Problem(
                     node=given,
-                    message=f"The output keeps `{names[0]}` of all layers alive, but the program does not read them",
+                    message=f"The output keeps the `{names[0]}` of all layers alive, but the program never reads them",
                     help=f"Remove `{option}=True`",
                     edits=(remove_argument(program, call.node, given),),
                 )
