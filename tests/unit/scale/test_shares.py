@@ -34,7 +34,7 @@ def test_shares_are_equal_by_default() -> None:
         ([1, 2], "expected 3, got 2"),
         ([1, -1, 1], "must contain non-negative numbers"),
         ([0, 0, 0], "at least one must be greater than 0"),
-        ([0, 1, 1], "would give a rank no samples"),
+        ([0, 1, 1], "would receive no samples"),
     ],
 )
 def test_invalid_shares_are_rejected(given_shares: list[float], message: str) -> None:

@@ -42,7 +42,7 @@ def refuse_changes(overlay: Overlay) -> None:
                 where = _physical(path, follow=event not in _ACTS_ON_LINK)
             if not overlay.is_scratch(where):
                 raise RefusedChange(
-                    f"`legroom estimate` must not change {where}, and this call cannot be redirected to a "
+                    f"`legroom estimate` blocked a change to {where}, because this call cannot be redirected to a "
                     "temporary file"
                 )
 

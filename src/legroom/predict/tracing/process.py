@@ -254,7 +254,7 @@ class TracingProcess:
             self.trace.is_partial = True
             self._note(
                 f"The script did not complete a step within {seconds:.0f} seconds{at}. The estimate covers "
-                "only the part up to that point. The rest of the step may need more memory"
+                "only the part that was traced. The rest of the step may need more memory"
             )
         self._end("stopped")
 
@@ -505,7 +505,7 @@ class TracingProcess:
                 "The script did not train in the traced steps. The estimate is the peak memory use of its forward passes"
             )
         elif self.device.recorder.clock.without_optimizer:
-            trace.notes.append("There is no optimizer, so each backward pass counts as a step")
+            trace.notes.append("The script has no optimizer, so each backward pass counts as a step")
         result = {
             "outcome": outcome, "error": error, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
             "batch_size": trace.batch_size, "uncertain_bytes": trace.uncertain_bytes, "alternatives": trace.alternatives,

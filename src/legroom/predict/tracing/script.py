@@ -183,7 +183,7 @@ class TracedScript:
 
     def _exited(self) -> CannotTrace:
         return CannotTrace(
-            f"The script's process exited before its first batch (exit code {self._process.exit_code}).",
+            f"The script's process exited before the first batch (exit code {self._process.exit_code}).",
             output=self._process.output,
         )
 

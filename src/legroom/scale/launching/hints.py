@@ -9,14 +9,14 @@ _LOG_TAIL_BYTES = 20_000
 _SIGNALS = {
     "SIGKILL": "A user or the kernel sent SIGKILL. The kernel sends this signal when host memory runs out "
     "(see `dmesg`). "
-    "Use fewer loader workers, or keep less data in memory.",
+    "Use fewer DataLoader workers, or keep less data in memory.",
     "SIGSEGV": "A C library or an extension crashed. Set `PYTHONFAULTHANDLER=1` to see the Python line.",
     "SIGABRT": "A C++ library aborted the process. The library's message is above or in the error log.",
-    "SIGBUS": "Usually, the shared memory is full. Loader workers pass batches through shared memory. "
+    "SIGBUS": "Usually, the shared memory is full. DataLoader workers pass batches through shared memory. "
     "Increase the shared memory of a container (`docker run --shm-size 8g`), or use fewer workers.",
     "SIGTERM": "The process was terminated by a user or by the job scheduler.",
 }
-_HOST_OOM = "The kernel killed a process because host memory ran out. Use fewer loader workers, or keep less data in memory."
+_HOST_OOM = "The kernel killed a process because host memory ran out. Use fewer DataLoader workers, or keep less data in memory."
 _AT_EXIT = (
     "The script had finished, but a library failed at exit. "
     "End the script with `torch.distributed.destroy_process_group()`."

@@ -45,7 +45,7 @@ def test_new_faults_replace_old_ones_and_disarmed_faults_do_nothing():
 
 
 def test_allocation_zero_is_rejected():
-    with VirtualGPU("1GiB") as gpu, pytest.raises(UsageError, match="must be 1 or more"):
+    with VirtualGPU("1GiB") as gpu, pytest.raises(UsageError, match="must be at least 1"):
         gpu.fail_allocation(0)
 
 

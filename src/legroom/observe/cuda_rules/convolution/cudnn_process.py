@@ -206,7 +206,7 @@ def check_setting() -> None:
         try:
             if process.version is None:
                 raise UsageError(
-                    f"{SETTING}={setting!r} is not a cuDNN library that can be queried. Set {SETTING} to "
+                    f"{SETTING}={setting!r} is not a usable cuDNN library. Set {SETTING} to "
                     "`on`, `off`, or the path to "
                     f"{CUDNN} (version 9.8 or newer, with cuBLAS installed)."
                 )

@@ -215,7 +215,7 @@ def test_a_file_that_does_not_exist_is_an_error(setting, tmp_path):
 
     assert str(error.value) == (
         "LEGROOM_CUDNN='yes' is not valid, because the file does not exist. Set LEGROOM_CUDNN to `on`, `off`, or the "
-        "path of libcudnn.so.9."
+        "path to libcudnn.so.9."
     )
 
 
@@ -224,5 +224,5 @@ def test_a_file_that_is_not_cudnn_is_an_error(setting, tmp_path):
     file.write_text("not a library")
     setting(str(file))
 
-    with pytest.raises(UsageError, match="is not a cuDNN library that can be queried"):
+    with pytest.raises(UsageError, match="is not a usable cuDNN library"):
         check_setting()

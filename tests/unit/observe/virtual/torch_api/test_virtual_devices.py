@@ -140,7 +140,7 @@ def test_the_runtime_reports_success(host: Any) -> None:
     runtime = torch.cuda.cudart()
     torch.cuda.check_error(runtime.cudaProfilerStart())
     torch.cuda.profiler.stop()
-    with pytest.raises(AttributeError, match="virtual GPU has no `cudaMallocManaged`"):
+    with pytest.raises(AttributeError, match="virtual GPU does not support `cudaMallocManaged`"):
         runtime.cudaMallocManaged  # noqa: B018
 
 
