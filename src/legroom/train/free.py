@@ -283,7 +283,7 @@ def _hint(handled: BaseException | None, holders: tuple[Holder, ...]) -> str:
             f"The error being handled ({kind}) keeps its frames alive. Call free() after the `except` block."
         )
     if any(holder.path.startswith("Out ") for holder in holders):
-        return "Results of earlier cells retain some of this memory. legroom.free(outputs=True) deletes these results."
+        return "Results of earlier cells retain some of this memory. To delete these results, call legroom.free(outputs=True)."
     return ""
 
 

@@ -53,7 +53,9 @@ def precision(
         return kind
     target = default_device() if device is None else _device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("There is no CUDA device. Omit device=, or use a virtual GPU (legroom.VirtualGPU).")
+        raise UsageError(
+            "No CUDA device is available. Omit device=, or use a virtual GPU (legroom.VirtualGPU)."
+        )
     name, reason = chosen_precision(kind, target)
     return Precision(name, reason, target.type, init_scale=init_scale, on_finding=on_finding)
 

@@ -83,7 +83,7 @@ def tune(
     for name, given in (("search", search), ("scheduler", scheduler)):
         if isinstance(given, type):
             raise UsageError(
-                f"{name}= is the class {given.__name__}. Pass an object: `{given.__name__}(...)`."
+                f"{name}= is the class {given.__name__}. Pass an instance: `{given.__name__}(...)`."
             )
     options: dict[str, Any] = {
         "search": search, "scheduler": scheduler, "metric": "loss", "mode": "min", "grace_period": grace_period,
@@ -305,7 +305,7 @@ def _check(
         raise UsageError(f"Unknown engine `{engine}`. Choose `auto`, `local` or `ray`.")
     if engine == "local" and address is not None:
         raise UsageError(
-            "`address` is the address of a Ray cluster, but engine='local' runs on this machine. Omit "
+            "`address` specifies a Ray cluster, but engine='local' runs all trials on this machine. Omit "
             "`address`, or use engine='ray'."
         )
     for name, count in counts.items():

@@ -32,7 +32,7 @@ def check_spelling(
     text = f"Trial {record.number} reported {names}, but not the metric `{job.metric}`."
     if difflib.get_close_matches(job.metric, metrics, n=1, cutoff=SAME_NAME):
         raise UsageError(text + did_you_mean(job.metric, metrics))
-    return f"{text} The study needs this metric at least once per trial."
+    return f"{text} Each trial must report this metric at least once."
 
 
 def missing_metric_reason(job: TuneJob, record: TrialRecord) -> str:

@@ -213,7 +213,7 @@ def test_the_hint_mentions_notebook_outputs(shell):
     freed = script("freed = legroom.free()", Out=shell.user_ns["Out"])["freed"]
     assert (
         freed.hint
-        == "Results of earlier cells retain some of this memory. legroom.free(outputs=True) deletes these results."
+        == "Results of earlier cells retain some of this memory. To delete these results, call legroom.free(outputs=True)."
     )
 
 

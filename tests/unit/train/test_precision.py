@@ -121,7 +121,7 @@ def test_an_unknown_format_is_rejected():
 
 def test_a_missing_device_is_rejected(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="There is no CUDA device"):
+    with pytest.raises(UsageError, match="No CUDA device is available"):
         precision("bf16", device="cuda")
 
 

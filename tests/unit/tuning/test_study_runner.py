@@ -207,7 +207,7 @@ def test_a_report_without_the_metric_is_mentioned_once(tmp_path: Path) -> None:
     for metrics in ({"train_loss": 0.5}, {"train_loss": 0.4}, {"loss": 0.3}, {"train_loss": 0.2}):
         runner.reported(0, metrics)
     assert notes.messages == [
-        "Trial 0 reported `train_loss`, but not the metric `loss`. The study needs this metric at least once per trial."
+        "Trial 0 reported `train_loss`, but not the metric `loss`. Each trial must report this metric at least once."
     ]
 
 

@@ -25,7 +25,10 @@ FILE = Path(__file__).with_name("tuned_functions.py")
     [
         ({"mode": "lowest"}, "Unknown mode `lowest`. Choose `min` or `max`"),
         ({"search": "evolution"}, "Unknown search `evolution`"),
-        ({"search": GridSampler}, r"search= is the class GridSampler. Pass an object: `GridSampler\(...\)`"),
+        (
+            {"search": GridSampler},
+            r"search= is the class GridSampler. Pass an instance: `GridSampler\(...\)`",
+        ),
         ({"scheduler": "hyperband"}, "Choose `asha`, `median`, `pbt` or `none`"),
         ({"engine": "slurm"}, "Unknown engine `slurm`. Choose `auto`, `local` or `ray`"),
         ({"trials": 0}, "trials=0 is not valid. Pass an integer of 1 or more"),
@@ -33,7 +36,7 @@ FILE = Path(__file__).with_name("tuned_functions.py")
         ({"metric": 3}, "metric=3 is not valid. Use the name"),
         (
             {"address": "host:6379"},
-            "`address` is the address of a Ray cluster, but engine='local' runs on this machine",
+            "`address` specifies a Ray cluster, but engine='local' runs all trials on this machine",
         ),
         ({"ranks": 2, "gpu": "8GiB"}, "A trial with 2 ranks needs 2 GPUs, but only 1 is available"),
         ({"ranks": 3, "gpu": "8GiB,8GiB"}, "A trial with 3 ranks needs 3 GPUs, but only 2 are available"),

@@ -94,7 +94,7 @@ def explain(
     if isinstance(error, BaseException):
         return _with_checks(_explain_exception(error), here)
     if not isinstance(error, str):
-        raise UsageError(f"explain() takes an exception or a string, not {type(error).__name__}")
+        raise UsageError(f"explain() expects an exception or a string, not {type(error).__name__}.")
     return _with_checks(_explain_log(chunks_of(error), is_log=error.count("\n") > 3), here)
 
 

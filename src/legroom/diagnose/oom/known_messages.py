@@ -163,13 +163,13 @@ _ENGINE = (
 _SYSTEM = "A host memory allocation failed."
 _SHARED = "The shared memory (/dev/shm) through which processes exchange tensors is full."
 _KILLED = (
-    "A process was killed. Either the operating system killed the process because host memory ran out, or a "
-    "user killed the process."
+    "A process was killed, often by the operating system because host memory ran out. A user, a scheduler or a launcher may "
+    "also have killed the process."
 )
 
 IMPOSSIBLE_SIZE = (
-    "The requested size is more than 1000 times the memory of the largest GPU. A size in the shape is negative, "
-    "has overflowed or was computed incorrectly. The error does not depend on the amount of free memory."
+    "The requested size is more than 1000 times the memory of the largest GPU. A size in the shape is probably "
+    "negative, has overflowed or was computed incorrectly. The error does not depend on the amount of free memory."
 )
 _HUGE = (
     r"(?:\d{1,3}(?:,\d{3}){5,} ?b|(?:[4-9]\d{14}|\d{16,})(?:\.\d+)? ?(?:b|\(|$|\n|\.)|(?:[4-9]\d{8}|\d{10,})(?:\.\d+)? ?m"

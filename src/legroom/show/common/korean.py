@@ -435,8 +435,8 @@ CATALOGUE = {
     "The shared memory (/dev/shm) through which processes exchange tensors is full.": (
         "프로세스끼리 tensor를 주고받는 공유 메모리(/dev/shm)가 가득 찼습니다."
     ),
-    "A process was killed. Either the operating system killed the process because host memory ran out, or a user killed the process.": (
-        "프로세스가 강제로 종료되었습니다. 호스트 메모리가 부족해 운영체제가 종료했거나, 사용자가 종료했습니다."
+    "A process was killed, often by the operating system because host memory ran out. A user, a scheduler or a launcher may also have killed the process.": (
+        "프로세스가 강제로 종료되었습니다. 호스트 메모리가 부족해 운영체제가 종료한 경우가 많지만, 사용자나 스케줄러, launcher가 종료했을 수도 있습니다."
     ),
     "The process used more host memory than the scheduler or container allows.": (
         "프로세스가 스케줄러나 컨테이너가 허용하는 것보다 많은 호스트 메모리를 썼습니다."

@@ -411,7 +411,7 @@ class DistributedRanks:
 
     def _stop_message(self, attempt: int, rank: int) -> str:
         reason = self._store.get(f"reason/{attempt}/{rank}").decode()
-        return f"Rank {rank} stopped, so this rank stops too: {reason}"
+        return f"This rank stops because rank {rank} stopped: {reason}"
 
 
 @dataclass(frozen=True, slots=True)

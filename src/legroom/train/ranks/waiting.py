@@ -220,8 +220,8 @@ class _Observer:
             if time.monotonic() > deadline:
                 missing = [str(rank) for rank, key in keys.items() if not self._store.check([key])]
                 raise RankMissing(
-                    f"Rank {self._rank} has waited for {timeout:.0f} s in {call} for rank "
-                    f"{', '.join(missing)}. {_ADVICE}"
+                    f"Rank {self._rank} has waited for {timeout:.0f} s in {call} for "
+                    f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}. {_ADVICE}"
                 )
             time.sleep(0.002)
 

@@ -198,9 +198,7 @@ class TrialProcess(StudyProcess):
     def _exit_of_dead_process(self) -> TrialExit:
         code = self.exit_code()
         if code == KILLED:
-            reason = (
-                f"{self.name} was killed (signal 9), either by a user or because the host ran out of memory"
-            )
+            reason = f"{self.name} was killed (signal 9), possibly because the host ran out of memory"
         else:
             how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             reason = f"{self.name} exited without a result ({how})"

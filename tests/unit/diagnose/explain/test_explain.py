@@ -161,7 +161,7 @@ class TestExceptions:
         assert explanation.code == "LG712"
 
     def test_other_types_are_rejected(self) -> None:
-        with pytest.raises(UsageError, match="takes an exception or a string, not int"):
+        with pytest.raises(UsageError, match="expects an exception or a string, not int"):
             explain(3)  # type: ignore[arg-type]
 
 

@@ -89,7 +89,7 @@ def test_replicas_with_different_batch_sizes_may_run_different_numbers_of_passes
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_another_error_stops_all_ranks_and_names_the_rank(pool: RankPool, kind: str) -> None:
     assert pool.run(tasks.another_error, kind, 1, False) == [
-        "Rank 1 stopped, so this rank stops too: ValueError: label 7 is out of range",
+        "This rank stops because rank 1 stopped: ValueError: label 7 is out of range",
         "ValueError, None",
     ]
 
@@ -101,7 +101,7 @@ def test_another_error_during_an_oom_on_another_rank_leads_to_a_retry(pool: Rank
 def test_a_rank_that_aborts_stops_the_others(pool: RankPool) -> None:
     assert pool.run(tasks.aborting) == [
         "aborted",
-        "Rank 0 stopped, so this rank stops too: GuardError: the optimizer does not fit",
+        "This rank stops because rank 0 stopped: GuardError: the optimizer does not fit",
     ]
 
 

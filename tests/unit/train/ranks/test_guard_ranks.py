@@ -107,4 +107,4 @@ def test_all_ranks_stop_if_a_single_sample_cannot_be_evaluated_on_one_of_them(po
 def test_an_error_in_an_evaluation_stops_all_ranks_and_names_the_rank(pool: RankPool) -> None:
     first, second = pool.run(tasks.evaluated_with_an_error)
     assert second == "ValueError: label 7 is out of range"
-    assert first.endswith("Rank 1 stopped, so this rank stops too: ValueError: label 7 is out of range")
+    assert first.endswith("This rank stops because rank 1 stopped: ValueError: label 7 is out of range")
