@@ -60,7 +60,9 @@ def test_a_rank_that_computes_while_the_others_wait_inside_ddp_is_not_reported(t
 def test_a_wait_is_reported_without_the_store_of_rank_zero(two):
     for rank, messages in enumerate(two.run(tasks.without_store)):
         assert len(messages) == 1
-        assert re.match(rf"Rank {rank} has waited for \d s in a test at .*. The store", messages[0])
+        assert re.match(
+            rf"Rank {rank} has waited for \d s in a test at .*. The process group's store", messages[0]
+        )
 
 
 COLLECTIVES = {
