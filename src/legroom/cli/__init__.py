@@ -158,7 +158,7 @@ app.command(
     options_metavar="[OPTIONS]",
 )(launch)
 app.command("monitor", cls=Command, short_help="Show a live view of GPUs, processes and runs.")(monitor)
-app.command("report", cls=Command, short_help="Show the report of a recorded run.")(report)
+app.command("report", cls=Command, short_help="Show the report for a recorded run.")(report)
 app.command("diff", cls=Command, short_help="Show what grew between two recorded runs.")(diff)
 app.command("lint", cls=Command, short_help="Find and fix memory bugs in Python code.")(lint)
 app.command("explain", cls=Command, short_help="Explain a CUDA or PyTorch error.")(explain)

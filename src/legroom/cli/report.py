@@ -1,4 +1,4 @@
-"""`legroom report`: the report of a recorded run."""
+"""`legroom report`: the report for a recorded run."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ def report(
     verbose: VerboseOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Show the report of a recorded run: the peak or the failure, what used the memory, and what to change."""
+    """Show the report for a recorded run: the peak or the failure, what used the memory, and what to change."""
     if html is not None:
         if compare is not None:
             raise UsageError(

@@ -240,8 +240,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("GPU memory")
     for line in summary_lines(results[:MAX_SUMMARY]):
         terminalreporter.write_line(line)
-    if len(results) > MAX_SUMMARY:
-        terminalreporter.write_line(f"and {len(results) - MAX_SUMMARY} more tests with smaller peaks")
+    more = len(results) - MAX_SUMMARY
+    if more > 0:
+        terminalreporter.write_line(f"and {more} more {'test' if more == 1 else 'tests'} with smaller peaks")
     folder = report_folder(terminalreporter.config)
     if folder is not None:
         terminalreporter.write_line(f"Captures and pages: {folder}")

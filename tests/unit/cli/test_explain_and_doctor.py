@@ -21,7 +21,7 @@ def test_a_log_is_explained_in_80_columns(tmp_path: Path, capsys: pytest.Capture
     assert main(["explain", str(log)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "A linear layer or matrix product expects 256 input features but got 512.\nLG714  not memory, sure\n"
+        "A linear layer or matrix product expects a last dimension of 256 but got 512.\nLG714  not memory, sure\n"
     )
     assert max(map(len, out.splitlines())) <= 80
     assert out.endswith("Next:\n  legroom explain LG714\n")

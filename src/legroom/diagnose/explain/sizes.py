@@ -91,7 +91,7 @@ def _unused(sizes: ReportedSizes) -> int | None:
 
 
 def summarize_shapes(message: str) -> str:
-    """Return a sentence such as `A linear layer expects 256 input features but got 512.`, or "" if the message has no
+    """Return a sentence such as `A linear layer expects a last dimension of 256 but got 512.`, or "" if the message has no
     shapes.
     """
     for pattern, sentence in _SHAPES:
@@ -106,15 +106,15 @@ _SHAPES = tuple(
     for pattern, sentence in (
         (
             r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<got>\d+) and (?P<expected>\d+)x\d+\)",
-            "A linear layer or matrix product expects {expected} input features but got {got}.",
+            "A linear layer or matrix product expects a last dimension of {expected} but got {got}.",
         ),
         (
             r"size mismatch, m1: \[\d+ x (?P<got>\d+)\], m2: \[(?P<expected>\d+) x \d+\]",
-            "A linear layer or matrix product expects {expected} input features but got {got}.",
+            "A linear layer or matrix product expects a last dimension of {expected} but got {got}.",
         ),
         (
             r"expected input\[(?P<shape>[\d, ]+)\] to have (?P<expected>\d+) channels, but got (?P<got>\d+) channels",
-            "A convolution expects {expected} input channels but got {got}. The input shape is [{shape}].",
+            "A convolution received the wrong number of input channels: expected {expected}, got {got}. The input shape is [{shape}].",
         ),
         (
             r"size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\) at non-singleton dimension (?P<dim>\d+)",

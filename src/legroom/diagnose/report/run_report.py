@@ -242,7 +242,7 @@ class RunReport:
 
 
 def report_from_capture(capture: Capture, *, path: str | None = None, device: int | None = None) -> RunReport:
-    """Return the report of a recorded run."""
+    """Return the report for a recorded run."""
     with no_garbage_collection():
         ledger = Ledger(capture.events)
     report = report_from_ledger(

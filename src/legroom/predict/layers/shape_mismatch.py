@@ -79,6 +79,10 @@ def _format_shapes(shapes: tuple[Shape, ...]) -> str:
     return " and ".join(format_shape(shape) for shape in shapes) or "no tensors"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def format_shape(shape: Shape) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
@@ -132,7 +136,7 @@ def _convolution(module: Any, shape: Shape, _: Any) -> Suggestion:
                 "use larger inputs, fewer pooling layers, or padding",
             )
         return None
-    expects = f"{module.in_channels} channels, ({form})"
+    expects = f"{_count(module.in_channels, 'channel')}, ({form})"
     if shape[-1] == module.in_channels and len(shape) == sides + 2:
         order = ", ".join(map(str, (0, sides + 1, *range(1, sides + 1))))
         return expects, f"move the channels to dimension 1: x.permute({order})"
@@ -151,7 +155,7 @@ def _batch_norm(module: Any, shape: Shape, _: Any) -> Suggestion:
         return f"{' or '.join(map(str, wanted))} dimensions", edit
     if len(shape) < 2 or shape[1] == module.num_features:
         return None
-    return f"{module.num_features} channels in dimension 1", f"num_features={shape[1]}"
+    return f"{_count(module.num_features, 'channel')} in dimension 1", f"num_features={shape[1]}"
 
 
 def _layer_norm(module: Any, shape: Shape, _: Any) -> Suggestion:
@@ -166,7 +170,7 @@ def _layer_norm(module: Any, shape: Shape, _: Any) -> Suggestion:
 def _group_norm(module: Any, shape: Shape, _: Any) -> Suggestion:
     if len(shape) < 2 or shape[1] == module.num_channels:
         return None
-    return f"{module.num_channels} channels in dimension 1", f"num_channels={shape[1]}"
+    return f"{_count(module.num_channels, 'channel')} in dimension 1", f"num_channels={shape[1]}"
 
 
 def _embedding(module: Any, shape: Shape, arguments: Any) -> Suggestion:
@@ -210,7 +214,7 @@ def _of_operation(call: LayerCall) -> Suggestion:
     if call.kind in ("matmul", "mm", "bmm", "rmatmul") and len(shapes) >= 2:
         return _product(shapes[0], shapes[1])
     if call.kind == "linear" and len(shapes) >= 2:
-        return f"a last dimension of {shapes[1][-1]}", f"use a weight with {shapes[0][-1]} columns"
+        return f"a last dimension of {shapes[1][-1]}", f"use a weight with {_count(shapes[0][-1], 'column')}"
     if call.kind in ("cat", "concat", "concatenate", "stack") and len(shapes) >= 2:
         return _concatenation(call)
     if call.kind in ("view", "reshape") and shapes:
@@ -247,7 +251,7 @@ def _product(left: Shape, right: Shape) -> Suggestion:
             f"the same batch dimensions: {format_shape(left[:-2])} and {format_shape(right[:-2])}",
             "make the batch dimensions equal or 1",
         )
-    expects = f"a second matrix with {left[-1]} rows, not {inner}"
+    expects = f"a second matrix with {_count(left[-1], 'row')}, not {inner}"
     if len(right) > 1 and right[-1] == left[-1]:
         return expects, "transpose the second matrix: b.transpose(-2, -1)"
     if len(left) > 1 and left[-2] == inner:
@@ -299,7 +303,7 @@ def _view(call: LayerCall) -> Suggestion:
         return None
     flat = math.prod(shape[1:])
     return (
-        f"{'a multiple of ' if -1 in wanted else ''}{fixed} {'element' if fixed == 1 else 'elements'}, not {numbers}",
+        f"{'a multiple of ' if -1 in wanted else ''}{_count(fixed, 'element')}, not {numbers}",
         f"x.flatten(1), which has shape ({shape[0]}, {flat}); set in_features={flat} in the next layer"
         if shape
         else "",

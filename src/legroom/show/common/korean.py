@@ -396,10 +396,10 @@ CATALOGUE = {
     "Use a smaller batch with gradient accumulation (`legroom.Guard`), bfloat16, checkpointing or `legroom.Spill`.": (
         "batch를 줄이고 gradient accumulation(`legroom.Guard`)을 쓰거나, bfloat16, checkpointing, `legroom.Spill`을 쓰세요."
     ),
-    "A linear layer or matrix product expects {expected:number} input features but got {got:number}.": (
+    "A linear layer or matrix product expects a last dimension of {expected:number} but got {got:number}.": (
         "linear layer나 행렬 곱이 입력 feature {expected}개를 기대했지만 {got}개를 받았습니다."
     ),
-    "A convolution expects {expected:number} input channels but got {got:number}. The input shape is [{shape}].": (
+    "A convolution received the wrong number of input channels: expected {expected:number}, got {got:number}. The input shape is [{shape}].": (
         "convolution이 입력 channel {expected}개를 기대했지만 {got}개를 받았습니다. 입력의 shape은 [{shape}]입니다."
     ),
     "The shapes of two tensors do not match: dimension {dim:number} has size {a:number} in one tensor and size {b:number} in the other tensor.": (

@@ -114,11 +114,11 @@ class TestShapes:
         [
             (
                 "RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x512 and 256x10)",
-                "A linear layer or matrix product expects 256 input features but got 512.",
+                "A linear layer or matrix product expects a last dimension of 256 but got 512.",
             ),
             (
                 "RuntimeError: Given groups=1, weight of size [8, 3, 3, 3], expected input[1, 4, 32, 32] to have 3 channels, but got 4 channels instead",
-                "A convolution expects 3 input channels but got 4. The input shape is [1, 4, 32, 32].",
+                "A convolution received the wrong number of input channels: expected 3, got 4. The input shape is [1, 4, 32, 32].",
             ),
             (
                 "RuntimeError: The size of tensor a (10) must match the size of tensor b (8) at non-singleton dimension 1",

@@ -122,6 +122,7 @@ class Run(nn.Module):
     [
         (nn.Linear(12, 4), torch.zeros(8, 10), "a last dimension of 12", "in_features=10"),
         (nn.Linear(48, 4), torch.zeros(8, 3, 4, 4), "a last dimension of 48", "flatten the input: x.flatten(1)"),
+        (nn.Conv2d(1, 8, 3), torch.zeros(2, 3, 8, 8), "1 channel, (batch, channels, height, width)", "in_channels=3"),
         (nn.Conv2d(3, 8, 3), torch.zeros(2, 1, 8, 8), "3 channels, (batch, channels, height, width)", "in_channels=1"),
         (nn.Conv2d(3, 8, 3), torch.zeros(2, 9, 9, 3), "3 channels, (batch, channels, height, width)", "move the channels to dimension 1: x.permute(0, 3, 1, 2)"),
         (nn.Conv2d(3, 8, 5), torch.zeros(2, 3, 4, 4), "a spatial size of at least (5, 5)", "use larger inputs, fewer pooling layers, or padding"),

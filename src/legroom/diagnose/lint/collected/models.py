@@ -102,7 +102,7 @@ def models_of_trials(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=call.node,
                 message="The study keeps the model of every trial on the GPU",
-                help="Save the state dict of the model to a file, and store the path",
+                help="Save the model's state dict to a file, and store its path",
             )
 
 

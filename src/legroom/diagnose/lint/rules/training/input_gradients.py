@@ -18,7 +18,7 @@ for x, y in loader:
 ## Use instead
 ```python
 for x, y in loader:
-    x = x.cuda()                         # the parameters of the model already require gradients
+    x = x.cuda()                         # the model's parameters already require gradients
     loss = criterion(model(x), y)
 ```
 
@@ -69,7 +69,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=call.node,
                 message=f"`{path}` requires gradients, but the program never reads its gradient",
-                help="Remove `requires_grad`: the parameters of the model already require gradients",
+                help="Remove `requires_grad`: the model's parameters already require gradients",
             )
 
 
