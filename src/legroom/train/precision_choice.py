@@ -42,7 +42,10 @@ def _best(device: torch.device) -> tuple[str, str]:
             )
         case "cpu":
             return "fp32", "this CPU has no half-precision instructions"
-    return "fp32", f"half precision may not be faster or stable on {device.type}; pass bf16 or fp16 to use it"
+    return (
+        "fp32",
+        f"half precision may not be faster or stable on {device.type}; pass 'bf16' or 'fp16' to use it",
+    )
 
 
 def _best_for_cuda(device: torch.device) -> tuple[str, str]:

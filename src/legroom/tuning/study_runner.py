@@ -355,9 +355,7 @@ class StudyRunner:
             admission.verdict is AdmissionVerdict.NEVER and record.reports
         ):  # the trial has fit before, and its reports are valid
             remedy = (
-                ". Load the checkpoint to the CPU, which needs less GPU memory"
-                if record.last_checkpoint
-                else ""
+                ". To use less GPU memory, load the checkpoint to the CPU" if record.last_checkpoint else ""
             )
             self.ended(
                 number, TrialOutcome(TrialState.STOPPED, f"Cannot continue: {admission.reason}{remedy}")

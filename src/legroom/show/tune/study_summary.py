@@ -109,7 +109,9 @@ def _second_sentence(study: Study) -> str:
     sentence = f"{', '.join(parts)}{_unfinished(study)}."
     rejected = counts.get(TrialState.NEVER_FITS, 0)
     return sentence + (
-        f" {format_count(rejected, 'configuration')} can never fit and did not start." if rejected else ""
+        f" {format_count(rejected, 'configuration')} can never fit, and {'was' if rejected == 1 else 'were'} not started."
+        if rejected
+        else ""
     )
 
 

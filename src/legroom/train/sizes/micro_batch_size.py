@@ -90,7 +90,7 @@ def micro_batch_sizes(batch_size: int, max_size: int) -> list[int]:
     """
     if batch_size < 1 or max_size < 1:
         raise UsageError(
-            f"A batch of {batch_size} cannot be split into micro-batches of {max_size}. Both sizes must be above zero."
+            f"A batch of {batch_size} cannot be split into micro-batches of {max_size}. Both sizes must be greater than 0."
         )
     return even_split(batch_size, -(-batch_size // max_size))
 

@@ -102,7 +102,7 @@ class Tracer:
         reply = self._traced(TraceRequest(config, micro_batch, checkpoint, urgent))
         reply = {name: value for name, value in reply.items() if not name.startswith(SUGGESTED)}
         if "error" in reply or "reserved" not in reply:
-            raise CannotEstimate(reply.get("error", "the tracing process died"))
+            raise CannotEstimate(reply.get("error", "the tracing process failed"))
         del reply["done"]
         return TraceResult(**reply)
 

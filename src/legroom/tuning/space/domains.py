@@ -219,7 +219,7 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
         raise nested_error(name, inner)
     if len(kinds) != 1:
         raise UsageError(
-            f"Parameter `{name}`: use exactly one of {', '.join(KINDS)}, for example `{name} = {{log = [1e-4, 1e-1]}}`."
+            f"Parameter `{name}`: use exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}, for example `{name} = {{log = [1e-4, 1e-1]}}`."
         )
     kind = kinds[0]
     unknown = sorted(set(written) - {kind, "step", "points", "when"})

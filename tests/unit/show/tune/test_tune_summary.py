@@ -37,7 +37,7 @@ def test_trials_are_counted_by_state() -> None:
     lines = summary_of(ran(0, 0.5), ran(1, 0.6, state=TrialState.STOPPED), failed(2), never_fits(3))
     assert lines[1:3] == [
         "3 trials in 10 min 12 s, 1 finished, 1 stopped early, 1 failed. 1 configuration",
-        "can never fit and did not start.",
+        "can never fit, and was not started.",
     ]
 
 

@@ -288,7 +288,7 @@ class TestAcrossRuns:
 
 @pytest.mark.parametrize(("batch", "micro"), [(0, 4), (4, 0)])
 def test_sizes_of_zero_are_rejected(batch: int, micro: int) -> None:
-    with pytest.raises(UsageError, match="above zero"):
+    with pytest.raises(UsageError, match="Both sizes must be greater than 0"):
         micro_batch_sizes(batch, micro)
 
 

@@ -99,7 +99,7 @@ def test_mapping_to_the_unit_interval_is_invertible(domain: FloatRange, share: f
         ),
         ({"lr": {"log": [1, 0.1]}}, "larger than the upper bound"),
         ({"lr": {"log": [1]}}, "needs a lower and an upper bound"),
-        ({"lr": {"lgo": [1, 2]}}, "use exactly one of uniform, log"),
+        ({"lr": {"lgo": [1, 2]}}, "use exactly one of `uniform`, `log`"),
         ({"lr": {"log": [1, 2], "stpe": 1}}, "unknown key `stpe`"),
         ({"m": {"lr": {"log": [1, 2]}}}, "`m` is nested. Use a flat space .* `m_lr`"),
         ({"m": {"layers": 2}, "x": [1, 2]}, "`m` is nested"),
