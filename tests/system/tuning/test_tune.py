@@ -153,7 +153,10 @@ def test_a_killed_search_resumes_without_repeating_completed_trials(folder: Path
         (["train.py:train", "absent.toml"], "The space file `absent.toml` does not exist."),
         (["train.py:train", "space.toml", "--mode", "best"], "Unknown mode `best`. Choose `min` or `max`."),
         (["train.py:train", "space.toml", "--time-budget", "soon"], "`soon` is not a valid duration."),
-        (["train.py:train", "space.toml", "--scheduler", "halving"], "Choose asha, median, pbt"),
+        (
+            ["train.py:train", "space.toml", "--scheduler", "halving"],
+            "Choose `asha`, `median`, `pbt` or `none`",
+        ),
     ],
 )
 def test_invalid_arguments_are_one_line_errors(

@@ -104,7 +104,7 @@ def test_a_trial_ahead_of_the_population_pauses() -> None:
 
 
 def test_an_unknown_scheduler_is_an_error() -> None:
-    with pytest.raises(UsageError, match="Choose asha, median, pbt"):
+    with pytest.raises(UsageError, match="Choose `asha`, `median`, `pbt` or `none`"):
         make_scheduler("hyperband", SPACE, "min", 0, SchedulerOptions())
 
 
