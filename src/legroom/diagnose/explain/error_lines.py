@@ -61,7 +61,8 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
             if match is not None and not _is_informational(lines[offset], pattern):
                 kind = match[1] if pattern.groups else ""
                 line = first_line + (ends[offset - 1] if offset else 0)
-                return ErrorLine(line=line, kind=kind, text=_message(kind, lines[offset:]))
+                frames = _join_frames(lines[:offset])
+                return ErrorLine(line=line, kind=kind, text=_message(kind, lines[offset:]), frames=frames)
     return None
 
 
@@ -158,7 +159,7 @@ _WARNING = re.compile(r"\b((?:\w+\.)*\w*Warning): \S")
 _NOTEBOOK_HEAD = re.compile(rf"^\s*({_NAME})\s{{4,}}$")
 _MARKED = re.compile(
     r"^(?:[\w./:,\[\]()| -]{0,80}?(?:\[| |\|))?(?-i:ERROR|FATAL|CRITICAL|\[E\])(?: ?[\]|:-]|\s)+(?:\d+: )?\s*[A-Za-z'\"\[(<`]|^(?:\S+: )?(?:fatal |runtime )?error:? +[A-Za-z'\"\[(<`]"
-    r"|^panic: |panicked at |failed assertion |Check failed: |^terminate called after|^(?:unable|failed) to |^(?:could not|cannot) ",
+    r"|^panic: |panicked at |failed assertion |Check failed: |^terminate called after|^\W*Exception during \w+\W+[A-Za-z'\"]|^(?:unable|failed) to |^(?:could not|cannot) ",
     re.IGNORECASE,
 )
 """Matches a line that a program marks as an error, but not a line with a numeric value such as `error: 0.03`."""

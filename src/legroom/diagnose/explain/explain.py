@@ -231,6 +231,9 @@ def _explain_match(match: LogMatch, line: int | None, earlier: EarlierError | No
         return _build(
             "LG700", "oom", "likely", match.text, sizes, reason=_LITTLE_FREE, line=line, earlier=earlier
         )
+    if certainty is Certainty.DISGUISED and sizes.free is not None and match.code == "LG701":
+        code = "LG720" if "dnn" in match.text.lower() else "LG721"  # enough memory was free
+        return _build(code, "not-memory", "likely", match.text, sizes, line=line, earlier=earlier)
     return _build(
         match.code,
         _KINDS[certainty],

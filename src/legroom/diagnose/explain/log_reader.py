@@ -316,7 +316,8 @@ def _is_killed_worker(found: LogMatch) -> bool:
 
 
 def _is_reported_by_nccl(found: LogMatch) -> bool:
-    return found.code in ("LG700", "LG702", "LG703", "LG704") and "NCCL" in found.text
+    is_rejected = found.code == _NCCL and "shared memory segment" in found.text  # has priority over LG703
+    return (found.code in ("LG700", "LG702", "LG703", "LG704") or is_rejected) and "NCCL" in found.text
 
 
 def _failed_rank(found: LogMatch) -> bool:

@@ -36,8 +36,8 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
         return "unknown", ""  # only the name of a library's own class
     if _MAY_BE_MEMORY.search(text):
         return ("not-memory" if name in _VALUE_ERRORS else "unknown"), ""
-    code = next((code for code, pattern in _FAMILIES if pattern.search(text)), "")
-    return "not-memory", code or _library_of(error)
+    code = next((code for code, pattern in _FAMILIES if pattern.search(text)), "") or _library_of(error)
+    return "not-memory", code or ("LG791" if _rejects_settings(error) else "")
 
 
 def is_raised_by_program(frames: str) -> bool:
@@ -59,6 +59,12 @@ def _library_of(error: ErrorLine) -> str:
     last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
     module = f"/{error.kind.lower().rpartition('.')[0].replace('.', '/')}/"
     return next((code for code, pattern in _LIBRARIES if pattern.search(last) or pattern.search(module)), "")
+
+
+def _rejects_settings(error: ErrorLine) -> bool:
+    """Return whether code that checks settings raised the error: a configuration class or a file of settings."""
+    last = error.frames.replace("\\", "/")
+    return bool(_SETTINGS.search(last[last.rfind("file ") :]) or _SETTINGS_CLASS.search(error.kind))
 
 
 def _code_of_errno(text: str) -> str:
@@ -131,6 +137,11 @@ _LIBRARIES = tuple(
     )
 )
 """Maps codes to patterns for the last file of a traceback."""
+_SETTINGS = re.compile(
+    r'(?:[/_](?:args|arguments?|arg_?parser|config\w*|hparams|options|settings)|_connector)\.py"|in __post_init__'
+)
+"""Matches the last frame of a traceback if its file or function checks settings."""
+_SETTINGS_CLASS = re.compile(r"Misconfiguration|\w*Config\w*(?:Error|Exception)$|(?:Option|Validation)Error$")
 
 
 _CLEAR_CLASSES = frozenset(
@@ -162,7 +173,7 @@ _DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?
 `int` and `bool` match only in a phrase such as `int tensor`, because they are also Python types.
 """
 _SIZE = r"\b(?:(?:\w+_)?(?:shapes?|sizes?|dims?)|dimensions?|dimensional|ndim|numel|(?:of|same|input|weight|target|output) rank|rank[- ]\d+|matri(?:x|ces)|(?:\d+|single)-element|(?:empty|scalar) tensors?|channels?|lengths?|features|feature (?:number|dim\w*|size)|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns|rows|\d-?D)\b"
-_MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few|small|large|short|long)|mis-?align\w*|resize|reshape)\b"
+_MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|requir(?:es?|ed)|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few|small|large|short|long)|mis-?align\w*|resize|reshape)\b"
 _REJECTED = r"\b(?:invalid|cannot|can't|could not|unable|but|support\w*|only|negative|empty|previously|one of|don't|doesn't|do(?:es)? not)\b"
 _DIFFERS = rf"(?:{_MISMATCH}|{_REJECTED})"
 _FAMILIES = tuple(

@@ -57,13 +57,18 @@ def _status(code: str) -> Rule:
 
 SIZE_RULES: tuple[Rule, ...] = (
     _rule("LG719", IMPOSSIBLE_SIZES),
+    # A call that the system rejects for another reason than a lack of shared memory.
+    _rule("LG731", r"NCCL WARN Call to (?:shm_)?open failed ?: (?:Permission denied|Operation not permitted|No such file).{0,600}shared memory segment"),
+    _rule("LG783", r"(?:unable to open shared memory object|unable to mmap)[^\n]{0,300}(?:Permission denied|Operation not permitted|Read-only file system)"),
+    # PyTorch calls the driver directly for expandable segments, which Jetson does not support.
+    _rule("LG728", r"\b(?:Jetson|Tegra|Orin)\b.{0,3000}CUDA driver error: out of memory"),
     _rule("LG742", r"unable to mmap \d{1,6} bytes from file <[^\n]{0,120}: Cannot allocate memory"),
     _rule(
         "LG719", r"alloc_cpu\(\) seems to have been called with negative number|create tensor with negative dimension|Storage size calculation overflowed|numel: integer multiplication overflow|tensor size exceeds: \d+"
-        r"|more than INT_MAX elements|canUse32BitIndexMath|(?:too (?:large|many elements)|exceeds?) [^\n]{0,40}32-bit ind|more than 2\*\*31 elements|fit in(?:to)? int32|negative dimensions are not allowed|Maximum allowed dimension exceeded|Maximum allowed size exceeded|is larger than the maximum possible size|vector::_M_\w+|cannot create std::vector larger than max_size|into an index-sized integer",
+        r"|more than INT_MAX elements|canUse32BitIndexMath|(?:too (?:large|many elements)|exceeds?) [^\n]{0,40}32-bit ind|more than 2\*\*31 elements|(?:less|more|larger) than 2(?:\*\*|\^|\*\*\*)3[12]\b|> 2\*\*3[12]\b|larger than currently supported by the \w+ backend|input tensor is too large|fit in(?:to)? int32|negative dimensions are not allowed|Maximum allowed dimension exceeded|Maximum allowed size exceeded|is larger than the maximum possible size|vector::_M_\w+|cannot create std::vector larger than max_size|into an index-sized integer",
     ),
 )  # fmt: skip
-"""Messages about impossible sizes, and about limits that are reported as a lack of memory.
+"""Messages about impossible sizes, and about limits and missing permissions that are reported as a lack of memory.
 
 The search for these messages comes before the search for messages about memory.
 """
@@ -112,6 +117,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG718", r"result type \w+ can't be cast to the desired output type|Expected tensor for argument #\d+ '\w+' to have (?:one of the following )?scalar type|self and mat2 must have the same dtype"),
     _rule("LG718", r"to have the same dtype, but got|query, key, and value to have the same dtype|expects (?:a )?\w+ scalar type|expected dtype \w+ for"),
     # --- GPU libraries
+    _rule("LG723", r"Possibly insufficient driver version"),
     _rule("LG720", r"Loaded runtime CuDNN library: |cuDNN Frontend error|\[cudnn_frontend\]|cuDNN version incompatibility|CUDNN_STATUS_\w+|miopenStatus\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
     _rule("LG721", r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE|RAND)_STATUS_\w+|(?:CU|HIP)FFT_(?!SUCCESS)[A-Z]+_[A-Z_]+|rocblas_status_\w+|MAGMA_ERR\w*|nvrtc: error|NVRTC_ERROR\w*|NVJITLINK_ERROR\w*|CUTENSOR_STATUS_\w+"),
     _status("LG722"),
@@ -264,6 +270,9 @@ CAUSE_PATTERNS = tuple(
         ("LG726", 3, r"cannot open shared|\bdll\b|dlopen|specified module"),
         ("LG726", 4, r"numpy"),
         ("LG728", 2, r"configuration argument"),
+        ("LG719", 4, r"int_max|2(?:\*\*|\^)3[12]|32-?bit|supported by|too large"),
+        ("LG728", 5, r"driver error: (?:out of memory|operation not supported)"),
+        ("LG731", 3, r"shm|shared memory"),
         ("LG728", 3, r"resource handle|destroyed|device context"),
         ("LG733", 1, r"already in use|EADDRINUSE"),
         ("LG733", 2, r"waiting for clients|connect|timed? ?out"),

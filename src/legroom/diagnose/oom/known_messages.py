@@ -168,7 +168,7 @@ _KILLED = (
 )
 
 IMPOSSIBLE_SIZE = (
-    "The requested size is more than 1000 times the memory of the largest GPU. A size in the shape is probably "
+    "The requested size is more than 300 times the memory of the largest GPU. A size in the shape is probably "
     "negative, has overflowed or was computed incorrectly. The error does not depend on the amount of free memory."
 )
 _HUGE = (
@@ -177,7 +177,7 @@ _HUGE = (
 )
 """Matches a size of more than about 300 TiB."""
 IMPOSSIBLE_SIZES = (
-    rf"(?:tried|trying) to allocate (?:more than )?{_HUGE}|(?:unable|failed) to allocate {_HUGE}|memory allocating {_HUGE}|requested *: *{_HUGE}"
+    rf"(?:tried|trying) to allocate (?:more than )?{_HUGE}|(?:unable|failed) to allocate {_HUGE}|memory allocating {_HUGE}|large alloc \d{{15}}.{{0,1000}}bad_alloc|requested *: *{_HUGE}"
     rf"|invalid buffer size: {_HUGE}|memory allocation of {_HUGE}|OOM when allocating tensor with shape\[[^\]\n]{{0,200}}\d{{12}}"
 )
 

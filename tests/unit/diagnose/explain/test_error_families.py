@@ -73,7 +73,7 @@ def test_error_of_an_operation_inside_torch_compile_is_explained(text: str) -> N
     assert explain("torch._dynamo.exc.TorchRuntimeError: something else").code == "LG752"
 
 
-@pytest.mark.parametrize(("free", "kind"), [(41156608, "oom"), (20_000_000_000, "disguised-oom")])
+@pytest.mark.parametrize(("free", "kind"), [(41156608, "oom"), (20_000_000_000, "not-memory")])
 def test_free_memory_in_the_log_decides_an_ambiguous_error(free: int, kind: str) -> None:
     explanation = explain(
         "E0611 14:21:07 cuda_dnn.cc:521] could not create cudnn handle: CUDNN_STATUS_INTERNAL_ERROR\n"

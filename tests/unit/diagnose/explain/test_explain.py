@@ -38,6 +38,7 @@ def test_collected_errors_are_classified_without_false_oom() -> None:
         pytest.param("development_03_families", marks=pytest.mark.slow),  # all areas, by families of messages
         pytest.param("heldout_16", marks=pytest.mark.slow),
         pytest.param("heldout_17", marks=pytest.mark.slow),
+        pytest.param("heldout_18", marks=pytest.mark.slow),
         pytest.param("heldout_15", marks=pytest.mark.slow),
     ],
 )
@@ -390,7 +391,7 @@ def test_cause_named_by_the_message_comes_first(text: str, cause: str) -> None:
         ),
         (
             "CUDA out of memory. Tried to allocate 784.00 MiB (handled)\nepoch 0 done\nTraceback (most recent call last):\n"
-            '  File "main.py", line 7, in <module>\n    fit()\nlib.errors.ConfigurationError: no metric `val_acc`',
+            '  File "main.py", line 7, in <module>\n    fit()\nlib.errors.TrainingError: no metric `val_acc`',
             "unknown",
             "",
         ),

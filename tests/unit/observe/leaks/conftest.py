@@ -20,7 +20,9 @@ def small_heap() -> None:
 @pytest.fixture(autouse=True)
 def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the detector finds in a test does not depend on the speed of the machine."""
+    monkeypatch.setattr(detector, "MAX_SCAN_FRACTION", 60.0)
     monkeypatch.setattr(detector, "MAX_STEADY_SECONDS", 60.0)
+    monkeypatch.setattr(suspects, "MAX_SEARCH_SECONDS", 60.0)
     monkeypatch.setattr(suspects, "MAX_FRUITLESS_SECONDS", 60.0)
 
 

@@ -2,7 +2,14 @@
 
 import time
 
+import pytest
+
 from legroom.observe.leaks.detector import MAX_DELAY_EXPONENT, MAX_SCAN_FRACTION, LeakDetector
+
+
+@pytest.fixture(autouse=True)
+def enough_time() -> None:
+    """The other tests have no limit. These tests have the limit of a user's run."""
 
 
 def detector(*, windows: int, scan_seconds: float, run_seconds: float) -> tuple[LeakDetector, float]:
