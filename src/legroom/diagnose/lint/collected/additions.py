@@ -18,7 +18,6 @@ from legroom.diagnose.lint.detaching import (
     parts_with_graph,
 )
 from legroom.diagnose.lint.edits import Edit, append_to
-from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
@@ -28,6 +27,7 @@ from legroom.diagnose.lint.flow.retention.limits import is_replayed
 from legroom.diagnose.lint.flow.retention.releases import survives
 from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop
 from legroom.diagnose.lint.flow.syntax import (
+    append_method,
     contained_parts,
     dotted,
     is_call_of,

@@ -9,7 +9,7 @@ from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, names_in
+from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.proofs import can_be_detached
 from legroom.diagnose.lint.rule import Problem
@@ -32,6 +32,7 @@ def collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
     if isinstance(expression, cst.ListComp) and dotted(result) in names_in(expression.for_in.target):
         result, can_edit = expression.for_in.iter, False  # [loss for loss in steps(loader)]
     yield from _mapped(program, store, result)
+    yield from _submitted(program, store, result)
     for call in program.calls:
         trains = call.local is not None and _trains(program, call.local)
         if call.node is result and trains and program.value(result).has_graph:
@@ -56,6 +57,18 @@ def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Ite
                 message=f"`{store.target}` stores the result of every step with its autograd graph",
                 help=f"Return `.item()` or `{COPY}` from `{step.name}`",
             )
+
+
+def _submitted(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:
+    """Find `jobs = [pool.submit(model, x) for x in batches]`. Each future keeps its result alive."""
+    value = program.value(made)
+    is_future = isinstance(made, cst.Call) and method_name(made) == "submit" and bool(value.items)
+    if is_future and value.items and value.items[0].has_graph and not program.mentions("backward"):
+        yield Problem(
+            node=made,
+            message=f"`{store.target}` stores a future for every step, which keeps the result and its autograd graph alive",
+            help="Submit a function that runs the model in `torch.no_grad()` and returns the result on the CPU",
+        )
 
 
 def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:

@@ -240,6 +240,10 @@ def _is_output_call(
     if value.host or value.kind is ValueKind.PLAIN:
         return False
     called = next((each for each in program.calls if each.node is node), None)
+    if method_name(node) == "submit" and len(node.args) > 1:  # a future keeps the result
+        function = program.functions.get(program.value(node.args[0].value).function or "")
+        run = node.with_changes(args=node.args[1:])
+        return function is not None and _returns_output(program, function, run, place, models, depth)
     if called is not None and called.receiver.kind is ValueKind.MODEL and _runs(called):
         models.append(called)
         return True

@@ -463,7 +463,8 @@ def _propagate_through_calls(program: Program) -> None:
 
 
 def _runs_a_model(call: CallFact) -> bool:
-    return call.receiver.kind is ValueKind.MODEL and call.result.has_graph
+    run = call.arguments[0] if call.method == "submit" and call.arguments else call.receiver
+    return run.kind is ValueKind.MODEL and call.result.has_graph
 
 
 def _is_backward(call: CallFact) -> bool:

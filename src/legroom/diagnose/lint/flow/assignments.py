@@ -7,13 +7,13 @@ import libcst as cst
 from legroom.diagnose.lint.flow.call_results import computed_from, element_of
 from legroom.diagnose.lint.flow.evidence.differentiated import differentiated_names
 from legroom.diagnose.lint.flow.facts import CallFact, Function
-from legroom.diagnose.lint.flow.observations import ADDING_METHODS, FactRecorder, stored_names
+from legroom.diagnose.lint.flow.observations import FactRecorder, stored_names
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
+    append_method,
     contained_parts,
     dotted,
     has_modulo,
-    is_call_of,
     is_false,
     keys_of,
     last_name,
@@ -351,18 +351,6 @@ def _reads_item(expression: cst.BaseExpression) -> bool:
     if not isinstance(expression, cst.Call) or method_name(expression) != "setdefault":
         return False
     return isinstance(expression.args[-1].value, (cst.List, cst.Dict))  # a deque may have a limit
-
-
-def append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
-    """Return `losses.append` for `losses.append`, `partial(losses.append)` and `lambda loss: losses.append(loss)`."""
-    if is_call_of(expression, "partial") and isinstance(expression, cst.Call) and len(expression.args) == 1:
-        expression = expression.args[0].value
-    if isinstance(expression, cst.Lambda) and isinstance(expression.body, cst.Call):
-        given = [each.name.value for each in expression.params.params]
-        if [dotted(each.value) for each in expression.body.args] == given[:1]:
-            expression = expression.body.func
-    is_adding = isinstance(expression, cst.Attribute) and expression.attr.value in ADDING_METHODS
-    return expression if is_adding and isinstance(expression, cst.Attribute) else None
 
 
 def _appends(function: Function) -> bool:

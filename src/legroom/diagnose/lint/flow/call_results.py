@@ -121,7 +121,7 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
     if name == "asyncio.gather":
         given = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in arguments]
         return Value(ValueKind.CONTAINER, items=tuple(given))
-    if name in {"asyncio.run", "asyncio.create_task"} and arguments:
+    if name in {"asyncio.run", "asyncio.create_task", "concurrent.futures.as_completed"} and arguments:
         return arguments[0]
     if name.startswith("weakref.Weak"):
         return container(bounded=True, mapping=name.endswith("Dictionary"))  # does not keep its items alive
@@ -166,6 +166,8 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
             return element_of(receiver)
         if method in {"mean", "sum"}:
             return element_of(receiver)
+        if method == "result" and receiver.items:  # a future
+            return receiver.items[0]
     if kind is ValueKind.LOADER and method in {"dataset", "sampler"}:
         return UNKNOWN
     return None

@@ -54,10 +54,14 @@ class Function:
     def body(self) -> cst.CSTNode:
         return self.node.body if isinstance(self.node, cst.FunctionDef) else self.node
 
+    @property
+    def own_parameters(self) -> tuple[str, ...]:
+        """The parameters without `self`."""
+        is_method = self.class_name is not None and self.parameters[:1] in (("self",), ("cls",))
+        return self.parameters[1:] if is_method else self.parameters
+
     def receives(self, call: cst.Call) -> Iterator[tuple[str, cst.Arg]]:
-        names = list(self.parameters)
-        if self.class_name is not None and names[:1] in (["self"], ["cls"]):
-            names = names[1:]
+        names = self.own_parameters
         index = 0
         for argument in call.args:
             if argument.star:

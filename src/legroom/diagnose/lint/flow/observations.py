@@ -4,9 +4,9 @@ from dataclasses import replace
 import libcst as cst
 
 from legroom.diagnose.lint.flow.call_results import element_of
+from legroom.diagnose.lint.flow.calls import Calls
 from legroom.diagnose.lint.flow.evidence.captured import captured_names, defaults_of
 from legroom.diagnose.lint.flow.evidence.loop_elements import looped_over, named_attributes
-from legroom.diagnose.lint.flow.expressions import Expressions
 from legroom.diagnose.lint.flow.facts import (
     CallFact,
     CallSite,
@@ -19,6 +19,7 @@ from legroom.diagnose.lint.flow.facts import (
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.limits import is_replayed
 from legroom.diagnose.lint.flow.syntax import (
+    ADDING_METHODS,
     contained_parts,
     dotted,
     keys_of,
@@ -42,7 +43,6 @@ from legroom.diagnose.lint.flow.values import (
     with_item,
 )
 
-ADDING_METHODS = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
 _IN_PLACE_METHODS = {
     "add_",
     "sub_",
@@ -73,7 +73,7 @@ _REMOVING_METHODS = {
 }
 
 
-class FactRecorder(Expressions):
+class FactRecorder(Calls):
     """Records facts while statements are analyzed.
 
     Evaluating an expression again does not record its facts twice.
@@ -218,6 +218,11 @@ class FactRecorder(Expressions):
             handler.is_dispatched = True
             values = {name: arguments[index] for name, index in indices.items()}
             handler.call_sites.append(CallSite(self.function, self.loops, self.no_grad, node, values))
+        if method in {"submit", "map"} and (run := self._passed_function(arguments)) is not None:
+            run.is_dispatched = True
+            passed = arguments[1:] if method == "submit" else tuple(map(element_of, arguments[1:]))
+            values = dict(zip(run.own_parameters, passed, strict=False))
+            run.call_sites.append(CallSite(self.function, self.loops, False, node, values))
         target = path_of(receiver(node)) if method else None
         if local is not None:
             self._record_stored_parameters(local, node, target)
@@ -274,6 +279,10 @@ class FactRecorder(Expressions):
             if self.function.name != "__init__" and not arguments[2].has_graph:
                 for each in named_attributes(self.program, node):
                     self.record_release(node, each, "assign")
+
+    def _passed_function(self, arguments: tuple[Value, ...]) -> Function | None:
+        """Return the function in `executor.submit(function, x)`, which runs in another thread."""
+        return self.program.functions.get(arguments[0].function or "") if len(arguments) > 1 else None
 
     def _overriding(
         self, node: cst.Call, method: str | None, owner: Value, local: Function | None

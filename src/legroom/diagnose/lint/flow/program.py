@@ -14,6 +14,7 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from legroom.diagnose.lint.flow.evidence.called_models import called_models
+from legroom.diagnose.lint.flow.evidence.definitions import Definitions, find_definitions
 from legroom.diagnose.lint.flow.evidence.handlers import Handlers, find_handlers
 from legroom.diagnose.lint.flow.evidence.object_classes import (
     annotated_names,
@@ -77,7 +78,7 @@ class Program:
 
     def span(self, node: cst.CSTNode) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the start and end of a node. Lines start at 1, and columns start at 0."""
-        span = self._positions[node]
+        span = self._positions[self.definitions.written.get(node, node)]
         return (span.start.line, span.start.column), (span.end.line, span.end.column)
 
     def source(self, node: cst.CSTNode) -> str:
@@ -349,6 +350,10 @@ class Program:
             for name, method in known.methods.items():
                 found.setdefault(name, []).append(method)
         return found
+
+    @cached_property
+    def definitions(self) -> Definitions:
+        return find_definitions(self.nodes)
 
     @cached_property
     def handlers(self) -> Handlers:

@@ -347,3 +347,18 @@ def innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
             break
         node = arguments[0].value
     return node
+
+
+ADDING_METHODS = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
+
+
+def append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
+    """Return `losses.append` for `losses.append`, `partial(losses.append)` and `lambda loss: losses.append(loss)`."""
+    if is_call_of(expression, "partial") and isinstance(expression, cst.Call) and len(expression.args) == 1:
+        expression = expression.args[0].value
+    if isinstance(expression, cst.Lambda) and isinstance(expression.body, cst.Call):
+        given = [each.name.value for each in expression.params.params]
+        if [dotted(each.value) for each in expression.body.args] == given[:1]:
+            expression = expression.body.func
+    is_adding = isinstance(expression, cst.Attribute) and expression.attr.value in ADDING_METHODS
+    return expression if is_adding and isinstance(expression, cst.Attribute) else None

@@ -5,11 +5,21 @@ for LG201.
 import re
 from functools import lru_cache
 
-from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
-from legroom.diagnose.lint.flow.syntax import dotted, receiver
-from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    last_name,
+    method_name,
+    names_in,
+    names_with_graph,
+    receiver,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import ValueKind, split_words
 
 _ENVIRONMENT = re.compile(r"^(?:\w*_)?envs?$|environment", re.IGNORECASE)
 
@@ -114,3 +124,88 @@ def acts(program: Program, function: Function) -> bool:
         and any(_ENVIRONMENT.search(part) for part in (dotted(receiver(call.node)) or "").split("."))
         for call in program.calls
     )
+
+
+def takes_action(program: Program, call: CallFact) -> bool:
+    """Return True for `net(state).argmax().item()` in a loop over an environment, or next to the training of the model.
+
+    The graph of a single sample is freed at once, and needs less memory than the graph of a training step.
+    """
+    trains = any(loop.trains for loop in call.loops)
+    return (trains or acts(program, call.function)) and _becomes_number(program, call.node, call.function)
+
+
+def _becomes_number(program: Program, node: cst.CSTNode, function: Function, depth: int = 0) -> bool:
+    """Return True if an expression converts one result to one Python number, without a sum or mean over samples."""
+    for parent in program.ancestors(node):
+        if isinstance(parent, cst.Call):
+            name = last_name(dotted(parent.func) or method_name(parent) or "")
+            if name in {"int", "float", "item"}:
+                return True
+            if name not in _PER_SAMPLE:
+                return False
+        elif isinstance(parent, cst.Assign) and len(parent.targets) == 1 and depth < _MAX_DEPTH:
+            target = parent.targets[0].target
+            read = [
+                each
+                for each in walk(function.body, into_functions=False)
+                if isinstance(each, cst.Name)
+                and each.value == dotted(target)
+                and not isinstance(program.parent.get(each), cst.AssignTarget)
+            ]
+            return bool(read) and all(_becomes_number(program, each, function, depth + 1) for each in read)
+        elif isinstance(parent, (cst.BaseSmallStatement, cst.BinaryOperation, cst.Comparison)):
+            return False
+    return False
+
+
+_MAX_DEPTH = 2
+_PER_SAMPLE = split_words(
+    "argmax max squeeze cpu detach softmax sample multinomial Categorical view flatten unsqueeze"
+)
+
+
+def needs_gradients(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
+    """Return True if the program computes gradients without a training step, as in saliency maps, attacks and
+    penalties.
+    """
+    first, last = (loop.first, loop.last) if loop is not None else (0, len(program.nodes))
+    if loop is None and call.loops:
+        return _is_used_in_backward(program, call)
+    for other in program.calls:
+        if other.function is not call.function or not first <= other.order <= last:
+            continue
+        if other.method in _NEEDS_GRADIENTS or (other.name or "").endswith("autograd.grad"):
+            return True
+        if other.method in {"backward", "manual_backward"}:
+            return True
+    results = {
+        store.target
+        for store in program.stores
+        if store.function is call.function and first <= store.order <= last and store.value.has_graph
+    }
+    return any(
+        other.function is call.function
+        and other.method == "backward"
+        and other.order > last
+        and names_in(other.node) & results
+        for other in program.calls
+    )
+
+
+def _is_used_in_backward(program: Program, call: CallFact) -> bool:
+    results = {
+        store.target
+        for store in program.stores
+        if store.function is call.function and program.inside(call.node, store.expression)
+    }
+    for store in program.stores:
+        if store.function is call.function and results & names_with_graph(store.expression):
+            results.add(store.target)
+    return any(
+        other.function is call.function and other.method == "backward" and names_in(other.node) & results
+        for other in program.calls
+    )
+
+
+_NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hook", "enable_grad"}

@@ -241,7 +241,7 @@ class ResultUses:
             )
         if name.startswith(("torch.", "torchvision.ops.", "einops.")):
             return Use.READ if last in GRAPHLESS_FUNCTIONS else call
-        if name in _PASSING or names_a_loss(last):
+        if name in _PASSING or names_a_loss(last) or self._is_computed_by_lambda(name):
             return call
         if fact is not None and fact.receiver.kind in (ValueKind.MODEL, ValueKind.CRITERION):
             self.is_evaluated |= fact.receiver.kind is ValueKind.CRITERION
@@ -249,6 +249,12 @@ class ResultUses:
         if owner is not None and self.program.value(owner).is_tensor:
             return call
         return Use.ESCAPES
+
+    def _is_computed_by_lambda(self, name: str) -> bool:
+        made = self.program.definitions.lambdas.get(name)
+        return made is not None and not any(
+            isinstance(each, cst.Call) and method_name(each) in _ADDING for each in walk(made.body)
+        )
 
     def _parameter(self, local: Function, call: cst.Call, argument: cst.Arg, visit: Visit, path: Path) -> Use:
         names = {name for name, given in local.receives(call) if given is argument}

@@ -84,6 +84,20 @@ def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
     return store.how == "assign" and store.target in {dotted(each) for each in parts}
 
 
+def is_concatenated_through_name(program: Program, store: StoreFact) -> bool:
+    """Return True for `self.keys = keys` after `keys = torch.cat([self.keys, keys])`."""
+    name = dotted(store.expression)
+    if store.how != "assign" or not store.uses_old_value or name is None:
+        return False
+    return any(
+        each.target == name
+        and each.function is store.function
+        and each.order < store.order
+        and store.target in map(dotted, concatenated_parts(program, each.expression))
+        for each in program.stores
+    )
+
+
 def concatenated_parts(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return the tensors in `torch.cat([...])`, also in a conditional expression or before a method such as
     `.detach()`.

@@ -3,7 +3,8 @@
 ## What it detects
 The rule checks for `x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a training loop that never truncates
 or recreates `x`. The rule also checks for a window such as `queue = torch.cat([queue, keys])[-4096:]` if the added
-tensor has a graph, because a slice keeps the whole graph alive.
+tensor has a graph, because a slice keeps the whole graph alive. The key-value cache of a model is reported if the
+program generates several sequences, but never calls the method that clears the cache.
 
 ## Why this is a problem
 Each iteration allocates the whole history again, so memory use and time grow with every step. During the concatenation, the old and the
@@ -32,15 +33,16 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
-from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
+from legroom.diagnose.lint.flow.facts import Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import (
     concatenated_parts,
+    is_concatenated_through_name,
     is_concatenated_to_itself,
     window_parts,
 )
 from legroom.diagnose.lint.flow.retention.lifetimes import outlives_its_step
-from legroom.diagnose.lint.flow.syntax import method_name, path_of
+from legroom.diagnose.lint.flow.syntax import dotted, method_name, path_of
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.proofs import can_be_detached
 from legroom.diagnose.lint.rule import Problem
@@ -50,6 +52,12 @@ CODE = "LG116"
 
 def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
+        if is_concatenated_through_name(program, store) and _is_never_cleared(program, store):
+            yield Problem(
+                node=store.expression,
+                message=f"`{store.target}` grows in every call, and no code in this file calls the method that clears it",
+                help=f"Clear `{store.target}` before each new sequence",
+            )
         if not is_concatenated_to_itself(program, store):
             continue
         scope = outlives_its_step(program, store)
@@ -71,6 +79,42 @@ def check(program: Program) -> Iterator[Problem]:
             else (),
             safe=can_be_detached(program, [store.expression], store),
         )
+
+
+def _is_never_cleared(program: Program, store: StoreFact) -> bool:
+    """Return True for the key-value cache of a model that answers several requests without a call of `clear()`."""
+    clearing = {
+        each.function
+        for each in program.stores
+        if each.target == store.target
+        and dotted(each.expression) == "None"
+        and each.function.class_name == store.function.class_name
+        and each.function.name != "__init__"
+    }
+    return (
+        bool(clearing)
+        and all(_is_uncalled(program, each) for each in clearing)
+        and any(
+            call.receiver.kind is ValueKind.MODEL
+            and call.loops
+            and not program.is_module_class(call.function.class_name)
+            and any(site.loops for site in call.function.call_sites)
+            for call in program.calls
+        )
+    )
+
+
+def _is_uncalled(program: Program, function: Function, seen: frozenset[str] = frozenset()) -> bool:
+    """Return True if no code calls a function of this name, except functions that no code calls."""
+    if function.name in seen:
+        return True
+    if isinstance(function.node, cst.Module) or function.name in program.passed_names:
+        return False
+    return all(
+        _is_uncalled(program, each.function, seen | {function.name})
+        for each in program.calls
+        if function.name in (each.method, each.name)
+    )
 
 
 def _message(store: StoreFact, *, with_graph: bool) -> str:

@@ -77,15 +77,20 @@ from legroom.diagnose.lint.flow.syntax import (
     dotted,
     is_false,
     last_name,
-    names_in,
-    names_with_graph,
     receiver,
     walk,
 )
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.gradients.other_losses import models_of_other_losses
 from legroom.diagnose.lint.gradients.phases import evaluations_in_phases
-from legroom.diagnose.lint.gradients.reached_models import acts, is_test, reached_functions, running_functions
+from legroom.diagnose.lint.gradients.reached_models import (
+    acts,
+    is_test,
+    needs_gradients,
+    reached_functions,
+    running_functions,
+    takes_action,
+)
 from legroom.diagnose.lint.gradients.result_uses import ResultUses, Use
 from legroom.diagnose.lint.gradients.untrained_models import models_of_other_steps, untrained_models
 from legroom.diagnose.lint.gradients.unused_results import unused_results
@@ -109,7 +114,6 @@ _HARMLESS = {
     "isinstance",
 }
 _HARMLESS_METHODS = {"append", "extend", "add", "insert", "update", "items", "set_postfix"}
-_NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hook", "enable_grad"}
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -163,7 +167,7 @@ def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFa
     reported: set[LoopFact | Function] = {loop or call.function for call, loop in found}
     reported = reported.union(*(reached_functions(program, call) for call, _ in found))
     found += [(call, _outermost_without_training(call)) for call in unused_results(program, reported)]
-    return tuple(found)
+    return tuple(each for each in found if not takes_action(program, each[0]))
 
 
 def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
@@ -181,7 +185,7 @@ def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]
         if (
             scope in reported
             or not _is_evaluation(program, call, loop)
-            or _needs_gradients(program, call, loop)
+            or needs_gradients(program, call, loop)
         ):
             continue
         reported.add(scope)
@@ -381,49 +385,6 @@ def _trains_anywhere(program: Program, function: Function) -> bool:
         call.function is function
         and (call.method in {"backward", "manual_backward"} or call.method == "step")
         for call in program.calls
-    )
-
-
-def _needs_gradients(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
-    """Return True if the program computes gradients without a training step, as in saliency maps, attacks and
-    penalties.
-    """
-    first, last = (loop.first, loop.last) if loop is not None else (0, len(program.nodes))
-    if loop is None and call.loops:
-        return _is_used_in_backward(program, call)
-    for other in program.calls:
-        if other.function is not call.function or not first <= other.order <= last:
-            continue
-        if other.method in _NEEDS_GRADIENTS or (other.name or "").endswith("autograd.grad"):
-            return True
-        if other.method in {"backward", "manual_backward"}:
-            return True
-    results = {
-        store.target
-        for store in program.stores
-        if store.function is call.function and first <= store.order <= last and store.value.has_graph
-    }
-    return any(
-        other.function is call.function
-        and other.method == "backward"
-        and other.order > last
-        and names_in(other.node) & results
-        for other in program.calls
-    )
-
-
-def _is_used_in_backward(program: Program, call: CallFact) -> bool:
-    results = {
-        store.target
-        for store in program.stores
-        if store.function is call.function and program.inside(call.node, store.expression)
-    }
-    for store in program.stores:
-        if store.function is call.function and results & names_with_graph(store.expression):
-            results.add(store.target)
-    return any(
-        other.function is call.function and other.method == "backward" and names_in(other.node) & results
-        for other in program.calls
     )
 
 
