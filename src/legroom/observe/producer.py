@@ -30,7 +30,8 @@ class Producer(Protocol):
 
     @property
     def allocated_after_step(self) -> int:
-        """The allocated bytes on all devices at the end of the last step. Memory rises and falls within a step."""
+        """The number of bytes allocated on all devices at the end of the last step. Within a step, this number rises
+        and falls."""
 
     def memory_stats(self, device: int) -> MemoryStats: ...
 

@@ -1,7 +1,7 @@
-"""Disables the labels of torch's profiler while no profiler runs.
+"""Disables torch's profiler labels while no profiler is running.
 
 Every optimizer labels each `step` and `zero_grad` with `record_function`. A label is an operation that torch passes to
-every dispatch mode. Under a recorder, a label costs as much as any other operation.
+every dispatch mode. While a recorder is active, a label takes as much time as any other operation.
 """
 
 import functools
@@ -14,12 +14,13 @@ import torch
 from legroom.observe.virtual.patching import replaced, table
 
 _is_profiling: Callable[[], bool] | None = getattr(torch._C._autograd, "_profiler_enabled", None)
-"""A private torch function that returns whether a profiler runs. Without this function, labels are always recorded."""
+"""A private torch function that returns whether a profiler is running. If this version of torch lacks the function,
+labels are always recorded."""
 
 
 @contextmanager
 def labels_only_while_profiling() -> Iterator[None]:
-    """Make `record_function` do nothing unless a profiler runs."""
+    """Make `record_function` do nothing unless a profiler is running."""
     if _is_profiling is None:
         yield
         return

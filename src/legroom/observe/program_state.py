@@ -33,8 +33,8 @@ optimizers need 2.
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
 _settings: ScriptSettings | None = None
 _candidates: dict[int | None, list[BatchSetting]] = {}
-"""The candidates for the batch size setting, by batch size. Candidates are cached, because a script that searches for a
-batch size runs out of memory often.
+"""Maps each batch size to the candidates for the batch size setting. The candidates are cached, because a script that
+searches for a batch size runs out of memory often.
 """
 
 

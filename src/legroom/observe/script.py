@@ -1,9 +1,9 @@
 """Runs a script in this process as `python` would, and returns its outcome.
 
 `sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as with `python script.py`. Pickling,
-`multiprocessing` (fork and spawn) and data loader workers look up classes in `__main__`, so this module is replaced in
-`sys.modules`. `runpy` is not used, because it removes the module when the code ends, while threads and exit handlers
-still need the module.
+`multiprocessing` (fork and spawn) and data loader workers look up classes in `__main__`. Therefore
+`sys.modules["__main__"]` is replaced with the module of the script. `runpy` is not used, because it removes the module
+when the code ends, while threads and exit handlers still need the module.
 
 The caller formats an exception while it is being handled. The exception is then dropped, because a stored exception
 would keep its frames and their tensors alive.
@@ -48,7 +48,7 @@ class Script:
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
     def check(self) -> None:
-        """Raise `UsageError` if the script certainly cannot run."""
+        """Raise `UsageError` if it is certain that the script cannot run."""
         if self.is_module:
             _check_module(self.name)
         else:
@@ -85,9 +85,9 @@ class Outcome:
 
 
 Describe = Callable[[BaseException, bool], tuple[str, str]]
-"""A function that is called with `(exception, hooked)` while an uncaught exception is handled, and that returns the
-exception in one line and the rendered traceback. `hooked` means that the script has set `sys.excepthook`, which will
-also show the exception.
+"""A function that describes an uncaught exception. It is called with `(exception, hooked)` while the exception is
+handled, and returns a one-line description and the rendered traceback. `hooked` means that the script has set
+`sys.excepthook`, which will also show the exception.
 """
 
 
@@ -114,8 +114,8 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
 
 @contextmanager
 def installed(script: Script) -> Iterator[None]:
-    """Within the block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` belong to the script, and warnings show
-    lines in the script.
+    """Within the block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` have the values for the script, and
+    warnings show lines in the script.
     """
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     module = ModuleType("__main__")

@@ -91,7 +91,8 @@ class Session:
         - `frequent_sink`: receives the frequent events of the dispatch recorder instead of `sink`.
         - `on_step()` is called after the events of each step.
         - `mid_program`: the session starts while the program is already running.
-        - `search_leaks`: scan objects for leaks. Otherwise, a report shows only which lines allocate more and more memory.
+        - `search_leaks`: whether to scan objects for leaks. If False, a report shows only which lines allocate more
+          and more memory.
         """
         self._sink = sink
         self._search_leaks = search_leaks
@@ -180,8 +181,8 @@ class Session:
             self._exit.close()
 
     def finish(self) -> None:
-        """Send the events that are still pending. This method may be called twice. A CUDA history is read only by this
-        method.
+        """Send the events that are still pending. This method may be called twice. On a real GPU, this method sends
+        most events, because the history of the CUDA allocator is rarely read earlier.
         """
         self._producer.finish()
         self._leak_detector.finish()

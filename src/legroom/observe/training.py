@@ -2,11 +2,11 @@
 
 A training step ends with `optimizer.step()`. With several optimizers (a GAN), only the steps of the optimizer that
 stepped first are counted. If another optimizer steps twice before the first optimizer steps again (as in layer-wise
-training), the steps of the other optimizer are counted instead. In a program with backward passes but no optimizer
-(manual updates), a step ends when the model is called again, or at the end of the program. In a program that never
-trains (inference), each batch that is followed by a call to a model counts as a step. Batches alone are not counted,
-because some are prefetched. For example, accelerate prefetches one batch, and the Transformers Trainer prefetches all
-batches of an accumulated step.
+training), the steps of the other optimizer are counted instead. Some programs run backward passes but have no
+optimizer (manual updates). In these programs, a step ends when the model is called again, or at the end of the
+program. In a program that never trains (inference), each batch that is followed by a call to a model counts as a step.
+Batches alone are not counted, because some are prefetched. For example, accelerate prefetches one batch, and the
+Transformers Trainer prefetches all batches of an accumulated step.
 """
 
 import gc
@@ -61,7 +61,8 @@ class TrainingClock:
         self.samples: int | None = None
         self.is_training: bool | None = None
         self.input_shapes: tuple[torch.Size, torch.Size] | None = None
-        """For the model that was called last, the shapes of its first tensor argument in its first and its last call."""
+        """The shapes of the first tensor argument in the first and the latest call of a model. The model is the one
+        that was called last."""
         self._first_shapes: dict[int, torch.Size] = {}
         self._optimizer_is_new = False
         self.on_step_end = on_step_end

@@ -1,10 +1,12 @@
-"""A series of heap scans, one after each iteration, that determines whether memory is retained.
+"""Finds memory leaks with a series of heap scans, one after each iteration.
 
 A scan looks for three kinds of leaks:
 
-- `graph`: nodes of several earlier iterations are alive. PyTorch numbers its nodes, so one scan is enough.
+- `graph`: autograd nodes from several earlier iterations are still alive. PyTorch numbers these nodes, so one
+  scan is enough.
 - `tensor`: each recent scan found new storages, and these storages are still alive.
-- `larger`: the tensor of a variable is larger in every scan, and the source code computes the variable from itself.
+- `larger`: the tensor in a variable is larger in every scan, and the source code computes the variable from its
+  old value.
 
 For each kind of leak, the scan finds the variable that retains the tensors (`holders.paths`) and the line that stores
 them (`source.storing_lines`). A container that the source code bounds or empties is not a leak.
@@ -74,17 +76,17 @@ ITERATIONS_BEFORE_FIRST_STEP = 16
 the micro-batches of one accumulated step may share a graph.
 """
 TENSOR_SCANS = 2
-"""Tensors are a leak only if storages that were first seen in each of this many recent scans are still alive. The first
-scan does not count.
+"""Tensors are reported as a leak only if each of this many recent scans found new storages that are still alive. The
+first scan does not count.
 """
 LARGER_SCANS = 4
 RENEWED_SCANS = 3
-"""If the loop replaces its tensors in each iteration, they are a leak only if the number of new storages rises in this
-many consecutive scans.
+"""A loop may replace its tensors in each iteration. These tensors are reported as a leak only if the number of new
+storages rises in this many consecutive scans.
 """
 RARE_SCANS = 3
-"""If scans are infrequent, tensors are a leak only if storages that were first seen in each of this many scans are
-still alive and in one container.
+"""If scans are infrequent, tensors are reported as a leak only if each of this many scans found new storages. These
+storages must still be alive in a single container.
 """
 _MAX_AGE = 10
 
@@ -246,8 +248,8 @@ class ScanWindow:
         return seen
 
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Return one list for each of the last scans, newest first. A list contains the live tensors that were first
-        seen in its scan. The result is empty if there were not enough scans.
+        """Return one list for each of the last scans, newest first. Each list contains the tensors that were first
+        seen in that scan and are still alive. The result is empty if there were not enough scans.
         """
         if self._rare:
             scans = [scan for scan in by_first_scan if 1 < scan < self.scans]
@@ -264,7 +266,7 @@ class ScanWindow:
         self, generations: list[list[torch.Tensor]], by_first_scan: dict[int, list[torch.Tensor]]
     ) -> int:
         """Return the number of iterations between the scan in which the second generation was first seen and the scan
-        before it. Rare scans are many iterations apart.
+        before it. If scans are infrequent, they are many iterations apart.
         """
         if len(generations) < 2:
             return 1
@@ -272,8 +274,8 @@ class ScanWindow:
         return max(self._scanned_at[scan - 1] - self._scanned_at[scan - 2], 1) if scan > 1 else 1
 
     def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
-        """Return whether graphs of enough iterations are alive, and the newest graph is recent. The newest graph must
-        be from the last two iterations, or slightly older if a graph is retained only every few iterations.
+        """Return whether graphs from enough iterations are alive, and whether the newest graph is recent. The newest
+        graph must be from the last two iterations, or slightly older if a graph is retained only every few iterations.
         """
         if len(retained) < MIN_ITERATIONS:
             return False
@@ -400,8 +402,8 @@ class ScanWindow:
         return suspects
 
     def _has_grown(self, holder: FoundHolder) -> bool:
-        """Return whether a container has tensors from several scans. If its tensors are nested too deeply to be found,
-        return whether the container has become longer.
+        """Return whether a container has tensors that were first seen in different scans. If its tensors are nested
+        too deeply to be found, return whether the container has become longer.
         """
         path = holder.path
         before = self._lengths.setdefault((path.name, path.file), path.length)
@@ -454,7 +456,8 @@ class ScanWindow:
 
 
 def _is_negligible_on_host(seen: Observations) -> bool:
-    """Return whether the tensors that were added on the host are single numbers, or few bytes per iteration."""
+    """Return whether the tensors added on the host are negligible: each is a single number, or they add only a few
+    bytes per iteration."""
     sizes = seen.accumulated_sizes.values()
     return max(sizes, default=0) <= NUMBER_BYTES or sum(sizes) < MIN_HOST_BYTES * seen.iterations_between
 

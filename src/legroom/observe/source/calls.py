@@ -71,10 +71,10 @@ def calls_in(files: tuple[str, ...]) -> Calls:
 
 
 _Mention = tuple[str, str, bool, bool, tuple[bool, str] | None]
-"""A use of a name in a function. The items are the function ("" at module level), the name, whether the name is used
-without a call, whether the use is in a loop, and, for a container method such as `clear`, the object whose method is
-used. If this object is a container, the use is not a call to one of the user's functions. A plain tuple is used because
-the garbage collector does not track it, so heap scans do not visit it.
+"""A use of a name in a function. The first four items are the function ("" at module level), the name, whether the
+name is used without a call, and whether the use is in a loop. For a container method such as `clear`, the last item is
+the object whose method is used. If this object is a container, the use is not a call to one of the user's functions. A
+plain tuple is used because the garbage collector does not track it, so heap scans do not visit it.
 """
 
 

@@ -21,8 +21,8 @@ UNKNOWN = "notebook cell"
 
 
 _SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""The names of the IPython variables that keep all of the user's variables or the outputs in `Out` alive, as they appear
-at the start of `Holder.path`.
+"""The names of IPython variables that keep all of the user's variables, or the outputs in `Out`, alive. Each name has
+the form in which it appears at the start of `Holder.path`.
 """
 
 
@@ -36,7 +36,8 @@ def shell() -> Any:
 
 
 def is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook (Jupyter, Colab, VS Code), not a terminal."""
+    """Return whether this process is the kernel of a notebook (Jupyter, Colab, VS Code). The result is False in a
+    terminal."""
     return getattr(shell(), "kernel", None) is not None
 
 

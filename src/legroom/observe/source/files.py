@@ -85,8 +85,8 @@ def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.
 
 @lru_cache(maxsize=16)
 def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return a dict that maps names to the functions and methods of a file. Only the first function of each name is
-    returned.
+    """Return a dict that maps names to the functions and methods of a file. If several functions have the same name,
+    the dict contains the first one.
     """
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     tree = tree_of(file)
@@ -134,8 +134,8 @@ def related_classes_at(file: str, line: int) -> frozenset[str]:
 
 
 def line_of_cache(file: str, name: str, first: int) -> int:
-    """Return the line of the decorator that caches a function, or the line of `def name` if no decorator does. `first`
-    is the first line of the function, including decorators.
+    """Return the line of the decorator that caches a function, or the line of `def name` if no decorator caches it.
+    `first` is the first line of the function, including decorators.
     """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():

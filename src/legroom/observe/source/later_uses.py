@@ -46,7 +46,8 @@ def assigned_names(frame: Frame) -> set[str]:
 
 
 def _uses(scope: ast.AST, name: str) -> Iterator[tuple[int, int, bool]]:
-    """For each use of a name, yield its line, its order within the line, and whether the use reads the value."""
+    """For each use of a name, yield the line, the order of the use within the line, and whether the use reads the
+    value."""
     for node in ast.walk(scope):
         if isinstance(node, ast.Name) and node.id == name:
             is_read = isinstance(node.ctx, ast.Load)

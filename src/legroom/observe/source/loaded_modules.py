@@ -1,5 +1,5 @@
-"""The modules that are loaded now. Thousands of modules may be loaded, so the list is built again only after
-`sys.modules` or the script changed.
+"""Lists the loaded modules. Thousands of modules may be loaded, so the list is rebuilt only after `sys.modules` or the
+script has changed.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Recognizes expressions that use a given name: the name itself, an item, the length, or a slice."""
+"""Recognizes expressions that use a given name: the name itself, or an item, the length or a slice of its value."""
 
 import ast
 

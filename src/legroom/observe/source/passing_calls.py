@@ -1,8 +1,8 @@
 """Finds the calls that store an object by passing it to other code.
 
-A library stores a hook, a callback or the function of a thread in its own container, so no statement of the user's code
-mentions this container. A constructor stores its arguments in attributes. In both cases, the call that passes the object
-is the line to report.
+A library stores a hook, a callback or the function of a thread in its own container. The user's code does not mention
+this container. A constructor stores its arguments in attributes. In both cases, the call that passes the object is the
+line to report.
 """
 
 import ast
@@ -54,8 +54,8 @@ def find_registrations(callback: Callback, files: tuple[str, ...]) -> tuple[Stor
 
 def find_partial_detach(statement: StoringStatement) -> StoringStatement | None:
     """Return the `return` statement of the function that detaches a carried state, as in `state = repackage(state)`.
-    If the state still has a graph, this function does not detach all parts of the state. The result is None if the
-    statement calls no function that detaches values.
+    If the state still has a graph after the call, the function does not detach all parts of the state. The result is
+    None if the statement calls no function that detaches values.
     """
     tree = tree_of(statement.file)
     for assignment in ast.walk(tree) if tree is not None else ():
@@ -105,7 +105,7 @@ def find_key_statements(key: str, files: tuple[str, ...]) -> tuple[StoringStatem
 
 
 _WRAPPERS = {"partial", "wraps", "WeakMethod", "ref"}
-"""Functions that only wrap a function. The call around them registers it."""
+"""Functions that only wrap another function. The enclosing call registers the wrapped function."""
 
 
 def _calls(tree: ast.AST | None) -> Iterator[ast.Call]:
@@ -113,8 +113,9 @@ def _calls(tree: ast.AST | None) -> Iterator[ast.Call]:
 
 
 def _refers_to(value: ast.expr, callback: Callback, is_own: bool) -> bool:
-    """Return whether an argument is the function: its name, a method of this name, or a lambda expression on its line.
-    The function may be wrapped, as in `partial(save, name)`, or returned by a factory, as in `make_hook(name)`.
+    """Return whether an argument refers to the function of `callback`: its name, a method of this name, or a lambda
+    expression on its line. The function may be wrapped, as in `partial(save, name)`, or returned by a factory, as in
+    `make_hook(name)`.
     """
     if isinstance(value, ast.Lambda):
         return is_own and callback.name == "<lambda>" and value.lineno == callback.line
@@ -128,7 +129,7 @@ def _refers_to(value: ast.expr, callback: Callback, is_own: bool) -> bool:
 
 
 def _contains_function(factory: ast.Call, callback: Callback) -> bool:
-    """Return whether the called function of the same file defines the function that is registered."""
+    """Return whether the function that `factory` calls is in the file of the callback and defines the callback."""
     tree = tree_of(callback.file)
     return any(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

@@ -42,7 +42,7 @@ _CONTAINER_FUNCTIONS = {
 }  # fmt: skip
 _CLEARING_METHODS = frozenset({"clear", "popleft"})
 """Methods that free memory when they are called on an item of the container. `pop` is not included, because it may
-remove only a part of the item.
+remove only some of the item's contents.
 """
 _FEEDING_PREFIXES = (
     "add", "append", "register", "push", "put", "store", "log", "record", "update", "save", "collect", "keep",

@@ -269,7 +269,7 @@ def _absl_options() -> Iterator[_Option]:
 
 
 def _abbreviated(word: str, names: Mapping[str, _Option]) -> _Option | None:
-    """Return the option that argparse would select for `word`, which may be an abbreviation of the option name."""
+    """Return the option that argparse would select for `word`. `word` may be an abbreviation of the option name."""
     if not word.startswith("--") or len(word) < 4:
         return None
     matches = {id(option): option for name, option in names.items() if name.startswith(word)}

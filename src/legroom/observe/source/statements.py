@@ -61,7 +61,7 @@ class PassedArgument(NamedTuple):
 
 
 class LengthCheck(NamedTuple):
-    """A check of the length. The program calls `functions` depending on the result."""
+    """A check of the length of the container. The result determines whether the program calls `functions`."""
 
     functions: frozenset[str]
     occurrence: Occurrence

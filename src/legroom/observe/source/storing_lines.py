@@ -42,8 +42,8 @@ class NameUsage(NamedTuple):
     checks_membership: bool
     """Whether code checks that the object contains a key, which suggests that the object is a cache."""
     looks_up: bool = False
-    """Whether some code calls `get` and other code adds items. The `get` method of a queue removes the item that it
-    returns.
+    """Whether some code calls `get` and other code adds items. If the object is a queue, `get` removes the item that
+    it returns.
     """
     drains: bool = False
     """Whether items are removed only one by one and the length is not checked. The container still grows if more items
@@ -154,7 +154,7 @@ def find_feeding_calls(
 
 @lru_cache(maxsize=64)
 def class_limits_itself(file: str, class_name: str) -> bool:
-    """Return whether a class of the user that inherits from list or dict removes its own items."""
+    """Return whether a user-defined class that inherits from list or dict removes its own items."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.ClassDef) and node.name == class_name:
@@ -189,9 +189,9 @@ def usage_at_line(file: str, line: int) -> NameUsage:
 
 
 def is_passed_in_loop(name: str, file: str, line: int) -> bool:
-    """Return whether a line is in exactly one loop, and this loop passes the variable or attribute to a user's object,
-    as in `out, cache = model(token, cache)`. Library functions are ignored. The result is False in nested loops,
-    because the value stays alive after the inner loop ends.
+    """Return whether a line is in exactly one loop, and whether this loop passes the variable or attribute to user
+    code. An example is `out, cache = model(token, cache)`. Library functions are ignored. The result is False in
+    nested loops, because the value stays alive after the inner loop ends.
     """
     tree = tree_of(file)
     if tree is None:
@@ -334,8 +334,8 @@ def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None
 
 
 def _is_of_other_key(each: Occurrence, keys: tuple[str, ...], files: Iterable[str]) -> bool:
-    """Return whether the removed items have other keys than the stored items. For example, `cache["val"].clear()` does not free
-    `cache["train"]`.
+    """Return whether the removed items have different keys from the stored items. For example, `cache["val"].clear()`
+    does not free `cache["train"]`.
     """
     if not keys:
         return False

@@ -54,7 +54,7 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 
 def is_below(node: ast.If) -> bool:
-    """Return whether a condition requires that a counter is below a limit, as in `if step < 10:`. The comparison may be
+    """Return whether a condition requires a counter to be below a limit, as in `if step < 10:`. The comparison may be
     part of a longer condition. In `if loss < best:`, `loss` is not a counter.
     """
     return any(
@@ -210,7 +210,7 @@ def branches(value: ast.expr) -> list[ast.expr]:
 
 
 def pairs_of(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """For an assignment `a, b = x, y`, return the pairs (a, x) and (b, y)."""
+    """For an assignment `a, b = x, y`, yield the pairs (a, x) and (b, y)."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for each, part in zip(target.elts, value.elts, strict=True):
             yield from pairs_of(each, part)

@@ -5,8 +5,8 @@ with legroom.VirtualGPU("8GiB"):
     train()          # written for CUDA, unmodified
 ```
 
-The program computes on the CPU. Tensors on `cuda` are CPU tensors whose storages are allocated by a replayed caching
-allocator of the given size. When the allocator is full, the operation raises `torch.OutOfMemoryError` with torch's
+The program computes on the CPU. Tensors on `cuda` are CPU tensors. A simulated CUDA caching allocator of the given
+size allocates their storages. When the allocator is full, the operation raises `torch.OutOfMemoryError` with torch's
 message. Out-of-memory errors, error handlers and leaks can therefore be tested on a laptop and in CI.
 
 Only one virtual GPU can be active at a time. A virtual GPU applies to the whole process, including threads that start
@@ -217,14 +217,14 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def on_this_thread(self) -> Iterator[None]:
-        """Record the operations on a thread that the program started."""
+        """Enable the modes of the virtual GPU on the current thread, which the program started."""
         with self.recorder.mode(), self._placement:
             yield
 
     @contextlib.contextmanager
     def _user_code(self) -> Iterator[None]:
-        """Enable the modes while torch calls a function of the program inside an operation. PyTorch disables the modes
-        inside an operation.
+        """Enable the virtual GPU's modes while torch calls a function of the program inside an operation. PyTorch
+        disables all modes inside an operation.
         """
         if VirtualGPU._active is not self:
             yield

@@ -51,8 +51,8 @@ class VirtualHost(Protocol):
     def device_of(self, value: torch.Tensor | torch.UntypedStorage) -> int | None: ...
 
     def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
-        """Count the memory of a storage, which is on the CPU, as memory of a device. Raises torch.OutOfMemoryError if
-        the device is full.
+        """Count the memory of a CPU storage as memory of a virtual device. Raises torch.OutOfMemoryError if the device
+        is full.
 
         With `counted=False`, no memory is allocated on the device, because the memory is already counted for another
         storage or process.

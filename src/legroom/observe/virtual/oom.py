@@ -98,7 +98,8 @@ class InjectedFailure(AllocationFailed):
 
 
 class Faults:
-    """Makes `times` consecutive allocations fail, starting with allocation `number`, counted from now."""
+    """Makes `times` consecutive allocations fail, starting with allocation `number`. Allocations are counted from the
+    creation of this object."""
 
     injected = 0
 

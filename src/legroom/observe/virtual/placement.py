@@ -3,9 +3,9 @@
 With this mode, tensors report their virtual device, and calls with a device argument are rewritten. All operations run
 on the CPU, so the results are bit-for-bit the same as without the mode.
 
-PyTorch disables the mode while it runs a torch function that is written in Python, so the code of this function
-operates on CPU tensors. Tensors that this code creates without tensor inputs are placed on the device of the function's
-arguments. If the function calls user code, `callbacks` enables the mode again.
+PyTorch disables the mode while it runs a torch function that is written in Python, so this function operates on CPU
+tensors. Tensors that the function creates without tensor inputs are placed on the device of its arguments. If the
+function calls user code, `callbacks` enables the mode again.
 """
 
 import contextlib
@@ -404,7 +404,7 @@ class PlacementMode(TorchFunctionMode):
 
 @contextlib.contextmanager
 def fake_tensors_report_device(host: VirtualHost) -> Iterator[None]:
-    """Replace the `device` property of fake tensors, which bypasses function modes."""
+    """Replace the `device` property of fake tensors, because reading it bypasses function modes."""
     original: Any = FakeTensor.device
 
     def device(tensor: Any) -> torch.device:

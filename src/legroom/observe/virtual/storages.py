@@ -1,9 +1,9 @@
-"""Keeps the device of a virtual GPU's storages when they are copied, moved, saved and loaded.
+"""Preserves the device of storages on a virtual GPU when they are copied, moved, saved and loaded.
 
 `torch.save` writes the device of each storage, and `torch.load` restores the storage to that device or to
-`map_location`. `torch.save` and `torch.load` use a registry of function pairs: one function returns the location tag of
-a storage, and the other moves a storage to the tagged location. This module registers a pair for virtual devices. The
-module also replaces methods of `UntypedStorage`, for calls such as `storage.cuda()` in a `map_location` function.
+`map_location`. `torch.save` and `torch.load` use a registry of function pairs. One function returns the location tag
+of a storage, and the other moves a storage to the tagged location. This module registers a pair for virtual devices.
+The module also replaces methods of `UntypedStorage`, for calls such as `storage.cuda()` in a `map_location` function.
 `copy.deepcopy(model)` also needs these methods, because it copies storages without the dispatcher.
 
 While the placement mode is active, `storage.device` is the virtual device. While torch's own functions run, storages

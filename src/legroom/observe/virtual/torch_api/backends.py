@@ -1,4 +1,4 @@
-"""Replaces the CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
+"""Replaces the CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler and attention kernels.
 
 A machine without a GPU has none of these libraries. With the replacements in this module, scripts can set flags and
 push NVTX ranges. Where torch would select a kernel from a CUDA library, the replacement reports that the library does

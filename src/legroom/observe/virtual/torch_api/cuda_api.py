@@ -1,7 +1,7 @@
 """The functions of `torch.cuda`, `torch.accelerator` and related modules, replaced for virtual GPUs.
 
 Inside `with patches(host):`, `torch.cuda.is_available()` returns True, even on a CPU build of torch.
-`torch.cuda.memory_allocated()` returns the value of the replayed allocator. After the block, every attribute is
+`torch.cuda.memory_allocated()` returns the value from the simulated allocator. After the block, every attribute is
 restored, even after an error.
 
 The modes of `VirtualGPU` handle tensor methods (`.to("cuda")`, `device=`, `.is_cuda`). Each module in this package

@@ -108,7 +108,7 @@ def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
     device.
 
     If a wrapper tensor were created on a device that this build of torch does not support, a backward pass through it
-    would end the process.
+    would terminate the process.
     """
     original: Any = getattr(torch.Tensor, "_make_wrapper_subclass", None)
     if original is None:

@@ -1,4 +1,4 @@
-"""Implements the memory statistics of `torch.cuda.memory_*` with the replayed allocator.
+"""Implements the memory statistics of `torch.cuda.memory_*` with the simulated allocator.
 
 Only the C functions are replaced, so torch's own Python code formats `memory_summary()`. Training loops call four of
 the Python functions in every step. These four functions are also replaced, because torch builds and sorts about ninety

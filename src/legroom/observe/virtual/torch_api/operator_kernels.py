@@ -1,10 +1,11 @@
-"""Kernels of operators that a program registers (`torch.library.custom_op`, `Library.impl`, `torch.library.impl`).
+"""Runs the kernels of operators that a program registers (`torch.library.custom_op`, `Library.impl`,
+`torch.library.impl`).
 
 PyTorch selects a kernel by the real device of the tensors. For tensors on a virtual GPU, the real device is the CPU.
 Therefore this module registers one function for the CPU, which calls the program's kernel for CUDA or for the CPU,
 depending on the virtual device. A CUDA kernel written in Triton or C++ raises its own error, because it cannot run on
-the CPU. Kernels are user code. Kernels run with the virtual GPU's modes, so their tensors are on virtual devices, and
-their memory is counted.
+the CPU. Kernels are user code, so they run with the virtual GPU's modes. The tensors of a kernel are on virtual
+devices, and their memory is counted.
 
 An operator that was defined before the virtual GPU became active is supported only if it is a `custom_op`.
 """
@@ -23,7 +24,8 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import optional_module, replaced, table
 
 UserCode = Callable[[], AbstractContextManager[None]]
-"""Returns a context manager inside which user code runs with the modes of the virtual GPU."""
+"""A function that returns a context manager. Inside its `with` block, user code runs with the modes of the virtual
+GPU."""
 _BACKENDS = ("CPU", "CUDA")
 _COMPOSITE = ("", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
@@ -108,8 +110,8 @@ def _existing_operator(
 
 
 _Kernel = tuple[Any, Callable[..., Any], bool]
-"""A weak reference to the library that owns the kernel, the function of the kernel, and whether this function receives
-the dispatch key set.
+"""A kernel: a weak reference to the library that owns it, its function, and whether this function receives the
+dispatch key set.
 """
 
 

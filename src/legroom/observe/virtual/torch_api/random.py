@@ -51,8 +51,8 @@ class _OnDevice(torch.Generator):
 
 
 class _DefaultGenerator(_OnDevice):
-    """The default generator of a device, which stores a seed. The state of this generator is the state of the CPU's
-    generator.
+    """The default generator of a device. It stores a seed but draws no numbers. The state of this generator is the
+    state of the CPU's generator.
     """
 
     _seed: int = DEFAULT_SEED

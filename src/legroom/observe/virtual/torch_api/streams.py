@@ -4,7 +4,7 @@ Operations run on the CPU and are finished when their call returns, so synchroni
 only the memory pool of an allocation, and an event stores only the host's time.
 
 As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority. After 32
-streams of one priority, torch uses the first stream again.
+streams of one priority, torch reuses the first stream.
 """
 
 import contextlib
@@ -253,7 +253,7 @@ class ExternalStream(Stream):
 
 
 class GenericEvent(metaclass=_ReplacementMeta):
-    """An event stores the time of the host's clock at which it was recorded."""
+    """An event, which stores the host time at which it was recorded."""
 
     original: Any = torch.Event
 

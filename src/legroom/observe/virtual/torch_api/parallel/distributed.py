@@ -30,7 +30,8 @@ def is_rank() -> bool:
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Make process groups use gloo, or the fake backend if a single rank is traced. `device_id` is ignored."""
+    """Return replacements that make process groups use gloo, or the fake backend if a single rank is traced.
+    `device_id` is ignored."""
     yield from single_rank.replacements() if single_rank.is_enabled() else _groups_with_gloo()
     c10d, *importers = single_rank.modules_of_groups()
     barrier = getattr(c10d, "barrier", None)

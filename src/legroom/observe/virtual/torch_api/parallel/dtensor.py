@@ -1,10 +1,10 @@
 """Random numbers in sharded tensors (`DTensor`). FSDP2 and tensor parallelism need random numbers for initial
 parameters and dropout.
 
-On CUDA, each rank advances the generator of its GPU to the offset that belongs to its shard. A virtual GPU uses the
-generator of the CPU, which has no offsets. Instead, each shard has its own seed. Therefore replicas of the same shard
-get equal numbers, and different shards get different numbers. The generators of all ranks stay in the same state. A
-tensor with a single shard gets the same numbers as a plain tensor.
+On CUDA, each rank advances the generator of its GPU to the offset of its shard. A virtual GPU uses the generator of
+the CPU, which has no offsets. Instead, each shard has its own seed. Therefore replicas of the same shard get equal
+numbers, and different shards get different numbers. The generators of all ranks stay in the same state. A tensor with
+a single shard gets the same numbers as a plain tensor.
 """
 
 import contextlib
