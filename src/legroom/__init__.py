@@ -84,7 +84,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _import(module: str) -> Any:
-    """Import a module without garbage collection, which would visit every torch object and double the import time."""
+    """Import a module with garbage collection disabled. A collection would visit every torch object and double the
+    import time.
+    """
     from legroom.memory.garbage_collection import no_garbage_collection
 
     with no_garbage_collection():

@@ -57,8 +57,9 @@ _CommandLineError = cast("type[Exception]", typer.BadParameter.__mro__[2])
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Without `argv`, the arguments are those of the process, and `legroom run` prints its report at interpreter exit,
-    after the script's threads and exit handlers. With `argv`, everything is printed before the function returns.
+    Without `argv`, the arguments are those of the process. In this case, `legroom run` prints its report at
+    interpreter exit, after the script's threads and exit handlers have finished. With `argv`, everything is printed
+    before the function returns.
     """
     at_exit: Callable[[Callable[[], None]], object] | None = atexit.register if argv is None else None
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -85,8 +85,9 @@ def read_recording(path: Path) -> "Capture":
 
 
 class Command(typer.core.TyperCommand):
-    """A command that accepts `--json` for `--format json`, and whose help is shorter than typer's: `[default: 2]`
-    instead of `[default: (2); x>=1]`.
+    """A command that accepts `--json` as a short form of `--format json`.
+
+    Its help is shorter than typer's: `[default: 2]` instead of `[default: (2); x>=1]`.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -124,7 +125,7 @@ def _full_form(word: str) -> str:
 
 
 _EXTRA = re.compile(r"  \[(?:default: (?P<default>[^\]]*?))?(?:; )?(?:x>=\d+|required)?\]$")
-"""Matches what click appends to the help of an option: the default value and the range of valid values."""
+"""Matches the text that click appends to the help of an option: the default value and the range of valid values."""
 
 
 def _short_default(extra: re.Match[str]) -> str:
@@ -133,7 +134,7 @@ def _short_default(extra: re.Match[str]) -> str:
 
 
 def _no_type(ctx: Any) -> None:
-    """Omit the Python type of an argument (`<list[str]>`)."""
+    """Return no type, so that the help omits the Python type of an argument (`<list[str]>`)."""
 
 
 class ScriptCommand(Command):

@@ -1,5 +1,5 @@
-"""What the callbacks of all trainers share: a watched loop, the out-of-memory report, precision checks and batch
-sizes.
+"""Functionality that the callbacks of all trainers share: a watched loop, the out-of-memory report, precision checks
+and batch sizes.
 """
 
 import sys
@@ -49,7 +49,8 @@ class TrainingMonitor:
 
     def __init__(self, *, report: bool = True, precision: bool = True) -> None:
         """With `report`, the memory of a GPU is recorded, and the report is printed after an out-of-memory error. With
-        `precision`, gradients and the loss scale are checked at some steps."""
+        `precision`, gradients and the loss scale are checked at some steps.
+        """
         self.findings: list[Finding] = []
         self.recording: BlockRecording | None = None
         self._report, self._precision = report, precision
@@ -118,7 +119,8 @@ class TrainingMonitor:
 
     def check_choice(self, used: str, device: torch.device, options: dict[str, str]) -> None:
         """Print one line if another precision is better on a GPU. `used` is `bf16`, `fp16` or `fp32`, and `options` maps
-        these names to the settings of the trainer."""
+        these names to the settings of the trainer.
+        """
         if not self._precision or device.type != "cuda":
             return
         best, reason = chosen_precision("auto", device)
@@ -168,7 +170,8 @@ def fit_batch(
     extra_state: tuple[Any, ...] = (),
 ) -> FittedBatch:
     """Find the largest batch size that fits and divides the effective batch size. `backward` runs the forward and backward
-    pass of a batch."""
+    pass of a batch.
+    """
 
     def step(*parts: Any) -> None:
         whole = list(parts) if len(parts) > 1 else parts[0]

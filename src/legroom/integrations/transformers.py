@@ -27,11 +27,13 @@ MAX_SAMPLES = 1000
 
 class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  # untyped
     """Warns about leaks and precision problems while a Trainer trains, and shows the steps in `legroom monitor`. With
-    `with callback:` around `trainer.train()`, an out-of-memory error is reported."""
+    `with callback:` around `trainer.train()`, an out-of-memory error is reported.
+    """
 
     def __init__(self, *, report: bool = True, precision: bool = True) -> None:
         """With `report`, the block `with callback:` records the memory of the GPU. With `precision`, gradients and the
-        loss scale are checked at some steps."""
+        loss scale are checked at some steps.
+        """
         self._monitor = TrainingMonitor(report=report, precision=precision)
 
     def __enter__(self) -> "LegroomCallback":
@@ -64,9 +66,9 @@ def find_batch(trainer: Any) -> FittedBatch:
     """Set the largest `per_device_train_batch_size` that fits, and scale `gradient_accumulation_steps` so that the
     effective batch size stays the same.
 
-    Call this function before `trainer.train()`. `auto_find_batch_size` instead restarts training with half the batch
-    size, which changes the effective batch size. The search runs training steps with the longest of the first 1000
-    samples, and then restores the model.
+    Call this function before `trainer.train()`. In contrast, `auto_find_batch_size` restarts training with half the
+    batch size, which changes the effective batch size. The search runs training steps with the longest of the first
+    1000 samples, and then restores the model.
     """
     args, model = trainer.args, trainer.model
     if args.auto_find_batch_size:

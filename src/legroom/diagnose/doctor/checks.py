@@ -133,7 +133,7 @@ def _cudnn(number: str) -> str:
 
 
 def library_path(machine: Machine) -> DoctorCheck:
-    """Check for CUDA libraries on LD_LIBRARY_PATH, which replace the libraries that torch includes."""
+    """Check for CUDA libraries on LD_LIBRARY_PATH, which override the libraries bundled with torch."""
     path = machine.environ.get("LD_LIBRARY_PATH", "")
     found = sorted(
         {name for folder in path.split(os.pathsep) if folder for name in _cuda_libraries(Path(folder))}
@@ -467,7 +467,8 @@ def computation(torch: TorchFacts) -> DoctorCheck:
 
 def _has_kernels(capability: tuple[int, int] | None, architectures: tuple[str, ...]) -> bool:
     """Return True if the build has kernels for a GPU. A kernel compiled for one GPU runs on GPUs with the same major
-    version and the same or a higher minor version. PTX (`compute_`) runs on all newer GPUs."""
+    version and the same or a higher minor version. PTX (`compute_`) runs on all newer GPUs.
+    """
     if capability is None:
         return True
     for architecture in architectures:

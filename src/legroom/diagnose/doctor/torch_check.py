@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 SECONDS = 120.0
-"""The timeout in seconds.
-
-The timeout is long, because importing torch from a slow disk and creating CUDA contexts can be slow.
+"""The timeout of the test process in seconds. The timeout is long, because importing torch from a slow disk and
+creating CUDA contexts can be slow.
 """
 
 

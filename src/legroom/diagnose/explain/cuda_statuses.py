@@ -160,7 +160,7 @@ _NUMBER_PREFIXES = (
         )
     ),
 )
-"""Matches the text before a status number.
+"""Patterns for the text before a status number.
 
 Each pattern contains a long literal, so that long logs are searched quickly.
 """

@@ -36,7 +36,7 @@ _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
-"""The original error is searched for in this many lines before `During handling of the above exception`."""
+"""The number of lines before `During handling of the above exception` that are searched for the original error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class LogResult:
     unknown: ErrorLine | None
     """A Python error that matches no pattern, if it is the last error."""
     first: LogMatch | None
-    """The first error of another kind that the log contains before `error`."""
+    """The first error of a different kind that precedes `error` in the log."""
     lines: int
     is_cut: bool = False
     """True if nothing was found and the log ends inside a traceback."""
@@ -384,7 +384,7 @@ _EXCEPTION = re.compile(r"\w(?:Error|Exception)\b: ")
 _TYPED = re.compile(r"\s*(?:(?:\([\w.-]{1,30}\) )?[\w.@~:/\[-]{0,60}\]?\$ |>>> |export |setx? )")
 """Matches the start of a command that the user typed, with or without its prompt."""
 _EXIT_CODES = ("LG734", "LG735", "LG729")
-"""Codes of messages that only report the exit, the stop or the crash of a process.
+"""Codes of messages that only report that a process exited, was stopped or crashed.
 
 Any other known error is more informative.
 """
@@ -401,7 +401,7 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     "LG711": (lambda found: found.code == "LG725" and "fallen off the bus" in found.text, _NCCL_LINES),
     # The other ranks wait for the rank that failed, until their collective times out.
     _TIMEOUT: (_failed_rank, _ALL_LINES),
-    # The loop that reads batches reports that a worker exited, after the reason of the worker's exit.
+    # The reason for a worker's exit is logged before the loop that reads batches reports the exit.
     _WORKER_DIED: (_is_killed_worker, _ALL_LINES),
     # A build fails because the compiler was killed.
     "LG751": (lambda found: found.code == "LG705", 6),

@@ -62,7 +62,9 @@ def _library_of(error: ErrorLine) -> str:
 
 
 def _rejects_settings(error: ErrorLine) -> bool:
-    """Return whether code that checks settings raised the error: a configuration class or a file of settings."""
+    """Return True if the error comes from code that checks settings, such as a configuration class or a settings
+    file.
+    """
     last = error.frames.replace("\\", "/")
     return bool(_SETTINGS.search(last[last.rfind("file ") :]) or _SETTINGS_CLASS.search(error.kind))
 

@@ -57,7 +57,7 @@ def _status(code: str) -> Rule:
 
 SIZE_RULES: tuple[Rule, ...] = (
     _rule("LG719", IMPOSSIBLE_SIZES),
-    # A call that the system rejects for another reason than a lack of shared memory.
+    # A call that the system rejects for a reason other than a lack of shared memory.
     _rule("LG731", r"NCCL WARN Call to (?:shm_)?open failed ?: (?:Permission denied|Operation not permitted|No such file).{0,600}shared memory segment"),
     _rule("LG783", r"(?:unable to open shared memory object|unable to mmap)[^\n]{0,300}(?:Permission denied|Operation not permitted|Read-only file system)"),
     # PyTorch calls the driver directly for expandable segments, which Jetson does not support.
@@ -317,5 +317,5 @@ CAUSE_PATTERNS = tuple(
 )
 """Patterns of messages that name a cause.
 
-Each pattern comes after a code and the position, starting at 1, of the cause on the page of that code.
+Each entry contains a code, the position of the cause on the page of that code (starting at 1), and the pattern.
 """

@@ -7,7 +7,7 @@ from legroom.diagnose.oom.sizes import ReportedSizes
 from legroom.units import GiB, format_size
 
 _CONTEXT = 3 * GiB // 2
-"""The maximum size of the CUDA context and libraries.
+"""The assumed maximum size of the CUDA context and the loaded libraries.
 
 If non-PyTorch memory is larger, another process probably uses the GPU.
 """

@@ -17,7 +17,7 @@ from legroom.observe.source.batch_setting import SIZE, BatchSetting
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A change of the batch size setting to a smaller value."""
+    """A change that reduces the value of the batch size setting."""
 
     setting: BatchSetting
     size: int

@@ -1,9 +1,9 @@
 """Messages of out-of-memory errors from PyTorch, drivers, GPU libraries, Python and the operating system.
 
-The table is read from the top, and the first match is used. Patterns for page-locked memory come before CUDA's
-general messages. Patterns for sizes that no machine has come first. Messages that mention memory but have another
-cause come before vague messages. An error with a `disguised` message may have other causes, so the caller must check
-the free memory. Every pattern matches a limited number of characters, because a log may have many megabytes.
+The table is read from the top, and the first match is used. Patterns for impossibly large sizes come first. Patterns
+for page-locked memory come before CUDA's general messages. Messages that mention memory but have another cause come
+before vague messages. An error with a `disguised` message may have other causes, so the caller must check the free
+memory. Every pattern matches a limited number of characters, because a log may be many megabytes long.
 """
 
 import re
@@ -46,7 +46,8 @@ class MessagePattern:
     def variants(self) -> tuple[tuple[str, re.Pattern[str]], ...]:
         """Regular expressions, each with a lower-case literal that every match contains.
 
-        Compiling the expressions of all messages takes a tenth of a second, and most runs do not fail.
+        The expressions are compiled on first use, because compiling all of them takes a tenth of a second and most
+        runs do not fail.
         """
         return compile_variants(self.pattern)
 
@@ -75,7 +76,7 @@ _MAX_OCCURRENCES = 40
 def _occurrences(text: str, literal: str) -> Iterator[int]:
     """Yield the positions of `literal`.
 
-    If there are many positions, only the first and the last positions are used.
+    If there are many positions, only those near the start and the end of the text are used.
     """
     position = -1
     for _ in range(_MAX_OCCURRENCES):

@@ -82,7 +82,9 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
 
 
 def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
-    """Report a list or dict that retains much memory and does not belong to the model or the optimizer."""
+    """Report a list or dict that retains a large amount of memory and does not belong to the model or the
+    optimizer.
+    """
     for holder in _containers(evidence):
         yield Finding(
             code="LG105",
@@ -97,7 +99,7 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _containers(evidence: Evidence) -> Iterator[Holder]:
-    """Yield containers that retain much memory, or memory of earlier steps.
+    """Yield containers that retain a large amount of memory, or memory from earlier steps.
 
     Containers that are already reported as a leak are skipped. Tuples are skipped too, because a tuple is the result
     of one call and does not grow.

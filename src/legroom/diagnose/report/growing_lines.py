@@ -34,7 +34,7 @@ class Leak:
     nodes_per_step: int | None
     """The number of autograd nodes added per step, or None if they were not counted."""
     holder: str | None
-    """The references from a variable to the memory, if known."""
+    """The chain of references from a variable to the memory, if known."""
     advice: str
     steps: int
     lines: int

@@ -2,8 +2,8 @@
 
 A segment is memory that was reserved on the device with one request. A segment is divided into a linked list of
 blocks. A pool has one list of free blocks per stream. Each list is sorted by size, age of the segment and address, so
-the best fit is found by bisection. A list has between ten and a few thousand entries, and at this size, lists are
-faster than trees.
+the best fit is found by bisection. A list has between ten and a few thousand entries. At this size, lists are faster
+than trees.
 """
 
 from bisect import bisect_left, insort
@@ -72,7 +72,7 @@ class Block:
     ) -> None:
         self.address = address
         self.size = size
-        """The size of the block: the rounded request, and any remainder that is too small to split off."""
+        """The size of the block: the rounded request plus any remainder that is too small to split off."""
         self.stream = stream
         self.pool = pool
         self.segment = segment

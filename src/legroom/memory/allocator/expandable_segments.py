@@ -145,7 +145,7 @@ def reachable_size(block: Block) -> int:
 
 
 def _room(block: Block | None, size: int) -> int:
-    """Return the number of consecutive free and unmapped bytes from this block on, up to about `size`."""
+    """Return the number of consecutive free and unmapped bytes that start at this block, up to about `size`."""
     room = 0
     while room < size and block is not None and block.state in (FREE, UNMAPPED):
         room += block.size

@@ -1,6 +1,6 @@
 """Finds statements that add to a container indirectly.
 
-Examples are calls of functions that store their arguments, and new lists that include the old list.
+Examples are calls to functions that store their arguments, and new lists that include the old list.
 """
 
 import re
@@ -118,8 +118,8 @@ def is_for_any_value(store: StoreFact) -> bool:
 
 
 def _names_its_value(program: Program, passed: _Passed) -> bool:
-    """Return True for calls that also store other values: `log("loss", loss)`, `push((state, log_prob))` and
-    `defer(lambda: log(loss))`.
+    """Return True if a call passes a string, a container or a closure, as in `log("loss", loss)`,
+    `push((state, log_prob))` and `defer(lambda: log(loss))`.
     """
     return any(
         isinstance(each, cst.BaseString) or bool(contained_parts(each)) or is_closure(program, each)
@@ -263,8 +263,8 @@ def replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
 def is_reported_at_store(store: StoreFact) -> bool:
     """Return True if the finding is at the statement that stores the value, and not at the call.
 
-    The caller of a callback does not know what the callback stores. If only the object calls its own method
-    (`self.update_center(x)`), the mistake is in the method.
+    If the function is a callback, its caller cannot control what the callback stores. If only the object calls its own
+    method (`self.update_center(x)`), the mistake is in the method.
     """
     function = store.function
     is_called = function.name == "__call__"  # self.average(loss)
@@ -318,7 +318,7 @@ def _added_call(call: str) -> str:
 
 
 def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, StoreFact]]:
-    """Find calls of functions in this file that store an argument.
+    """Find calls to functions in this file that store an argument.
 
     Yield each call with two facts. The first fact describes the call as if the caller stored the value. The second
     fact describes the statement in the function.

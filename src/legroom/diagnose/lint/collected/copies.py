@@ -61,7 +61,7 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
 
 
 def _is_number(node: cst.BaseExpression) -> bool:
-    """Return True for `torch.cat(parameters).norm()`."""
+    """Return True if an expression reduces tensors to numbers, as in `torch.cat(parameters).norm()`."""
     return isinstance(node, cst.Call) and method_name(node) in _REDUCTIONS
 
 
@@ -155,7 +155,8 @@ def _adds_copies(program: Program, loop: LoopFact, models: set[str]) -> bool:
 
 def _is_repeated(program: Program, node: cst.CSTNode, loop: LoopFact) -> bool:
     """Return True if every step, or every n-th epoch, copies the model. Other conditions may limit the number of
-    copies, as in `if epoch in milestones`."""
+    copies, as in `if epoch in milestones`.
+    """
     if is_innermost_step_loop(program, loop):
         return True
     for each in program.ancestors(node):
@@ -177,7 +178,8 @@ def _copied_models(
     program: Program, expression: cst.BaseExpression, store: StoreFact, depth: int = 0
 ) -> set[str]:
     """Return the models that an expression copies on the same device, such as `model` for `{"state":
-    copy.deepcopy(model.state_dict())}`."""
+    copy.deepcopy(model.state_dict())}`.
+    """
     nodes = list(walk(expression))
     if any(_moves_to_host(node) for node in nodes):
         return set()
@@ -235,7 +237,8 @@ def _moves_to_host(node: cst.CSTNode) -> bool:
 
 def _copied_model(program: Program, node: cst.CSTNode) -> str | None:
     """Return the model that a node copies: `deepcopy(model)`, `deepcopy(model.state_dict())`, `[p.clone() for p in
-    model.parameters()]` or `parameters_to_vector(model.parameters())`."""
+    model.parameters()]` or `parameters_to_vector(model.parameters())`.
+    """
     if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.DictComp)):
         return _cloned_model(program, node)
     if not isinstance(node, cst.Call) or not node.args:

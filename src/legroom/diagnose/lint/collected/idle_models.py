@@ -17,7 +17,7 @@ def idle_models(program: Program) -> Iterator[Problem]:
     """Find `self.model = copy.deepcopy(model).to(device)` in a constructor, if the program uses only a few instances
     of the class in each round.
 
-    For example, a program for federated learning draws a few clients in each round.
+    For example, a program for federated learning selects a few clients in each round.
     """
     if not program.drawn_names:
         return
@@ -36,7 +36,8 @@ def idle_models(program: Program) -> Iterator[Problem]:
 
 def idle_optimizers(program: Program) -> Iterator[Problem]:
     """Find `self.optimizers.append(optimizer)` with a new optimizer for each stage of the training, if the program never
-    steps the stored optimizers again. Each optimizer keeps its state on the GPU."""
+    steps the stored optimizers again. Each optimizer keeps its state on the GPU.
+    """
     for store in program.stores:
         if (
             store.value.kind is not ValueKind.OPTIMIZER

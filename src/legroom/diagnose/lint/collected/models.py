@@ -301,7 +301,7 @@ def _is_target(program: Program, element: cst.CSTNode | None) -> bool:
 
 
 def _is_one(program: Program, node: cst.Subscript, target: str) -> bool:
-    """Return True for one entry outside a loop, such as `models[best]`."""
+    """Return True if an expression outside a loop reads one entry, as in `models[best]`."""
     if any(isinstance(each.slice, cst.Slice) for each in node.slice):
         return False
     return path_of(node) == target and not any(
@@ -311,7 +311,7 @@ def _is_one(program: Program, node: cst.Subscript, target: str) -> bool:
 
 
 def _key_of(program: Program, model: cst.BaseExpression) -> str | None:
-    """Return "model" for `{"model": model, "loss": loss.item()}`."""
+    """Return the key of a model in a dict, such as "model" for `{"model": model, "loss": loss.item()}`."""
     parent = program.parent.get(model)
     return string_value(parent.key) if isinstance(parent, cst.DictElement) else None
 

@@ -123,7 +123,7 @@ def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
 
 
 def key_of(store: StoreFact) -> list[cst.CSTNode]:
-    """Return the key under which a value is stored: a subscript, or the name in a call of `setattr`."""
+    """Return the key under which a value is stored: a subscript, or the name in a call to `setattr`."""
     if isinstance(store.node, cst.Call):  # setattr(recorder, name, value), model.register_buffer(name, value)
         return [store.node.args[0 if method_name(store.node) else 1].value]
     target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None

@@ -174,7 +174,7 @@ def _contains_output(
 ) -> bool:
     """Return True if an expression is the output of a model, or a tensor of similar size computed from it.
 
-    Appends the calls of the models to `models`.
+    Append the calls to these models to `models`.
     """
     if depth > _MAX_DEPTH:
         return False

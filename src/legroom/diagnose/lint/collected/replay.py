@@ -55,8 +55,8 @@ def replayed_on_gpu(program: Program) -> Iterator[Problem]:
 
 
 def _made_on_gpu(program: Program, part: cst.BaseExpression, store: StoreFact) -> cst.BaseExpression | None:
-    """Return the call that creates a tensor on the GPU or moves it there. The call is in the expression, in an
-    assignment to its name, or in a function whose result is used there.
+    """Return the call that creates a tensor on the GPU or moves it there. The call is in the expression itself, in an
+    assignment to the variable that it names, or in a function whose result it uses.
     """
     path = dotted(part)
     sources: list[cst.BaseExpression] = [part]

@@ -122,7 +122,7 @@ def dominates(program: Program, first: Fact, later: Fact) -> bool:
 def is_never_differentiated(
     program: Program, function: Function, seen: frozenset[Function] = frozenset()
 ) -> bool:
-    """Return True if this file contains all calls of a function, and no backward pass uses their results."""
+    """Return True if this file contains all calls to a function, and no backward pass uses their results."""
     if function in seen or not function.call_sites or function.name in program.passed_names:
         return False
     return all(_is_result_unused(program, site, seen | {function}) for site in function.call_sites)

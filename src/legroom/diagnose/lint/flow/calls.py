@@ -224,7 +224,9 @@ class Calls(Expressions):
         return UNKNOWN
 
     def _result_of_passed(self, function: Value, arguments: tuple[Value, ...]) -> Value:
-        """Return the result of a function or model that another thread runs. `no_grad` applies only to its own thread."""
+        """Return the result of a function or model that another thread runs. `no_grad` applies only to the thread that
+        enters it.
+        """
         if function.kind is ValueKind.MODEL:
             return model_call(function, arguments, no_grad=False)
         known = self.program.functions.get(function.function or "")

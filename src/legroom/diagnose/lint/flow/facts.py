@@ -36,7 +36,7 @@ class Function:
     """True if the function calls an optimizer's `step` outside loops."""
     call_sites: "list[CallSite]" = field(default_factory=list)
     is_dispatched: bool = False
-    """True if the object of the method call is unknown, as in
+    """True if the method is called on an unknown object, as in
     `for callback in callbacks: callback.on_step_end(loss)`.
     """
     returns: Value = UNKNOWN

@@ -350,7 +350,7 @@ class FactRecorder(Calls):
         )
 
     def _merge(self, node: cst.Call, target: str, merged: Value, arguments: tuple[Value, ...]) -> None:
-        """Record `row.update({"loss": loss})` and `row.update(loss=loss)`."""
+        """Record the values that `row.update({"loss": loss})` and `row.update(loss=loss)` store."""
         for argument, value in zip(node.args, arguments, strict=True):
             if argument.keyword is not None:
                 merged = with_item(merged, argument.keyword.value, value)

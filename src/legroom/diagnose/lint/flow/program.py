@@ -72,7 +72,7 @@ class Program:
 
     @cached_property
     def _positions(self) -> Mapping[cst.CSTNode, CodeRange]:
-        # `MetadataWrapper.resolve` also visits every node, for providers that are not needed here. That takes as long.
+        # `MetadataWrapper.resolve` would take twice as long: it also visits every node for providers that are not needed.
         positions = PositionProvider()._gen(MetadataWrapper(self.module, unsafe_skip_copy=True))
         return cast("Mapping[cst.CSTNode, CodeRange]", positions)
 
@@ -105,8 +105,8 @@ class Program:
         return False
 
     def other_uses(self, store: StoreFact) -> Iterator[tuple[cst.CSTNode, cst.CSTNode | None]]:
-        """Yield each node with the name of the stored variable or attribute, and its parent. The storing statement and
-        assignments to the name are left out.
+        """Yield each node that names the stored variable or attribute, together with the parent of the node. The
+        storing statement and assignments to the name are omitted.
         """
         name = last_name(store.target)
         for node in self.nodes:
@@ -229,7 +229,7 @@ class Program:
     def guess(self, path: str) -> Value:
         """Return the value that a name such as `model` usually has.
 
-        If this is unknown but the file uses the name as a model, return a model.
+        If the name suggests no value but the file uses it as a model, return a model.
         """
         guess = guess_from_name(path.rpartition(".")[2])
         return self.guess_called(path) if guess.kind is ValueKind.UNKNOWN else guess

@@ -27,7 +27,7 @@ _ENVIRONMENT = re.compile(r"^(?:\w*_)?envs?$|environment", re.IGNORECASE)
 def runs_model_itself(call: CallFact) -> bool:
     """Return True if a call runs a model on data with gradients enabled.
 
-    A call of another method of the model does not count.
+    A call to another method of the model does not count.
     """
     return (
         call.receiver.kind is ValueKind.MODEL
@@ -127,7 +127,8 @@ def acts(program: Program, function: Function) -> bool:
 
 
 def takes_action(program: Program, call: CallFact) -> bool:
-    """Return True for `net(state).argmax().item()` in a loop over an environment, or next to the training of the model.
+    """Return True for `net(state).argmax().item()` in a training loop, or in a function that steps through an
+    environment.
 
     The graph of a single sample is freed at once, and needs less memory than the graph of a training step.
     """

@@ -139,7 +139,7 @@ def _is_returned_detached(program: Program, call: CallFact) -> bool:
 
 
 def models_of_other_steps(program: Program) -> Iterator[tuple[CallFact, str]]:
-    """Yield calls of a model in a function that trains another model, such as a generator in the step of the
+    """Yield calls to a model in a function that trains another model, such as a generator in the step of the
     discriminator.
 
     The called model is trained in a different function, which sets the gradients to zero before it uses them.
@@ -202,7 +202,7 @@ def builds_unused_graph(
 ) -> bool:
     """Return True if a training step runs a model with gradients on inputs without a graph.
 
-    `trained` is True if an optimizer trains the model, because the parameters of the model then require gradients.
+    `trained` is True if an optimizer trains the model, which means that the parameters of the model require gradients.
     `argument` is the argument that contains the model, if the call passes the model to a function that runs it.
     """
     model = _called_model(program, call) if argument is None else program.value(argument.value)
@@ -341,7 +341,7 @@ def _optimized_names(program: Program, function: Function) -> set[str]:
 def _is_fixed(program: Program, names: set[str]) -> bool:
     """Return True if the code shows that the program does not train a model.
 
-    Evidence is a call of `eval()`, a copy of another model's weights, or a name such as `teacher`.
+    Evidence is a call to `eval()`, a copy of another model's weights, or a name such as `teacher`.
     """
     switched = any(
         isinstance(node, cst.Call) and method_name(node) == "from_pretrained"

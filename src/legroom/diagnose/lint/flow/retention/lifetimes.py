@@ -202,7 +202,9 @@ def container_survives(program: Program, site: CallSite, store: StoreFact) -> bo
 
 
 def shared_default(program: Program, function: Function, parameter: str) -> cst.BaseExpression | None:
-    """Return the default list or dict of a parameter if callers use it. It keeps its entries between the calls."""
+    """Return the default list or dict of a parameter if callers use it. Such a default object keeps its entries
+    between calls.
+    """
     if (
         parameter not in function.mutable_defaults
         or not any(function.uses_default(site.call, parameter) for site in function.call_sites)

@@ -107,7 +107,8 @@ def is_initialization(program: Program, store: StoreFact) -> bool:
 
 def is_shrunk(store: StoreFact) -> bool:
     """Return True if a value is computed from itself without growing, as in `history = history[-100:]` or `h =
-    h.detach()`."""
+    h.detach()`.
+    """
     expression = store.expression
     if added_parts(expression, store.target):
         return False
@@ -198,7 +199,8 @@ def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: boo
 
 def is_monitored(program: Program, store: StoreFact) -> bool:
     """Return True if a sum accumulates a quantity that no backward pass uses, such as a KL divergence that is only printed.
-    No backward pass frees the graph of such a quantity."""
+    No backward pass frees the graph of such a quantity.
+    """
     if store.how != "augment" or not store.value.has_graph:
         return False
     return not any(
@@ -227,7 +229,7 @@ def is_released(
     monitored: bool = False,
 ) -> bool:
     """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its
-    initialization. With `every_step`, a release only counts if it runs in the loop with the backward pass. With
+    initialization. With `every_step`, a release counts only if it runs in the loop with the backward pass. With
     `monitored`, the release must also run in every iteration of this loop.
     """
     name = last_name(target)

@@ -183,7 +183,7 @@ def _fix(program: Program, store: StoreFact, argument: cst.BaseExpression | None
 
 
 def _detached(state: str, initial: list[StoreFact]) -> str:
-    """Return an expression that detaches a state, or "" if no expression of one line can do so."""
+    """Return an expression that detaches a state, or "" if no one-line expression can do so."""
     if all(each.value.is_tensor for each in initial):
         return f"{state}.detach()"
     if any(each.value.mapping or _is_object(each) for each in initial):

@@ -82,7 +82,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_never_cleared(program: Program, store: StoreFact) -> bool:
-    """Return True for the key-value cache of a model that answers several requests without a call of `clear()`."""
+    """Return True for the key-value cache of a model that answers several requests, if the program never clears the
+    cache.
+    """
     clearing = {
         each.function
         for each in program.stores
@@ -105,7 +107,9 @@ def _is_never_cleared(program: Program, store: StoreFact) -> bool:
 
 
 def _is_uncalled(program: Program, function: Function, seen: frozenset[str] = frozenset()) -> bool:
-    """Return True if no code calls a function of this name, except functions that no code calls."""
+    """Return True if no code calls a function with this name. Calls inside functions that are never called do not
+    count.
+    """
     if function.name in seen:
         return True
     if isinstance(function.node, cst.Module) or function.name in program.passed_names:

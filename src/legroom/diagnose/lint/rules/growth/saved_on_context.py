@@ -112,7 +112,7 @@ def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpressio
 def _is_setting(program: Program, function: Function, path: str | None) -> bool:
     """Return True if an input of `forward` is not a tensor.
 
-    The reason is the name or the annotation of the input, a call of the input, or a later parameter `*inputs`, which
+    The evidence is the name or the annotation of the input, a call to the input, or a later parameter `*inputs`, which
     receives the tensors.
     """
     node = function.node
@@ -133,7 +133,9 @@ def _is_setting(program: Program, function: Function, path: str | None) -> bool:
 
 
 def _tensor_inputs(program: Program, function: Function) -> set[str]:
-    """Return the names of the output of an autograd function and of its first input."""
+    """Return the name of the first input of an autograd function and, in `setup_context`, also the name of the
+    output.
+    """
     if function.name == "forward":
         return set(function.parameters[1:2])
     inputs, output = function.parameters[1:2], function.parameters[2:3]  # setup_context(ctx, inputs, output)

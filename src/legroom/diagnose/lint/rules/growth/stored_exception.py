@@ -105,7 +105,7 @@ def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
 
 
 def _continues(program: Program, store: StoreFact) -> bool:
-    """Return True if the function computes with tensors after it stored the exception."""
+    """Return True if the function computes with tensors after storing the exception."""
     if isinstance(store.function.node, cst.Module):
         return True
     return any(

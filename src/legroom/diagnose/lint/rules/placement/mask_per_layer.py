@@ -60,7 +60,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _side(program: Program, call: CallFact) -> int:
-    """Return the size of a square matrix, or 0 if it is unknown."""
+    """Return the side length of a square matrix, or 0 if the matrix is not square or its size is unknown."""
     sizes = [each.value for each in positional(call.node)]
     if len(sizes) > 0 and isinstance(sizes[0], cst.Tuple):
         sizes = [each.value for each in sizes[0].elements]

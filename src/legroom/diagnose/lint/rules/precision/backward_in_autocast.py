@@ -89,7 +89,7 @@ def _autocast_around(program: Program, node: cst.CSTNode) -> tuple[cst.WithItem 
 def _autocast_of_callers(
     program: Program, function: Function, seen: frozenset[Function] = frozenset()
 ) -> cst.WithItem | cst.Decorator | None:
-    """Return the autocast block or decorator that encloses every call of a function."""
+    """Return the autocast block or decorator that encloses every call to a function."""
     if isinstance(function.node, cst.FunctionDef):
         for each in function.node.decorators:
             if _is_autocast(program, each.decorator):

@@ -106,7 +106,9 @@ def _is_module(program: Program, store: StoreFact, owner: str) -> bool:
 
 
 def _is_iterated(program: Program, store: StoreFact, owner: str, methods: set[str]) -> bool:
-    """Return True if the innermost loop that binds a name iterates over the result of one of these methods."""
+    """Return True if the innermost loop that binds the name `owner` iterates over the result of one of the
+    `methods`.
+    """
     loop = next((each for each in reversed(store.loops) if owner in each.bound), None)
     return (
         loop is not None

@@ -65,7 +65,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _without_evaluation(program: Program) -> str:
-    """Return the code of the file without the context managers and decorators of its evaluation."""
+    """Return the source code of the file without `no_grad` blocks, torch decorators and `.detach()`, which evaluation
+    code uses.
+    """
     return re.sub(
         r"@torch\.\w+\(\)|with torch\.(?:no_grad|inference_mode)\(\)|\.detach\(\)", "", program.text
     )

@@ -24,7 +24,7 @@ its activations.
   generator is trained in another function or later in the loop, after its gradients are set to zero.
 
 The rule follows calls through functions, methods and modules in the file. For example, `model.sample()` may call
-`self.next_token()`, which runs the model. The rule does not flag a function if all calls of the function in the file
+`self.next_token()`, which runs the model. The rule does not flag a function if all calls to the function in the file
 are under `no_grad`. The rule also does not flag methods that frameworks call with gradients disabled, such as
 `validation_step`.
 
@@ -151,7 +151,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _statement_without_effect(program: Program, function: Function) -> cst.BaseExpression | None:
-    """Return the first `torch.no_grad()` that is a statement of its own, without `with`."""
+    """Return the first `torch.no_grad()` that is a separate statement instead of part of a `with` statement."""
     for node in walk(function.body, into_functions=False):
         if isinstance(node, cst.Expr):
             made = node.value.func if isinstance(node.value, cst.Call) else node.value
@@ -173,8 +173,8 @@ def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFa
 def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
     """Yield the first model call in each function or loop that evaluates.
 
-    A call is an evaluation if a name says so, if `model.eval()` was called before, or if no backward pass uses the
-    results.
+    A call is an evaluation if a name indicates evaluation, if `model.eval()` was called before, or if no backward pass
+    uses the results.
     """
     reported: set[LoopFact | Function] = set()
     for call in program.calls:
@@ -361,8 +361,8 @@ def _yields(function: Function) -> bool:
 
 
 def _is_in_eval_mode(program: Program, call: CallFact, within: LoopFact | None = None) -> bool | None:
-    """Return True if the last mode of the model before the call is `.eval()`, False if it is `.train()`, and None if
-    the function sets no mode.
+    """Return True if `.eval()` set the model's mode last before the call, False if `.train()` did, and None if the
+    function sets no mode.
     """
     last = None
     for other in program.calls:

@@ -147,7 +147,7 @@ def _restores_training(program: Program, call: CallFact) -> bool:
 
 
 def _is_small(program: Program, call: CallFact) -> bool:
-    """Return True if the loaded file is small, because it contains the state of a scheduler, a scaler or a random
+    """Return True if the loaded file probably contains only the small state of a scheduler, a scaler or a random
     generator.
     """
     line = program.statement_line(call.node)
@@ -155,7 +155,7 @@ def _is_small(program: Program, call: CallFact) -> bool:
 
 
 def _names_a_checkpoint(program: Program, call: CallFact) -> bool:
-    """Return True if the loaded file is a checkpoint, and not for example a cached dataset."""
+    """Return True if the names in the call suggest a checkpoint, and not another file such as a cached dataset."""
     given = [program.source(each) for each in positional(call.node)[:1]]
     targets = [store.target for store in program.stores if program.inside(call.node, store.expression)]
     return any(_CHECKPOINT.search(each) for each in (*given, *targets))
