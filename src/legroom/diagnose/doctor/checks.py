@@ -124,7 +124,7 @@ def libraries(machine: Machine, torch: TorchFacts) -> DoctorCheck:
 
 
 def _cudnn(number: str) -> str:
-    """Return `9.10.2` for 91002, and `8.9.2` for 8902."""
+    """Convert cuDNN's version number to text: `9.10.2` for 91002, and `8.9.2` for 8902."""
     if not number.isdecimal():
         return number
     version = int(number)

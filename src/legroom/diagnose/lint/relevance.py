@@ -48,7 +48,7 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
 
 
 def _discards_result(node: ast.AST) -> bool:
-    """Return True for the statements `x.detach()` and `torch.cuda.empty_cache`."""
+    """Return True for a statement that discards a result, such as `x.detach()` or `torch.cuda.empty_cache`."""
     made = node.value if isinstance(node, ast.Expr) else None
     if isinstance(made, ast.Call):
         return isinstance(made.func, ast.Attribute) and made.func.attr in {"detach", "cpu"}
@@ -128,7 +128,7 @@ def _is_relevant(node: ast.AST, names: _Names) -> bool:
 
 
 def _adds_axis(node: ast.expr) -> bool:
-    """Return True for `x.unsqueeze(1)` and `x[:, None]`."""
+    """Return True if an expression adds an axis to a tensor, as in `x.unsqueeze(1)` and `x[:, None]`."""
     if isinstance(node, ast.Subscript):
         return any(isinstance(each, ast.Constant) and each.value is None for each in ast.walk(node.slice))
     return (

@@ -245,7 +245,7 @@ def _is_passed_on(program: Program, function: Function, store: StoreFact) -> boo
 
 
 def replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
-    """Return True for `recorder.record("loss", loss)`, which replaces the old value because its key is constant."""
+    """Return True if a call replaces the old value because its key is constant, as in `recorder.record("loss", loss)`."""
     if store.how != "item" or averages_itself(program, store) or call.local is None:
         return False
     if is_replayed(program, store.target):

@@ -226,7 +226,7 @@ def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact,
 
 
 def _moves_to_host(node: cst.CSTNode) -> bool:
-    """Return True for `x.cpu()`, `x.numpy()` and `x.to("cpu")`."""
+    """Return True if a node moves a tensor to the host, as in `x.cpu()`, `x.numpy()` and `x.to("cpu")`."""
     if not isinstance(node, cst.Call):
         return False
     if method_name(node) in {"cpu", "numpy"}:
@@ -290,7 +290,7 @@ def _assigned_before(
 
 
 def _read_model(node: cst.CSTNode) -> str | None:
-    """Return `model` for `model.state_dict()` and `model.parameters()`."""
+    """Return the model whose state a call reads, such as `model` for `model.state_dict()` and `model.parameters()`."""
     if isinstance(node, cst.Call) and method_name(node) in _WHOLE_MODEL:
         return dotted(receiver(node)) or ""
     return None
@@ -409,8 +409,8 @@ def _contains_gradients(
 
 
 def _returns_gradients(program: Program, node: cst.Call, store: StoreFact, depth: int) -> bool:
-    """Return True for `gradient.clone()`, `torch.cat([p.grad.flatten() for p in parameters])` and local functions
-    that return gradients.
+    """Return True if a call returns gradients. Examples are `gradient.clone()`,
+    `torch.cat([p.grad.flatten() for p in parameters])` and calls to functions in this file that return gradients.
     """
     if any(is_call_of(node, name) for name in ("cat", "stack", "concat", "deepcopy")) and node.args:
         return _contains_gradients(program, node.args[0].value, store, depth + 1)

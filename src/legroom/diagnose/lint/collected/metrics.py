@@ -19,7 +19,9 @@ _STORING = re.compile(
 
 
 def metrics_without_reset(program: Program) -> Iterator[Problem]:
-    """Find `auroc.update(...)` in a loop over epochs, if nothing calls `auroc.reset()`."""
+    """Find metrics that a loop over epochs updates but never resets, such as `auroc.update(...)` without
+    `auroc.reset()`.
+    """
     if not any(each.startswith("torchmetrics") for each in program.imports.full_names.values()):
         return
     reported: set[str] = set()
@@ -40,7 +42,9 @@ def metrics_without_reset(program: Program) -> Iterator[Problem]:
 
 
 def _stores_predictions(program: Program, made: cst.BaseExpression) -> bool:
-    """Return True for `torchmetrics.AUROC(task="binary").to(device)`. With `thresholds`, a metric stores only counts."""
+    """Return True if a new metric stores predictions, as in `torchmetrics.AUROC(task="binary").to(device)`. With
+    `thresholds`, a metric stores only counts.
+    """
     while isinstance(made, cst.Call) and method_name(made) in SELF_METHODS:
         inner = receiver(made)
         if inner is None:

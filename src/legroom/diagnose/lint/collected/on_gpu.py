@@ -43,9 +43,10 @@ _ON_GPU = frozenset(
 
 
 def collected_states(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find `frames.append(x)` in `for t in timesteps: x = denoise(x, t)`.
+    """Find samplers that collect the states of all steps, such as `frames.append(x)` in
+    `for t in timesteps: x = denoise(x, t)`.
 
-    A sampler has hundreds of states, each as large as its result.
+    A sampler has hundreds of states, and each state is as large as the final result.
     """
     path = dotted(store.expression)
     if store.how != "append" or path is None or not store.loops or not program.uses_gpu:
@@ -85,7 +86,9 @@ def _goes_through_time(node: cst.For) -> bool:
 
 
 def _is_on_gpu(made: StoreFact) -> bool:
-    """Return True for `torch.randn(n, device=device)`, `x.to(device)` and `x.cuda()`."""
+    """Return True if the assigned tensor is on the GPU, as in `torch.randn(n, device=device)`, `x.to(device)` and
+    `x.cuda()`.
+    """
     return any(
         isinstance(node, cst.Call)
         and not moves_to_host(node)
@@ -182,7 +185,7 @@ def _is_conditional(program: Program, store: StoreFact, loop: LoopFact) -> bool:
 
 
 def _is_missing_once(test: cst.BaseExpression) -> bool:
-    """Return True for `previous is not None`, which is False only in the first iteration."""
+    """Return True for a condition such as `previous is not None`, which is False only in the first iteration."""
     return (
         isinstance(test, cst.Comparison)
         and isinstance(test.comparisons[0].operator, cst.IsNot)
@@ -208,7 +211,9 @@ def is_used_on_gpu(program: Program, target: str) -> bool:
 
 
 def _is_topk_of_samples(program: Program, node: cst.Call, target: str) -> bool:
-    """Return True for `torch.cat(scores).topk(k, dim=1)`, which the program can also compute batch by batch."""
+    """Return True for a call such as `torch.cat(scores).topk(k, dim=1)`, whose result the program can also compute
+    batch by batch.
+    """
     given, owner = keyword(node, "dim"), receiver(node)
     by_sample = given is not None and getattr(given.value, "value", None) == "1"
     return method_name(node) == "topk" and by_sample and _is_concatenated(program, owner, target)
@@ -217,7 +222,9 @@ def _is_topk_of_samples(program: Program, node: cst.Call, target: str) -> bool:
 def _is_concatenated(
     program: Program, node: cst.BaseExpression | None, target: str, *, direct: bool = True
 ) -> bool:
-    """Return True for `torch.cat(scores)`, for a function that returns it, and for a name to which it is assigned."""
+    """Return True for a concatenation such as `torch.cat(scores)`, for a call to a function that returns the
+    concatenation, and for a name to which it is assigned.
+    """
     if isinstance(node, cst.Call) and is_call_of(node, "cat"):
         return bool(node.args) and last_name(dotted(node.args[0].value) or "") == last_name(target)
     if isinstance(node, cst.Call):
@@ -286,7 +293,7 @@ def _computed_in(program: Program, loop: LoopFact) -> set[str]:
 
 
 def _same_tensor(node: cst.BaseExpression) -> str | None:
-    """Return `x` for `x` and `x.detach().clone()`."""
+    """Return the name of the tensor that an expression returns or copies: `x` for `x` and for `x.detach().clone()`."""
     while isinstance(node, cst.Call) and method_name(node) in SIZE_PRESERVING and not moves_to_host(node):
         owner = receiver(node)
         if owner is None:

@@ -269,7 +269,7 @@ def _is_output_call(
 
 
 def _is_score(node: cst.BaseExpression) -> bool:
-    """Return True for `x.squeeze(-1)`, whose result has only one number for each sample."""
+    """Return True for a call such as `x.squeeze(-1)`, whose result has only one number for each sample."""
     given = node.args[0].value if isinstance(node, cst.Call) and node.args else None
     return (
         isinstance(node, cst.Call)
@@ -280,7 +280,9 @@ def _is_score(node: cst.BaseExpression) -> bool:
 
 
 def _is_pooled(program: Program, node: cst.Call, inner: cst.BaseExpression, place: _Place) -> bool:
-    """Return True for `output.last_hidden_state.mean(1)`, which reduces the vectors of all tokens to one vector."""
+    """Return True if a call reduces the vectors of all tokens to one vector, as in
+    `output.last_hidden_state.mean(1)`.
+    """
     dims = [each.value for each in node.args if isinstance(each.value, cst.Integer)]
     if last_name(dotted(node.func) or method_name(node) or "") not in {"mean", "sum", "amax"}:
         return False

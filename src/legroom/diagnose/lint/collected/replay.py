@@ -79,7 +79,9 @@ def _made_on_gpu(program: Program, part: cst.BaseExpression, store: StoreFact) -
 
 
 def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
-    """Return True for `torch.tensor(x, device=device)`, `x.to(device)` and `x.cuda()`."""
+    """Return True if a call creates a tensor on the GPU or moves it there. Examples are
+    `torch.tensor(x, device=device)`, `x.to(device)` and `x.cuda()`.
+    """
     given = keyword(node, "device")
     if given is None and method_name(node) == "to":
         given = next(iter(positional(node)), None)

@@ -39,7 +39,9 @@ _NEW_DICTS = {"dict", "OrderedDict", "defaultdict"}
 
 
 def kept_for_requests(program: Program) -> Iterator[Problem]:
-    """Find `self.sessions[session_id] = features` and `self.audit.append({"id": request_id, "scores": scores})`."""
+    """Find containers that keep a result for every request, as in `self.sessions[session_id] = features` and
+    `self.audit.append({"id": request_id, "scores": scores})`.
+    """
     if not program.uses_gpu:
         return
     for store in program.stores:
@@ -159,7 +161,7 @@ def _is_unbounded(program: Program, store: StoreFact) -> bool:
 
 
 def _is_read_at_once(program: Program, target: str) -> bool:
-    """Return True for `torch.stack(list(self.classes.values()))`, which uses all entries."""
+    """Return True if the program reads all entries together, as in `torch.stack(list(self.classes.values()))`."""
     return any(
         isinstance(node, cst.Attribute)
         and node.attr.value in {"values", "items"}

@@ -345,7 +345,9 @@ def _is_constant(node: cst.CSTNode) -> bool:
 
 
 def _reads_item(expression: cst.BaseExpression) -> bool:
-    """Return True for `rows[name]` and `rows.setdefault(name, [])`, but not for a slice, which is a new container."""
+    """Return True if an expression reads one item, as in `rows[name]` and `rows.setdefault(name, [])`. A slice does
+    not count, because it is a new container.
+    """
     if isinstance(expression, cst.Subscript):
         return not any(isinstance(each.slice, cst.Slice) for each in expression.slice)
     if not isinstance(expression, cst.Call) or method_name(expression) != "setdefault":

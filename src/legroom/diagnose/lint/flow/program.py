@@ -320,7 +320,9 @@ class Program:
         ) | frozenset(self._names_at_random_indices())
 
     def _names_at_random_indices(self) -> Iterator[str]:
-        """Yield `data` for `[self.data[i] for i in indices]`, where `indices` are random numbers."""
+        """Yield the names of containers that are indexed with random numbers, such as `data` for
+        `[self.data[i] for i in indices]`.
+        """
         drawn = {
             path
             for node in self.nodes

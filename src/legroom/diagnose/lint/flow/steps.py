@@ -43,8 +43,8 @@ _DATA_CALLS = split_words("glob rglob iterdir listdir iterrows itertuples batche
 
 
 def iterates_data_set(loop: LoopFact) -> bool:
-    """Return True for a loop over `range(0, len(texts), size)`, `folder.glob("*.png")` or a name that suggests a
-    dataset.
+    """Return True if a loop iterates over a dataset. Examples are loops over `range(0, len(texts), size)`, over
+    `folder.glob("*.png")`, and over a name that suggests a dataset.
     """
     if not isinstance(loop.node, cst.For):
         return False

@@ -133,7 +133,9 @@ def keys_of(node: cst.CSTNode | None) -> list[str | None]:
 
 
 def literal_key(node: cst.Subscript | cst.Call) -> str | None:
-    """Return `loss` for `history["loss"]` and `history.get("loss", 0)`, and None without a literal key."""
+    """Return the literal key of an item, such as `loss` for `history["loss"]` and `history.get("loss", 0)`, or None if
+    the key is not a literal.
+    """
     if isinstance(node, cst.Call):
         return string_value(node.args[0].value) if node.args else None
     part = node.slice[0].slice if len(node.slice) == 1 else None
@@ -192,12 +194,12 @@ def positional(call: cst.Call) -> list[cst.Arg]:
 
 
 def is_call_of(node: cst.CSTNode, name: str) -> bool:
-    """Return True for `name(...)` and `module.name(...)`."""
+    """Return True if a node calls the function `name`, as in `name(...)` or `module.name(...)`."""
     return isinstance(node, cst.Call) and last_name(dotted(node.func) or "") == name
 
 
 def has_star(call: cst.Call) -> bool:
-    """Return True for a call with `*args` or `**options`, which may contain any argument."""
+    """Return True for a call with `*args` or `**options`, which may pass any argument."""
     return any(each.star for each in call.args)
 
 
@@ -216,7 +218,7 @@ def string_value(node: cst.CSTNode | None) -> str | None:
 
 
 def moves_to_host(call: cst.Call) -> bool:
-    """Return True for `x.to("cpu")`."""
+    """Return True if a call to `to` moves a tensor to the host, as in `x.to("cpu")`."""
     if method_name(call) != "to":
         return False
     given = keyword(call, "device") or (call.args[0] if call.args else None)
@@ -353,7 +355,9 @@ ADDING_METHODS = {"append", "appendleft", "extend", "insert", "add", "put", "put
 
 
 def append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
-    """Return `losses.append` for `losses.append`, `partial(losses.append)` and `lambda loss: losses.append(loss)`."""
+    """Return the method of a container to which an expression refers. For example, return `losses.append` for
+    `losses.append`, `partial(losses.append)` and `lambda loss: losses.append(loss)`.
+    """
     if is_call_of(expression, "partial") and isinstance(expression, cst.Call) and len(expression.args) == 1:
         expression = expression.args[0].value
     if isinstance(expression, cst.Lambda) and isinstance(expression.body, cst.Call):

@@ -41,10 +41,11 @@ def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
 
 
 def _copied_names(program: Program, node: cst.BaseExpression) -> set[str]:
-    """Return `teacher` for `Student(teacher.config)`.
+    """Return the models whose configuration or weights an expression copies, such as `teacher` for
+    `Student(teacher.config)`.
 
-    Also return `teacher` for `build_student(teacher)`, if this function only reads the configuration of the teacher
-    or copies its weights.
+    For `build_student(teacher)`, return `teacher` if this function only reads the configuration of the teacher or
+    copies its weights.
     """
     passed = {
         path
@@ -86,7 +87,9 @@ _MAX_DEPTH = 3
 
 
 def _optimized_models(source: cst.CSTNode) -> set[str]:
-    """Return `model.student` for `Adam(model.student.parameters())`."""
+    """Return the models whose parameters an optimizer receives, such as `model.student` for
+    `Adam(model.student.parameters())`.
+    """
     return {
         path
         for node in walk(source)
@@ -96,7 +99,9 @@ def _optimized_models(source: cst.CSTNode) -> set[str]:
 
 
 def _owners_of_parts(source: cst.CSTNode) -> set[str]:
-    """Return `model` for `Adam(model.student.parameters())`, unless the source also uses `model` in another way."""
+    """Return the models of which an optimizer receives only a submodule, such as `model` for
+    `Adam(model.student.parameters())`. A model is omitted if `source` also uses it in another way.
+    """
     parts = {path.rpartition(".")[0] for path in _optimized_models(source) if path.count(".") == 1}
     reads = [node.value for node in walk(source) if isinstance(node, cst.Name)]
     parameters = sorted(_optimized_models(source))
@@ -148,7 +153,7 @@ def optimizer_sources(program: Program, function: Function, path: str | None) ->
 
 
 def _optimizes_itself(sources: list[cst.CSTNode]) -> bool:
-    """Return True for `Adam(self.parameters())`."""
+    """Return True if a model passes its own parameters to the optimizer, as in `Adam(self.parameters())`."""
     return any(dotted(node) == "self.parameters" for each in sources for node in walk(each))
 
 
@@ -203,7 +208,9 @@ def model_aliases(program: Program, path: str) -> set[str]:
 
 
 def _without_self_methods(program: Program, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return `teacher` for `teacher.to(device).eval()`."""
+    """Return an expression without methods that return the model itself, such as `teacher` for
+    `teacher.to(device).eval()`.
+    """
     while isinstance(node, cst.Call) and method_name(node) in SELF_METHODS:
         owner = receiver(node)
         if owner is None or program.value(owner).kind is not ValueKind.MODEL:

@@ -93,7 +93,9 @@ def _model_calls(program: Program) -> Iterator[tuple[CallFact, str, cst.Arg | No
 
 
 def _is_copied(program: Program, path: str) -> bool:
-    """Return True for `teacher = copy.deepcopy(student)`, whose parameters also require gradients."""
+    """Return True if the model is a copy, as in `teacher = copy.deepcopy(student)`. The parameters of the copy also
+    require gradients.
+    """
     made = program.assigned(path)
     return len(made) == 1 and any(
         isinstance(node, cst.Call) and last_name(dotted(node.func) or "") == "deepcopy"
@@ -191,7 +193,7 @@ def _leaves_function(program: Program, call: CallFact) -> bool:
 
 
 def model_path(program: Program, call: CallFact) -> str | None:
-    """Return `teacher` for `teacher(x)` and `teacher.encode(x)`."""
+    """Return the path of the model that a call runs, such as `teacher` for `teacher(x)` and `teacher.encode(x)`."""
     owner = receiver(call.node)
     is_method = owner is not None and program.value(owner).kind is ValueKind.MODEL and dotted(owner) != "self"
     return dotted(owner if is_method else call.node.func)
@@ -226,7 +228,9 @@ def builds_unused_graph(
 
 
 def _has_only_data(value: Value) -> bool:
-    """Return True for a batch such as `{"input_ids": ids, "attention_mask": mask}`."""
+    """Return True if a container has only tensors and plain values, such as
+    `{"input_ids": ids, "attention_mask": mask}`.
+    """
     return all(each.kind in (ValueKind.TENSOR, ValueKind.PLAIN) for each in value.contents)
 
 
@@ -305,7 +309,10 @@ def _is_data(program: Program, call: CallFact, argument: cst.BaseExpression) -> 
 
 
 def _is_moved(node: cst.BaseExpression, names: set[str]) -> bool:
-    """Return True for `batch`, `batch["image"]`, `batch["image"].to(device)` and `(each.cuda() for each in batch)`."""
+    """Return True if an expression is a batch or a part of it, with or without a move to the GPU. Examples are
+    `batch["image"]`, `batch["image"].to(device)` and `(each.cuda() for each in batch)`. The names of the batches are
+    in `names`.
+    """
     if isinstance(node, (cst.GeneratorExp, cst.ListComp)):
         return _is_moved(node.for_in.iter, names) and _is_moved(node.elt, bound_paths(node.for_in.target))
     if isinstance(node, cst.Call) and method_name(node) in {"to", "cuda"}:
@@ -417,7 +424,7 @@ def is_detached(program: Program, call: CallFact) -> bool:
 
 
 def _ends_without_graph(program: Program, node: cst.CSTNode) -> bool:
-    """Return True for `x.detach()`, `x.max(1)[0].detach()` and `x.data`."""
+    """Return True if the program detaches a result, as in `x.detach()`, `x.max(1)[0].detach()` and `x.data`."""
     parent = program.parent.get(node)
     while isinstance(parent, (cst.Attribute, cst.Call, cst.Subscript)):
         if isinstance(parent, cst.Call) and parent.func is not node:

@@ -61,7 +61,9 @@ def called_models(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
 
 
 def _called_path(node: cst.BaseExpression) -> set[str]:
-    """Return `f` for `f(x)` and for `f(x).squeeze()`, and `f` and `g` for `f(g(x))`."""
+    """Return the names that an expression calls: `f` for `f(x)` and `f(x).squeeze()`, and `f` and `g` for
+    `f(g(x))`.
+    """
     while isinstance(node, cst.Call):
         owner = receiver(node)
         if not isinstance(owner, cst.Call):
@@ -74,7 +76,7 @@ def _called_path(node: cst.BaseExpression) -> set[str]:
 
 
 def _is_moved(node: cst.BaseExpression) -> bool:
-    """Return True for `x.cuda()` and `x.to(device)`."""
+    """Return True if an expression moves a value to a device, as in `x.cuda()` and `x.to(device)`."""
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return False
     if node.func.attr.value == "cuda":
@@ -84,7 +86,7 @@ def _is_moved(node: cst.BaseExpression) -> bool:
 
 
 def _names_a_model(annotation: cst.BaseExpression) -> bool:
-    """Return True for `nn.Module`, and for `nn.Module | None`."""
+    """Return True if an annotation names a model class, as in `nn.Module` and `nn.Module | None`."""
     if isinstance(annotation, cst.BinaryOperation):
         return _names_a_model(annotation.left) or _names_a_model(annotation.right)
     if isinstance(annotation, cst.Subscript) and dotted(annotation.value) in {"Optional", "typing.Optional"}:

@@ -46,7 +46,9 @@ def differentiated_names(function: Function) -> frozenset[str]:
 
 
 def _summands(node: cst.CSTNode | None) -> set[str]:
-    """Return `reconstruction` and `divergence` for `reconstruction + 0.5 * divergence`."""
+    """Return the names of the summands of a sum, such as `reconstruction` and `divergence` for
+    `reconstruction + 0.5 * divergence`.
+    """
     if isinstance(node, cst.BinaryOperation):
         if isinstance(node.operator, (cst.Add, cst.Subtract)):
             return _summands(node.left) | _summands(node.right)
@@ -59,8 +61,9 @@ def _summands(node: cst.CSTNode | None) -> set[str]:
 
 
 def _operand(node: cst.CSTNode) -> set[str]:
-    """Return `error` for `error.pow(2).mean()` and `torch.mean(error ** 2)`, `output` for `F.mse_loss(output, y)`,
-    and `losses` for `sum(losses)`. A result that is computed from one tensor has a graph only if that tensor has a graph.
+    """Return the name of the only tensor from which a result is computed. The result has a graph only if that tensor
+    has a graph. Examples are `error` for `error.pow(2).mean()` and `torch.mean(error ** 2)`, `output` for
+    `F.mse_loss(output, y)`, and `losses` for `sum(losses)`.
     """
     if isinstance(node, cst.Call):
         method, owner = method_name(node), receiver(node)

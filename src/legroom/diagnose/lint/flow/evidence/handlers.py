@@ -160,7 +160,7 @@ def _registry(register: Function) -> str | None:
 
 
 def _iterated(node: cst.BaseExpression) -> str:
-    """Return `hooks` for a loop over `self.hooks.get(event, [])`."""
+    """Return the name of the container that a loop iterates over, such as `hooks` for `self.hooks.get(event, [])`."""
     if isinstance(node, cst.Call) and method_name(node) is None and node.args:  # list(hooks)
         node = node.args[0].value
     if isinstance(node, cst.Call) and method_name(node) in {"get", "values", "copy"}:
@@ -185,7 +185,9 @@ def _engines(nodes: Sequence[cst.CSTNode], by_name: Mapping[str, list[Function]]
 
 
 def _event(node: cst.BaseExpression) -> str | None:
-    """Return `batch_end` for `"batch_end"`, and `STARTED` for `Events.STARTED` and `Events.STARTED(every=10)`."""
+    """Return the name of an event: `batch_end` for `"batch_end"`, and `STARTED` for `Events.STARTED` and
+    `Events.STARTED(every=10)`.
+    """
     if isinstance(node, cst.Call):
         node = node.func
     return string_value(node) or (node.attr.value if isinstance(node, cst.Attribute) else None)

@@ -23,7 +23,9 @@ def looped_over(program: Program, node: cst.CSTNode, name: str, function: Functi
 
 
 def named_attributes(program: Program, call: cst.CSTNode | None) -> set[str]:
-    """Return `self.values` and `self.rewards` for `getattr(self, name)` in a loop over `("values", "rewards")`."""
+    """Return the attributes to which a call to `getattr` or `setattr` refers. For example, return `self.values` and
+    `self.rewards` for `getattr(self, name)` in a loop over `("values", "rewards")`.
+    """
     if not isinstance(call, cst.Call) or not (is_call_of(call, "getattr") or is_call_of(call, "setattr")):
         return set()
     owner = dotted(call.args[0].value) if len(call.args) > 1 else None

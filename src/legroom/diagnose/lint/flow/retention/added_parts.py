@@ -75,7 +75,9 @@ def window_parts(program: Program, store: StoreFact) -> list[cst.BaseExpression]
 
 
 def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
-    """Return True for `x = torch.cat([x, ...])` and `cache["k"] = torch.cat([cache["k"], ...])`."""
+    """Return True if a statement concatenates a tensor to itself, as in `x = torch.cat([x, ...])` and
+    `cache["k"] = torch.cat([cache["k"], ...])`.
+    """
     parts = concatenated_parts(program, store.expression) or window_parts(program, store)
     if store.how == "item":
         return not store.varying_key and any(
@@ -85,7 +87,9 @@ def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
 
 
 def is_concatenated_through_name(program: Program, store: StoreFact) -> bool:
-    """Return True for `self.keys = keys` after `keys = torch.cat([self.keys, keys])`."""
+    """Return True if a tensor is concatenated to itself through a variable, as in `self.keys = keys` after
+    `keys = torch.cat([self.keys, keys])`.
+    """
     name = dotted(store.expression)
     if store.how != "assign" or not store.uses_old_value or name is None:
         return False

@@ -249,8 +249,8 @@ def _is_passed_by_caller(program: Program, store: StoreFact) -> bool:
 
 
 def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) -> bool:
-    """Return True for `total + loss`, `0.9 * average + 0.1 * loss` and `[*losses, loss]`, but not for
-    `state = cell(x, state)`.
+    """Return True if an expression adds to `target`, as in `total + loss`, `0.9 * average + 0.1 * loss` and
+    `[*losses, loss]`, but not in `state = cell(x, state)`.
     """
     if isinstance(expression, cst.BinaryOperation):
         return any(_is_sum_with(program, side, target) for side in (expression.left, expression.right))

@@ -87,7 +87,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_carried(program: Program, store: StoreFact) -> bool:
-    """Return True for a state such as `hidden` in `hidden = model(x, hidden)`."""
+    """Return True if a statement stores a state for the next step, as in `hidden = model(x, hidden)`."""
     if not store.uses_old_value or not store.value.has_graph or is_concatenated_to_itself(program, store):
         return False
     if store.how == "append":  # later values still depend on the values that a window dropped
@@ -114,7 +114,7 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
 
 
 def _returns_same_object(program: Program, store: StoreFact) -> bool:
-    """Return True for `state = train_step(state, batch)`, if `train_step` returns the object that it receives."""
+    """Return True if a called function returns the object that it receives, as in `state = train_step(state, batch)`."""
     call = next((each for each in program.calls if each.node is store.expression), None)
     if call is None or call.local is None or not call.local.returned_nodes:
         return False

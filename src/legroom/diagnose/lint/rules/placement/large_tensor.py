@@ -66,7 +66,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_on_gpu(program: Program, node: cst.CSTNode) -> bool:
-    """Return True for `torch.zeros(..., device=device)` and `torch.zeros(...).cuda()`."""
+    """Return True if a new tensor is on the GPU, as in `torch.zeros(..., device=device)` and
+    `torch.zeros(...).cuda()`.
+    """
     current: cst.CSTNode | None = node
     while isinstance(current, (cst.Call, cst.Attribute)):
         if isinstance(current, cst.Call) and is_put_on_gpu(program, current):

@@ -57,5 +57,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_assigned(program: Program, node: cst.Call, path: str) -> bool:
-    """Return True for `pipe = Pipeline.from_pretrained(name).to("cuda")`."""
+    """Return True if the program assigns the result of the call to `path`, as in
+    `pipe = Pipeline.from_pretrained(name).to("cuda")`.
+    """
     return any(each is node for each in program.assigned(path))

@@ -81,7 +81,9 @@ def _operands(node: cst.CSTNode) -> list[cst.BaseExpression]:
 
 
 def _with_new_axis(node: cst.BaseExpression) -> tuple[cst.BaseExpression, int] | None:
-    """Return `x` and 1 for `x.unsqueeze(1)`, `x[:, None]` and `x[:, None, :]`."""
+    """Return the tensor to which an expression adds an axis, and the index of the axis. For example, return `x` and 1
+    for `x.unsqueeze(1)`, `x[:, None]` and `x[:, None, :]`.
+    """
     if isinstance(node, cst.Call) and method_name(node) == "unsqueeze":
         given, owner = positional(node), receiver(node)
         axis = given[0].value if given else None

@@ -69,12 +69,16 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _without_environment(text: str) -> str:
-    """Return the text without `int(os.environ.get("LOCAL_RANK", 0))`, which only reads the rank."""
+    """Return the text without reads of environment variables, such as `os.environ.get("LOCAL_RANK", 0)`, because
+    reading the rank does not select a GPU.
+    """
     return re.sub(r"os\.(?:environ|getenv)\S*", "", text)
 
 
 def _bare_device(program: Program) -> cst.CSTNode | None:
-    """Return `torch.device("cuda")`, or the call that moves a model to `"cuda"`."""
+    """Return the first call that uses `"cuda"` without an index: `torch.device("cuda")`, or a call that moves a model
+    to the GPU.
+    """
     for call in program.calls:
         given = call.node.args[0] if call.node.args else keyword(call.node, "device")
         text = string_value(given.value) if given is not None else None

@@ -124,7 +124,9 @@ def _last_change(program: Program, path: str, node: cst.Call, order: int) -> tup
 
 
 def _halves(program: Program, node: cst.Call) -> bool:
-    """Return True for `model.half()`, `model.bfloat16()` and `model.to(torch.float16)`."""
+    """Return True if a call converts a model to half precision, as in `model.half()`, `model.bfloat16()` and
+    `model.to(torch.float16)`.
+    """
     if method_name(node) in {"half", "bfloat16"}:
         return True
     if method_name(node) != "to" or len(node.args) != 1:
@@ -133,7 +135,9 @@ def _halves(program: Program, node: cst.Call) -> bool:
 
 
 def _moves_to_gpu(program: Program, node: cst.Call) -> bool:
-    """Return True for `model.cuda()` and `model.to(device)` without a dtype."""
+    """Return True if a call only moves a model to the GPU, as in `model.cuda()` and `model.to(device)` without a
+    dtype.
+    """
     if method_name(node) == "cuda":
         return True
     given = keyword(node, "device") or next(iter(positional(node)), None)

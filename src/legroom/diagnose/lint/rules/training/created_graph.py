@@ -150,7 +150,7 @@ def _may_be_differentiated(program: Program, call: CallFact, depth: int = 0) -> 
 
 
 def _is_only_read(program: Program, node: cst.CSTNode) -> bool:
-    """Return True for `slopes(x).norm().tolist()`, which reads the numbers of a result."""
+    """Return True if the program uses a result only without its graph, as in `slopes(x).norm().tolist()`."""
     parent = program.parent.get(node)
     while isinstance(parent, (cst.Attribute, cst.Call, cst.Subscript)):
         if isinstance(parent, cst.Call) and parent.func is not node:

@@ -113,7 +113,7 @@ def _is_created_in_step(program: Program, call: CallFact, model: str | None) -> 
 
 
 def _model(call: CallFact) -> str | None:
-    """Return `model` for `Adam(model.parameters())`."""
+    """Return the model whose parameters an optimizer receives, such as `model` for `Adam(model.parameters())`."""
     given = positional(call.node)[0].value if positional(call.node) else None
     if isinstance(given, cst.Call) and method_name(given) == "parameters":
         return dotted(receiver(given))
@@ -187,7 +187,7 @@ def _is_conditional(program: Program, node: cst.CSTNode) -> bool:
 
 
 def _is_about_devices(test: cst.BaseExpression) -> bool:
-    """Return True for `torch.cuda.device_count() > 1`."""
+    """Return True if a condition depends only on the available devices, as in `torch.cuda.device_count() > 1`."""
     called = [last_name(dotted(each.func) or "") for each in walk(test) if isinstance(each, cst.Call)]
     return bool(called) and set(called) <= {"device_count", "is_available"}
 
@@ -214,7 +214,7 @@ def _is_kept_or_trained(program: Program, store: StoreFact) -> bool:
 
 
 def _is_route(node: cst.BaseExpression) -> bool:
-    """Return True for `@app.post("/predict")`, whose function runs for each request."""
+    """Return True for a decorator such as `@app.post("/predict")`, whose function runs for each request."""
     return isinstance(node, cst.Call) and method_name(node) in _ROUTES
 
 
@@ -260,7 +260,9 @@ def _rewrapped_models(program: Program) -> Iterator[Problem]:
 
 
 def _prepared_again(program: Program) -> Iterator[Problem]:
-    """Find `loader = accelerator.prepare(loader)` in a loop over epochs."""
+    """Find objects that are prepared again in each epoch, such as `loader = accelerator.prepare(loader)` in a loop
+    over epochs.
+    """
     for call in program.calls if program.mentions("Accelerator") else ():
         loop = call.loops[-1] if call.method == "prepare" and call.loops else None
         if loop is not None and loop.trains and not program.is_conditional(call.node, loop.node):

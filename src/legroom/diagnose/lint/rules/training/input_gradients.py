@@ -74,7 +74,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _batch(node: cst.BaseExpression) -> str | None:
-    """Return `x` for `x.to(device).requires_grad_()`."""
+    """Return the name of the batch in a chain of method calls, such as `x` for `x.to(device).requires_grad_()`."""
     while isinstance(node, cst.Call):
         owner = receiver(node)
         if owner is None:

@@ -83,7 +83,9 @@ def _source(program: Program, node: cst.BaseExpression) -> cst.BaseExpression | 
 
 
 def _partly_trained_model(node: cst.BaseExpression) -> str | None:
-    """Return `model` for `model.fc.parameters()` and `[p for n, p in model.named_parameters() if "lora" in n]`."""
+    """Return the model of which an expression selects only some parameters. For example, return `model` for
+    `model.fc.parameters()` and `[p for n, p in model.named_parameters() if "lora" in n]`.
+    """
     if isinstance(node, cst.Call) and method_name(node) == "parameters":
         owner, _, part = (dotted(receiver(node)) or "").rpartition(".")
         return owner if owner and _HEADS.search(part) else None

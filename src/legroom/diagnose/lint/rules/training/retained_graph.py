@@ -316,7 +316,9 @@ def _depends_on_outer_graph(program: Program, call: CallFact, loop: LoopFact) ->
 
 
 def _is_lookup(expression: cst.BaseExpression) -> bool:
-    """Return True for a value that was computed earlier, such as `losses.pop(name)` or `losses[name]`."""
+    """Return True if an expression looks up a value that was computed earlier, as in `losses.pop(name)` and
+    `losses[name]`.
+    """
     while isinstance(expression, (cst.Subscript, cst.Attribute)) or (
         isinstance(expression, cst.Call) and method_name(expression) in {"pop", "popleft", "get"}
     ):

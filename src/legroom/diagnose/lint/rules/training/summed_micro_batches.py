@@ -149,7 +149,7 @@ def _is_one_backward(program: Program, store: StoreFact, call: CallFact) -> bool
 
 
 def _is_divided_by_count(expression: cst.BaseExpression) -> bool:
-    """Return True for `loss / accumulation_steps`."""
+    """Return True if an expression divides by the number of micro-batches, as in `loss / accumulation_steps`."""
     return any(
         isinstance(each, cst.BinaryOperation)
         and isinstance(each.operator, cst.Divide)
@@ -159,7 +159,7 @@ def _is_divided_by_count(expression: cst.BaseExpression) -> bool:
 
 
 def _counts(test: cst.BaseExpression, target: str) -> bool:
-    """Return True for `(step + 1) % 4 == 0` and `len(losses) == 4`."""
+    """Return True if a condition counts steps or stored losses, as in `(step + 1) % 4 == 0` and `len(losses) == 4`."""
     return has_modulo(test) or any(
         isinstance(each, cst.Call)
         and dotted(each.func) == "len"

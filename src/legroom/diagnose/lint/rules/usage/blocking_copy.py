@@ -98,7 +98,7 @@ def _is_none(argument: cst.Arg | None) -> bool:
 
 
 def _replaces_batch(program: Program, call: CallFact, batch: str | None) -> bool:
-    """Return True for `x = x.to(device)`.
+    """Return True if the copy replaces the batch, as in `x = x.to(device)`.
 
     The program then has no name for the host tensor, and cannot change it during the copy.
     """

@@ -207,7 +207,7 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
 
 
 def _runs_in_function(call: CallFact) -> bool:
-    """Return True for a method that is not the model itself, such as `model.generate(x)`."""
+    """Return True if the call runs a function in this file other than `forward`, such as `model.generate(x)`."""
     return call.local is not None and call.local.name not in {"forward", "__call__"}
 
 
@@ -234,7 +234,7 @@ def _model_call(program: Program, call: CallFact) -> CallFact:
 
 
 def _only_has_model_name(program: Program, call: CallFact) -> bool:
-    """Return True for `writer.generator(name, value)`, where only the name of the method suggests a model."""
+    """Return True if only the name of the called method suggests a model, as in `writer.generator(name, value)`."""
     owner = receiver(call.node)
     return (
         owner is not None
@@ -293,7 +293,9 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
 
 
 def _is_repeated_in_evaluation(program: Program, call: CallFact) -> bool:
-    """Return True for `[model(x) for x in batches]` in a function whose name suggests evaluation."""
+    """Return True for a model call in a comprehension, such as `[model(x) for x in batches]`, if the name of the
+    function suggests evaluation.
+    """
     if not EVALUATION_NAMES.search(call.function.name):
         return False
     for parent in program.ancestors(call.node):

@@ -99,7 +99,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _names_a_gpu(node: cst.BaseExpression) -> bool:
-    """Return True for `"cuda:0"`, `torch.device("cuda")`, `device` and `args.device`."""
+    """Return True if an expression may refer to a GPU, as in `"cuda:0"`, `torch.device("cuda")`, `device` and
+    `args.device`.
+    """
     text = string_value(node)
     if text is not None:
         return text.startswith(("cuda", "mps", "xpu"))
