@@ -26,7 +26,7 @@ class Finding:
     saves: int = 0
     """The estimated number of bytes that the fix frees, or 0 if unknown."""
     evidence: dict[str, Any] = field(default_factory=dict)
-    """Values for programs that read the finding, in JSON types."""
+    """Values in JSON types, for programs that read the finding."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""`legroom diff`: what grew between two recorded runs."""
+"""`legroom diff`: shows which memory grew between two recorded runs."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`legroom doctor`: checks of the driver, CUDA, cuDNN and PyTorch installation."""
+"""`legroom doctor`: checks the driver and the installation of CUDA, cuDNN and PyTorch."""
 
 import json
 import sys

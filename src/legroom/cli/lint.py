@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from legroom.diagnose.lint.finding import LintReport
 
 SECONDS_WITHOUT_OUTPUT = 5
-"""If there are no findings for this many seconds, the number of checked files is printed."""
+"""The number of seconds without findings after which the number of checked files is printed."""
 
 
 class LintFormat(StrEnum):
@@ -121,7 +121,7 @@ def _shown_diff(diff: str, stream: TextIO) -> str:
 
 
 class _LiveOutput:
-    """Prints the findings of each file as soon as the file is checked, and the progress after some seconds without
+    """Prints the findings of each file as soon as the file is checked, and the progress after a few seconds without
     findings.
     """
 

@@ -1,4 +1,4 @@
-"""`legroom monitor`: a live view of GPUs, processes and runs."""
+"""`legroom monitor`: shows a live view of GPUs, processes and runs."""
 
 import json
 import sys

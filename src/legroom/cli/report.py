@@ -1,4 +1,4 @@
-"""`legroom report`: the report for a recorded run."""
+"""`legroom report`: shows the report for a recorded run."""
 
 import json
 import sys

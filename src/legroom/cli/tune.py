@@ -1,4 +1,4 @@
-"""`legroom tune`: hyperparameter search within the available memory."""
+"""`legroom tune`: runs a hyperparameter search within the available memory."""
 
 import json
 import sys

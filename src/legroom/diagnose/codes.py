@@ -1,8 +1,8 @@
 """The codes that Legroom can report, such as `LG101`, and the pages that explain them.
 
-The source of a page is the docstring of the lint rule's module, or a section of a Markdown file in `code_pages`
-(`LG7xx.md` has the pages of LG700 to LG799). Legroom reads the docstring without importing the module, so reading a
-page does not require libcst. This command generates `docs/codes` from these sources:
+The source of a page is the docstring of the lint rule's module, or a section of a Markdown file in `code_pages`. For
+example, `LG7xx.md` contains the pages of LG700 to LG799. Legroom reads the docstring without importing the module, so
+reading a page does not require libcst. This command generates `docs/codes` from these sources:
 
     python -m legroom.diagnose.codes docs/codes
 """

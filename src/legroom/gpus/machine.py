@@ -226,7 +226,7 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
 
 def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
     """Return the lowest memory limit that applies to this process, the number of bytes in use under this limit, and
-    how many of these bytes are cached files.
+    the number of these bytes that are cached files.
     """
     lowest: tuple[Count, Count, Count] = (NA, NA, NA)
     with contextlib.suppress(OSError, ValueError):

@@ -23,7 +23,7 @@ Count = int | NotAvailable
 
 
 def start() -> Any:
-    """Return the initialized library, or None. The caller must call `nvmlShutdown`."""
+    """Return the initialized library, or None if it is not available. The caller must call `nvmlShutdown`."""
     try:
         import pynvml
 

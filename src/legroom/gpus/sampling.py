@@ -1,8 +1,8 @@
 """Samples the GPUs repeatedly: memory, utilization, temperature, power and processes, for `legroom monitor`.
 
-`GpuSampler` keeps NVML open, because opening it takes longer than all queries together. NVML may fail at any time,
-for example after a driver update, after the loss of a GPU, or because a permission is missing. A value that cannot be
-read is `NA`, a GPU that was seen once stays in the list, and NVML is opened again after some seconds.
+`GpuSampler` keeps NVML open, because opening it takes longer than all queries together. NVML may fail at any time, for
+example after a driver update, after the loss of a GPU, or because a permission is missing. A value that cannot be read
+is `NA`, and a GPU that was seen once stays in the list. NVML is opened again after a few seconds.
 """
 
 import time

@@ -45,7 +45,7 @@ class MemoryTest:
         """`name` is the ID of the test.
 
         With `with_leaks`, memory that is still allocated after the test is a failure. Without `is_measured`, the test
-        gets a virtual GPU, but its memory is not recorded.
+        runs on a virtual GPU, but its memory is not recorded.
         """
         self.name = name
         self.with_leaks = with_leaks

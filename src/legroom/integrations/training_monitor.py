@@ -49,7 +49,7 @@ class TrainingMonitor:
 
     def __init__(self, *, report: bool = True, precision: bool = True) -> None:
         """With `report`, the memory of a GPU is recorded, and the report is printed after an out-of-memory error. With
-        `precision`, gradients and the loss scale are checked at some steps.
+        `precision`, gradients and the loss scale are checked at selected steps.
         """
         self.findings: list[Finding] = []
         self.recording: BlockRecording | None = None

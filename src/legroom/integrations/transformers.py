@@ -22,7 +22,9 @@ check_library("transformers")
 TrainerCallback: Any = import_module("transformers").TrainerCallback
 
 MAX_SAMPLES = 1000
-"""The search for the batch size uses the longest sample among this many samples at the start of the dataset."""
+"""The number of samples at the start of the dataset among which the longest is selected. The search for the batch size
+uses the longest sample.
+"""
 
 
 class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  # untyped
@@ -32,7 +34,7 @@ class LegroomCallback(MonitorResults, TrainerCallback):  # type: ignore[misc]  #
 
     def __init__(self, *, report: bool = True, precision: bool = True) -> None:
         """With `report`, the block `with callback:` records the memory of the GPU. With `precision`, gradients and the
-        loss scale are checked at some steps.
+        loss scale are checked at selected steps.
         """
         self._monitor = TrainingMonitor(report=report, precision=precision)
 

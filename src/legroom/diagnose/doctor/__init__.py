@@ -1,1 +1,1 @@
-"""Checks of this machine's driver, CUDA, cuDNN and torch."""
+"""Checks this machine's driver and its installation of CUDA, cuDNN and torch."""

@@ -20,7 +20,7 @@ class CudaStatus(NamedTuple):
 
 
 _SPECIFIC_WORDS = 3
-"""A message with at least this many words is assumed to come only from CUDA."""
+"""The minimum number of words in a message that is assumed to come only from CUDA."""
 _OF_THE_SYSTEM = ("operation not permitted", "operation not supported")
 """Messages that the operating system also uses."""
 

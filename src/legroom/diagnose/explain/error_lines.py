@@ -14,10 +14,10 @@ from legroom.diagnose.explain.plain_text import lines_before
 
 TRACEBACK = "traceback (most recent call last)"
 _MAX_TRACEBACK = 1 << 16
-"""The search for the last line of a traceback stops this many characters after its first line."""
+"""The number of characters, from the start of a traceback, that are searched for its last line."""
 _MAX_SHOWN = 400
 _FEW_LINES = 3
-"""A string of at most this many lines is treated as a pasted message, not as a log."""
+"""The maximum number of lines in a pasted message. Longer text is treated as a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ class LogMatch:
     line: int
     text: str
     around: str
-    """The text around the match, because sizes may be on the following lines."""
+    """The text around the match. Memory sizes may be on the following lines."""
     priority: int
     """The position of the entry in the tables. If several entries match one line, the first entry is used."""
     weak: bool
@@ -410,7 +410,7 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
 and error.
 """
 _FOLLOWUP_LINES = 60
-"""An uninformative error within this many lines after another error is treated as its consequence."""
+"""The maximum number of lines between an error and a later, uninformative error that is treated as its consequence."""
 _NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")
 """Matches the error of a program that uses None because a library logged an error and returned no result."""
 _ERROR_WORDS = re.compile(

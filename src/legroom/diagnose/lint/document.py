@@ -18,7 +18,7 @@ from legroom.diagnose.lint.notebook import Cell, NotebookError, code_cells, mask
 from legroom.errors import UsageError
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Files above this size are assumed to be generated and are not checked."""
+"""The maximum size of a file in bytes. Larger files are assumed to be generated and are not checked."""
 
 
 class Unreadable(UsageError):  # noqa: N818  (a reason, shown to the user)

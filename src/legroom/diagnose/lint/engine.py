@@ -38,7 +38,9 @@ _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat|compute_metrics"
 """A file that contains none of these words cannot violate a rule."""
 _MAX_PASSES = 12
 _MIN_PARALLEL_BYTES = 400_000
-"""Several processes are used only if the files have more than this many bytes, because starting them takes time."""
+"""The minimum total size of the files, in bytes, for which several processes are used, because starting processes takes
+time.
+"""
 _CHUNK = 4
 
 
@@ -54,8 +56,8 @@ def lint_paths(
 ) -> LintReport:
     """Check all files below the paths.
 
-    With `fix`, the fixes are applied. With `diff`, the fixes are only shown. `on_report` is called for each file in order,
-    with its report, the number of checked files and the number of all files.
+    With `fix`, the fixes are applied. With `diff`, the fixes are only shown. `on_report` is called for each file in
+    order, with its report, the number of checked files and the total number of files.
     """
     Settings().with_options(select, ignore)  # rejects unknown codes before any work
     file_errors: list[FileError] = []

@@ -61,7 +61,7 @@ def _is_large(node: ast.AST) -> bool:
 
 
 _LARGE = 100_000
-"""A size from which a file may allocate a tensor of several GiB."""
+"""The smallest number in a file that may be the size of a tensor of several GiB."""
 
 
 def _builds_model(node: ast.AST) -> bool:

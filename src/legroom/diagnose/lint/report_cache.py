@@ -18,7 +18,7 @@ from legroom.user_cache import cache_folder, read_json, write_json
 
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_REPORTS = 20_000
-"""If the cache contains more reports than this, the older half is removed."""
+"""The maximum number of reports in the cache. If the cache contains more reports, the older half is removed."""
 
 
 def load_report(file: Path, codes: Iterable[str]) -> LintReport | None:

@@ -69,7 +69,7 @@ def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:
 
 
 _BEFORE, _AFTER = 500, 5000
-"""The pattern is matched against this many characters before and after the literal."""
+"""The number of characters before and after the literal that are searched for the pattern."""
 _MAX_OCCURRENCES = 40
 
 

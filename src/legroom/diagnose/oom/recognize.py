@@ -40,7 +40,9 @@ class ErrorClassification(ReportedSizes):
 
     certainty: Certainty
     source: str = ""
-    """The library or kind of memory, such as cuDNN, NCCL or shared memory, or "" if the error is not about memory."""
+    """The library or kind of memory that the error refers to, such as cuDNN, NCCL or shared memory. The value is "" if
+    the error is not about memory.
+    """
     reason: str
     is_oom: bool = False
     """True if a device ran out of memory.
@@ -49,7 +51,7 @@ class ErrorClassification(ReportedSizes):
     """
     message: str = ""
     link: Link = "itself"
-    """The exception in the chain that matched."""
+    """Whether the exception itself, its cause or its context matched."""
 
     @property
     def is_memory(self) -> bool:

@@ -193,7 +193,7 @@ def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
     """Return the number of batches that were moved to the device since the last backward operation, and the line that
     moves them.
 
-    Tensors that are moved one after the other count as one batch.
+    Tensors that are moved one after another count as one batch.
     """
     arrivals: Counter[Frame | None] = Counter()
     arriving = False

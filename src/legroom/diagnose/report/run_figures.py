@@ -20,18 +20,18 @@ from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites
 
 MAX_MOMENTS = 160
-"""In the page, the user can select the peaks of at most this many steps, and of at most this many equal intervals of
-the run.
-"""
+"""The maximum number of steps, and of equal intervals of the run, whose peaks the user can select on the page."""
 MAX_OOMS = 20
-"""The maximum number of out-of-memory errors in the page. A script that catches these errors may raise thousands of them."""
+"""The maximum number of out-of-memory errors on the page. A script that catches these errors may raise thousands of
+them.
+"""
 MAX_SITES = 300_000
-"""The maximum number of allocation sites in the page, over all moments."""
+"""The maximum number of allocation sites on the page, summed over all moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectableMoment:
-    """A moment of the run that can be selected in the page."""
+    """A moment of the run that the user can select on the page."""
 
     label: str
     """`peak`, `out of memory`, or "" for any other moment."""

@@ -15,7 +15,7 @@ from legroom.memory.allocator.statistics import PoolStatistics
 from legroom.units import MiB
 
 SMALL_SIZE: Final = 1 * MiB
-"""Requests up to this size use the small pool."""
+"""The maximum size of a request that uses the small pool."""
 SMALL_SEGMENT: Final = 2 * MiB
 
 FREE: Final = 0
@@ -116,9 +116,9 @@ class Pool:
         """The number of searches for a free block, counted only if garbage collection is enabled."""
         self.statistics = PoolStatistics()
         self.min_remainder = MIN_BLOCK_SIZE
-        """A block is split if at least this many bytes remain."""
+        """The minimum size of the remainder, in bytes, for which a block is split."""
         self.split_below: float = float("inf")
-        """A block is split only if the request is smaller than this number of bytes."""
+        """The size in bytes below which a request may split a block."""
 
     def put(self, block: Block) -> None:
         block.idle_since = self.searches

@@ -102,8 +102,8 @@ def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
 
 
 def is_for_any_value(store: StoreFact) -> bool:
-    """Return True if a function is meant to store any value, such as `*args`, the fields of a record or the values of
-    a meter. In this case, the mistake is in the call, and not in the function.
+    """Return True if a function can store any value. Examples are functions that store `*args`, the fields of a record
+    or the values of a meter. In this case, the mistake is in the call, and not in the function.
     """
     function = store.function
     names = [name for name, each in function.stored_parameters.items() if each.node is store.node]

@@ -60,7 +60,7 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
 
 
 def sequential_models(program: Program) -> Iterator[Problem]:
-    """Find `models.append(model.cuda())` in a loop over checkpoints, if the models are used one after the other."""
+    """Find `models.append(model.cuda())` in a loop over checkpoints, if the models are used one after another."""
     for store in program.stores:
         made = store.expression
         if store.how != "append" or not store.loops or program.value(made).kind is not ValueKind.MODEL:

@@ -121,8 +121,8 @@ def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
 
 
 def _loop_around_method(program: Program, store: StoreFact) -> LoopFact | None:
-    """Return the loop over a loader that calls a method such as `validation_step`, if the method always adds to an attribute
-    and the file never empties this attribute.
+    """Return the loop over a loader that calls a method such as `validation_step`. The method must always add to an
+    attribute, and the file must never empty this attribute.
     """
     name = last_name(store.target)
     if store.how != "append" or not store.target.startswith("self.") or store.loops or store.bounded:

@@ -29,7 +29,9 @@ _LIMITING = ("qsize", "full", "Semaphore", "BoundedSemaphore", "Condition", "tas
 
 
 def unlimited_queues(program: Program) -> Iterator[Problem]:
-    """Find `queue.Queue()` without `maxsize`, to which a loop over a loader or a thread adds tensors on the GPU."""
+    """Find queues that are created as `queue.Queue()` without `maxsize`, if a loop over a loader or a thread adds
+    tensors on the GPU to them.
+    """
     if program.mentions(*_LIMITING):
         return
     reported: set[cst.CSTNode] = set()

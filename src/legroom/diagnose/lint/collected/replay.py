@@ -100,7 +100,7 @@ def is_put_on_gpu(program: Program, node: cst.Call) -> bool:
 def _moves_samples(program: Program, name: str) -> bool:
     """Return True if a function that draws samples moves tensors to the GPU.
 
-    The result is also True if the program uses `Conv2d`, because the samples are then probably images, which are too
+    The result is also True if the program uses `Conv2d`. In this case, the samples are probably images, which are too
     large for a buffer on the GPU.
     """
     if program.mentions("Conv2d"):

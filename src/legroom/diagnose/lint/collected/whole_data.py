@@ -30,8 +30,9 @@ _CONCATENATION = ("cat", "concat", "stack", "vstack")
 
 
 def whole_datasets(program: Program) -> Iterator[Problem]:
-    """Find `self.images = torch.stack(images).to(device)` in the constructor of a dataset, if the program moves the batches of
-    its loader to the GPU anyway."""
+    """Find `self.images = torch.stack(images).to(device)` in the constructor of a dataset, although the program also
+    moves each batch to the GPU.
+    """
     if not _moves_batches(program):
         return
     for store in program.stores:
@@ -140,8 +141,9 @@ def _goes_through_parts(program: Program, call: CallFact) -> bool:
 
 
 def is_whole_dataset(program: Program, node: cst.BaseExpression, function: Function, depth: int = 0) -> bool:
-    """Return True if a tensor contains a value for each sample of the dataset: it is concatenated from the results for
-    all batches of a loader."""
+    """Return True if a tensor contains a value for each sample of the dataset. Such a tensor is concatenated from the
+    results for all batches of a loader.
+    """
     while isinstance(node, cst.Subscript) or (
         isinstance(node, cst.Call)
         and method_name(node) in SIZE_PRESERVING | {"cpu", "expand"}

@@ -92,7 +92,9 @@ class FactRecorder(Calls):
         A list of callbacks is mapped to the method that it contains.
         """
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
-        """Maps a name to the function parameter that it refers to, or of which it is an element."""
+        """Maps a name to the function parameter that it refers to, or to the parameter that contains it as an
+        element.
+        """
         self.parameters_in: dict[str, list[str]] = {}
         """Maps a new tuple, list or object to the parameters that it contains."""
         self.depends_on: dict[str, set[str]] = {}

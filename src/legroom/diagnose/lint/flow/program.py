@@ -161,15 +161,13 @@ class Program:
         return base in known.bases or any(self.inherits(each, base, seen | {name}) for each in known.bases)
 
     def are_related(self, one: str, other: str) -> bool:
-        """Return True if one class is derived from the other, or if both are derived from the same class of this
-        file.
-        """
+        """Return True if one class is derived from the other, or if both are derived from the same class in this file."""
         if self.inherits(one, other) or self.inherits(other, one):
             return True
         return any(self.inherits(one, base) and self.inherits(other, base) for base in self.classes)
 
     def method(self, class_name: str | None, name: str) -> Function | None:
-        """Return the method that a class of this file defines or inherits."""
+        """Return the method that a class in this file defines or inherits."""
         seen: set[str] = set()
         pending = [class_name] if class_name else []
         while pending:

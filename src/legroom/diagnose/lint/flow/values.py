@@ -139,7 +139,9 @@ def with_item(known: Value, key: str | None, value: Value) -> Value:
 
 
 _MAX_KEYS = 60
-"""Up to this number of keys, each key of a dict has its own value. The items of a larger dict share one value."""
+"""The maximum number of keys of a dict for which each key has its own value. The items of a larger dict share one
+value.
+"""
 
 
 _MAX_DEPTH = 2

@@ -130,7 +130,7 @@ def takes_action(program: Program, call: CallFact) -> bool:
     """Return True for `net(state).argmax().item()` in a training loop, or in a function that steps through an
     environment.
 
-    The graph of a single sample is freed at once, and needs less memory than the graph of a training step.
+    The graph of a single sample is freed immediately, and needs less memory than the graph of a training step.
     """
     trains = any(loop.trains for loop in call.loops)
     return (trains or acts(program, call.function)) and _becomes_number(program, call.node, call.function)

@@ -243,7 +243,7 @@ def _called_model(program: Program, call: CallFact) -> Value:
 
 
 def _is_in_training_step(program: Program, call: CallFact) -> bool:
-    """Return True if a call is in a training step, or in a module that only training steps of this file run."""
+    """Return True if a call is in a training step, or in a module that only training steps in this file run."""
     function = call.function
     if not program.is_module_class(function.class_name):
         return _trains(function, call.loops) or _is_loss_of_trainer(program, function)

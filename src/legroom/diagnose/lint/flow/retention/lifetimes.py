@@ -139,7 +139,7 @@ def _is_called_only(program: Program, node: cst.Name) -> bool:
 
 
 def _loops_within(program: Program, owner: Function, inner: Function) -> set[LoopFact]:
-    """Return the loops in which `inner` is called during one call of `owner`."""
+    """Return the loops in which `inner` is called during one call to `owner`."""
     running, added = {owner}, {owner}
     while added:
         added = {

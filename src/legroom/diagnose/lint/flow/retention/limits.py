@@ -19,7 +19,7 @@ from legroom.diagnose.lint.flow.syntax import (
 )
 
 _MAX_SMALL = 10_000
-"""A limit above this number of entries has no effect, because no run reaches it."""
+"""The highest number of entries that counts as a limit. A higher limit has no effect, because no run reaches it."""
 
 
 def is_small(program: Program, limit: cst.BaseExpression, function: Function) -> bool:

@@ -184,8 +184,8 @@ _COUNTER = re.compile(
 def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: bool = False) -> bool:
     """Return True if other code releases a stored value.
 
-    A running sum or a recurrent state must be released in each step: if it is released once per epoch, the graphs of
-    the whole epoch stay alive. With `every_step`, this also applies to lists.
+    A running sum or a recurrent state must be released in each step. If it is released only once per epoch, the graphs
+    of the whole epoch stay alive. With `every_step`, this also applies to lists.
     """
     return is_released(
         program,
@@ -271,7 +271,7 @@ def is_released(
 
 
 def _is_called_periodically(program: Program, fact: Fact) -> bool:
-    """Return True if training loops call the function that contains a statement only every few steps."""
+    """Return True if the function that contains a statement is called only every few steps of a training loop."""
     calls = [call for call in program.calls if call.local is fact.function and call.loops]
     return any(call.loops[-1].trains for call in calls) and all(
         _is_periodic(program, call) for call in calls if call.loops[-1].trains

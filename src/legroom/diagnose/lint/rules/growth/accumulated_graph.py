@@ -203,7 +203,8 @@ def _is_computed_from(
 ) -> bool:
     """Return True if torch operations compute a value from the old value, as in `torch.stack([total, loss]).sum()`.
 
-    There may be variables in between, as in `mixed = 0.9 * self.mean + 0.1 * x; self.mean = F.normalize(mixed)`.
+    The computation may use intermediate variables, as in
+    `mixed = 0.9 * self.mean + 0.1 * x; self.mean = F.normalize(mixed)`.
     """
     if path in names_with_graph(made):
         return isinstance(made, (cst.Call, cst.Subscript)) and _is_arithmetic(program, made, path)

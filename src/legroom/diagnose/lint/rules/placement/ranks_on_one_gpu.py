@@ -43,7 +43,7 @@ _SELECTION = re.compile(
     r"set_device|device_ids|device_index|CUDA_VISIBLE_DEVICES|cuda\.device\(|cuda:[{%]|cuda:[\"'] *\+|gloo|mpi\b|xla|cuda\(\w"
     r"|device\([\"']cuda[\"'], *\w|local_rank *\)|fully_shard|FullyShardedDataParallel|DeviceMesh|init_device_mesh|device_id ?="
 )
-"""Code that selects a GPU for each process, or that may do so."""
+"""Matches code that selects, or may select, a GPU for each process."""
 
 
 def check(program: Program) -> Iterator[Problem]:

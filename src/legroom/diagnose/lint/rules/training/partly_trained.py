@@ -2,8 +2,8 @@
 
 ## What it detects
 The rule checks for optimizers that receive the parameters of one part of a pretrained model, such as
-`model.fc.parameters()`, or the parameters whose names contain a text, such as `"lora"`. The rule applies if the program
-trains with the whole model and freezes nothing.
+`model.fc.parameters()`, or the parameters whose names contain a given string, such as `"lora"`. The rule applies if the
+program runs the whole model in training and freezes nothing.
 
 ## Why this is a problem
 The other parameters still require gradients. The step saves the activations of all their layers and allocates a gradient
@@ -25,7 +25,7 @@ optimizer = torch.optim.SGD(model.fc.parameters(), lr=0.01)
 ```
 
 ## Fix safety
-No automatic fix is available, because the place of the call depends on the order of the statements.
+No automatic fix is available, because the right place for the call depends on the order of the statements.
 """
 
 import re

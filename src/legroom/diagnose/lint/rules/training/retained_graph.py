@@ -130,7 +130,7 @@ def _is_separate(program: Program, first: CallFact) -> bool:
 
 
 def _sources(program: Program, call: CallFact, loop: LoopFact | None) -> set[str] | None:
-    """Return the names assigned in the iteration from which the loss is computed.
+    """Return the names that the iteration assigns and from which the loss is computed.
 
     Return None if the loss may depend on a graph that is created elsewhere.
     """

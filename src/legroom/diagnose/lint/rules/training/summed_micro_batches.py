@@ -83,7 +83,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _totals(program: Program, call: CallFact) -> set[str]:
-    """Return the name from which `backward` starts, and the sum or list from which it was computed."""
+    """Return the name of the tensor on which `backward` is called, and the sum or list from which the tensor was
+    computed.
+    """
     given = positional(call.node)
     if call.method in {"backward", "manual_backward"}:
         is_passed = given and not call.receiver.is_tensor and program.value(given[0].value).has_graph
@@ -107,8 +109,8 @@ def _totals(program: Program, call: CallFact) -> set[str]:
 
 
 def _summed(program: Program, node: cst.BaseExpression | None) -> str | None:
-    """Return the sum or list from which `backward` starts: `total` for `(total / 4)`, `scaler.scale(total)` and
-    `torch.stack(total).mean()`.
+    """Return the sum or list from which the argument of `backward` is computed: `total` for `(total / 4)`,
+    `scaler.scale(total)` and `torch.stack(total).mean()`.
     """
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply)):
         return _summed(program, node.left) or _summed(program, node.right)

@@ -1,1 +1,1 @@
-"""LG2xx, LG3xx and LG5xx: evaluation, loading, copying, several GPUs."""
+"""LG2xx, LG3xx and LG5xx: evaluation, loading, copying and multiple GPUs."""

@@ -3,8 +3,8 @@
 ## What it detects
 The rule checks for `del` before `gc.collect()` or `empty_cache()` in the following cases:
 
-- A function deletes its parameter, and the caller still has a variable for the object.
-- The program deletes a list of models, and each model still has its own variable.
+- A function deletes its parameter, but a variable in the caller still refers to the object.
+- The program deletes a list of models, but other variables still refer to the models.
 
 ## Why this is a problem
 `del` deletes one name. Python frees an object only when no name, container or attribute refers to it. The model therefore
