@@ -60,7 +60,7 @@ def max_batch(
     safe: bool = False,
 ) -> int | None:
     """Return the largest batch size that fits, or None if not even the smallest batch fits. A trace at this batch size
-    confirmed that it fits.
+    confirms that it fits.
 
     With `safe`, the upper bound of the estimate (`Estimate.safe`) must also fit.
     """

@@ -36,7 +36,7 @@ class Estimate:
     batch_size: int | None
     max_batch_size: int | None
     """The largest batch size that fits, or None if the batch size could not be changed. A trace at this batch size
-    confirmed that it fits.
+    confirms that it fits.
     """
     steps: int
     mode: Mode
@@ -74,7 +74,8 @@ class Estimate:
 
     @property
     def timeline(self) -> list[Any]:
-        """The allocated bytes per category at several times during the traced steps. The number of entries is limited."""
+        """The allocated bytes per category at several points in time during the traced steps. The number of entries is
+        limited."""
         return Ledger(self.trace.events).timeline()
 
     def as_json(self, script: str = "") -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Extrapolates the memory requests of a step to a different batch size, from two traces of the same program.
 
-A training step usually makes the same requests in the same order at every batch size, and the size of nearly every
-request is linear in the batch size. Two traces therefore determine a third trace, request by request. The extrapolated
-trace can be replayed like a real trace, so it includes fragmentation and the allocator's cache. The extrapolated trace
-is never the final result, because the batch size that it suggests is then traced.
+A training step usually makes the same requests in the same order at every batch size. The size of nearly every request
+is linear in the batch size. Two traces therefore determine a third trace, request by request. The extrapolated trace
+can be replayed like a real trace, so it includes fragmentation and the allocator's cache. The extrapolated trace is
+never the final result, because the batch size that it suggests is then traced.
 
 Two traces that do not make the same requests in the same order are not extrapolated. Another batch size is traced
 instead, which is cheap. On a real GPU, each additional size requires a run. Therefore `train.sizes.extrapolation` also

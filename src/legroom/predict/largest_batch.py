@@ -59,8 +59,8 @@ def largest_batch(
     safe: bool = False,
     deadline: float | None = None,
 ) -> BatchSearch:
-    """Search from `start`. `known` is the trace at `start`, if it exists. With `safe`, a size must also fit with the
-    safety margin.
+    """Search for the largest batch size that fits, starting at `start`. `known` is the trace at `start`, if it exists.
+    With `safe`, a size must also fit with the safety margin.
 
     The workspaces of some kernels and the addresses of segments are uncertain. A size fits only if it fits in every
     possible case (see `uncertainty`). The search stops after `max_traces` traces, when `time.monotonic()` reaches

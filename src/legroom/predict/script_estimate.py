@@ -176,7 +176,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _ScriptJob:
-    """The arguments of an estimate."""
+    """The arguments of `estimate_script`, and the methods that compute the estimate."""
 
     script: Script
     gpu: GpuSpec
@@ -297,8 +297,8 @@ class _ScriptJob:
     def _search_by_setting(
         self, setting: BatchSetting, check: SettingCheck, current: Estimate, deadline: float
     ) -> tuple[BatchSearch | None, CannotTrace | None]:
-        """Search by starting the script again for every batch size. Return the result of the search, or the reason why
-        it failed.
+        """Search for the largest batch size by starting the script again for each size. Return the result of the
+        search, or the reason why it failed.
         """
         try:
             return self._search(self._by_setting(setting, check), current, deadline), None

@@ -18,7 +18,8 @@ CHECK_SECONDS = 30.0
 
 @dataclass(slots=True)
 class SettingCheck:
-    """Checks the candidates of one script (see `BatchSetting`) until `time.monotonic()` reaches `deadline`."""
+    """Checks which settings of one script (see `BatchSetting`) determine its batch size, until `time.monotonic()`
+    reaches `deadline`."""
 
     script: Script
     gpu: GpuSpec
@@ -28,7 +29,7 @@ class SettingCheck:
     deadline: float
     _running: WorkerProcess | None = None
     _first: tuple[BatchSetting, int, Trace] | None = None
-    """The trace of a successful check, which the search for the largest batch size uses again."""
+    """The trace of a successful check, which the search for the largest batch size reuses."""
 
     def for_loader(self, size: int) -> BatchSetting | None:
         """Return the setting that changes the batch size of the script's DataLoader. `size` is the current batch size.

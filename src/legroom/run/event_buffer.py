@@ -2,7 +2,7 @@
 
 A program with tiny operations emits more than 100,000 events per second. Recording an event must cost as little as
 possible, so `add` is the `append` method of a list. Batches are passed to the consumer at the end of each step, and
-from time to time by a background thread.
+periodically by a background thread.
 """
 
 import time

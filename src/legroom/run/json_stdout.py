@@ -12,8 +12,8 @@ from legroom.log import say
 class JsonStdout:
     """Redirects stdout to stderr until the process ends, except for one JSON document.
 
-    The file descriptor itself is redirected, which includes the output of subprocesses and C libraries. The redirection
-    stays after the document is written, because exit handlers of the script may still print.
+    The file descriptor itself is redirected, so the output of subprocesses and C libraries is redirected too. The
+    redirection stays active after the document is written, because exit handlers of the script may still print.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""The program that each rank of `legroom launch` runs. The program runs the script like `python` and writes the outcome
-to a file for the launcher.
+"""The program that each rank of `legroom launch` runs. The program runs the script as `python` would, and writes the
+outcome to a file for the launcher.
 
 With a real or virtual GPU, the memory of the rank is recorded to a separate capture. On the CPU, nothing is recorded,
-because recording every tensor is slow. The rank prints no report, because the launcher reports for all ranks.
+because recording every tensor is slow. The rank prints no report, because the launcher prints one report for all
+ranks.
 """
 
 import atexit

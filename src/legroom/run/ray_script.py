@@ -128,7 +128,8 @@ def _run_arguments(ray_tune: Any, function: Any, arguments: Mapping[str, Any]) -
 
 
 def _stop_arguments(stop: Any, converted: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert `stop={"training_iteration": 10}`. No stopping condition other than `training_iteration` is supported."""
+    """Convert the argument `stop` of `ray.tune.run` to arguments of `legroom.tune`. No stopping condition other than
+    `training_iteration` is supported."""
     if not stop:
         return {}
     if not isinstance(stop, Mapping) or set(stop) != {"training_iteration"}:

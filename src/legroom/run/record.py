@@ -1,8 +1,8 @@
 """`legroom.record()`: records the memory of a block of code, on a real GPU, a virtual GPU or the CPU.
 
-The events go to a temporary capture of limited size, so a block of any length uses little memory. The report is built
-when the block ends. After the block, no torch function stays replaced, and the recording keeps no tensor, frame or
-exception alive. Exceptions raised in the block pass through unchanged.
+The events are written to a temporary capture of limited size, so a block of any length uses little memory. The report
+is built when the block ends. After the block, no torch function stays replaced, and the recording keeps no tensor,
+frame or exception alive. Exceptions raised in the block pass through unchanged.
 """
 
 import os
@@ -102,7 +102,8 @@ class BlockRecording:
             self._finished = running.finish(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that records its calls. Recursive calls belong to the recording of the outermost call."""
+        """Return a function that records its calls. Recursive calls are part of the recording of the outermost
+        call."""
 
         @wraps(function)
         def recorded(*args: P.args, **kwargs: P.kwargs) -> R:

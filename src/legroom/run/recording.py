@@ -1,6 +1,6 @@
 """Runs one script and records its memory, for `legroom run` and for the ranks of `legroom launch`.
 
-Usage errors are raised before the script starts. The script then runs as if it was started with `python`, and its
+Usage errors are raised before the script starts. The script then runs as if it were started with `python`, and its
 memory events are written to a capture file. An uncaught out-of-memory error is reported immediately. The report comes
 last, after the script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the
 script's exit code.
@@ -66,8 +66,8 @@ from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory to build the report: the newest events, and the events around the peak and
-around failures.
+"""The number of events that stay in memory to build the report. These are the newest events, and the events around the
+peak and around failures.
 """
 FLUSH_SECONDS = 0.5
 """The interval in seconds at which pending events are written if no step ends. Pending events are lost if the process
@@ -77,14 +77,14 @@ AtExit = Callable[[Callable[[], None]], object]
 
 
 class OutcomeListener(Protocol):
-    """Receives the outcome of a run, which is then not printed to the terminal. The launcher uses a listener to report
-    for all ranks.
+    """Receives the outcome of a run. The outcome is then not printed to the terminal. The launcher uses a listener to
+    report for all ranks.
     """
 
     header: Mapping[str, object]
 
     def on_exception(self, text: str, traceback: str) -> None:
-        """Called when an exception leaves the script, before the exception is printed."""
+        """Called when the script raises an uncaught exception, before the exception is printed."""
 
     def on_end(self, outcome: Outcome, status: Status) -> None:
         """Called when the script has ended and the capture is complete."""

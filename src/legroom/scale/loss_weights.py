@@ -47,8 +47,8 @@ class LossWeighting:
         )
 
     def begin(self, batch: BatchArguments) -> Callable[[], float]:
-        """Start to sum the weights across all ranks. The returned function waits for the sum and returns the weight of
-        this rank's loss.
+        """Start summing the weights across all ranks. The returned function waits for the sum and returns the weight
+        of this rank's loss.
         """
         if self._ranks == 1:
             return _one

@@ -1,4 +1,4 @@
-"""Replaces the parameters of an optimizer after the model was wrapped."""
+"""Replaces the parameters of an optimizer after the model has been wrapped."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

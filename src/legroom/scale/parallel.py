@@ -5,8 +5,9 @@
         loss = run.step(lambda x, y: criterion(run.model(x), y), x, y)
 
 The script runs unchanged with `python`, torchrun and `legroom launch`, on a CPU, one GPU, several GPUs or several
-machines. With every strategy, the gradients of a step are the same as for the global batch, because the mean loss of
-each rank is weighted by its number of samples. Therefore the weights of the model are the same as in a single process.
+machines. With every strategy, the gradients of a step are the same as for the global batch. This is because the mean
+loss of each rank is weighted by its number of samples. Therefore the weights of the model are the same as in a single
+process.
 """
 
 import os
@@ -58,14 +59,14 @@ def parallel(
 ) -> "Parallel":
     """Move the model to its devices, wrap it for the strategy, and return the run.
 
-    `optimizer` is an optimizer for the model's parameters, or a function that creates one. `batch` is one global batch,
-    inputs first and target last. The batch is used to predict the memory and to split the model. `shares` contains the
-    relative number of samples for each GPU. `weight` is a function that counts elements in a batch, for a loss that is
-    a mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto" or a
-    `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, across all ranks. `schedule` and
-    `micro_batches` are pipeline options. With `offload`, the shards of "fsdp" are kept in host memory. By default, the
-    shards are offloaded only if they do not fit on the GPUs. `static_graph` and `find_unused_parameters` are DDP
-    options. By default, Legroom detects the values of these DDP options from `batch`.
+    `optimizer` is an optimizer for the model's parameters, or a function that creates one. `batch` is one global
+    batch, inputs first and target last. The batch is used to predict the memory and to split the model. `shares`
+    contains the relative number of samples for each GPU. `weight` is a function that counts the elements in a batch.
+    It is needed if the loss is a mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16",
+    "fp32", "auto" or a `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, across all
+    ranks. `schedule` and `micro_batches` are pipeline options. With `offload`, the shards of "fsdp" are kept in host
+    memory. By default, the shards are offloaded only if they do not fit on the GPUs. `static_graph` and
+    `find_unused_parameters` are DDP options. By default, Legroom detects the values of these DDP options from `batch`.
     """
     if not isinstance(model, nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__

@@ -9,9 +9,9 @@ from legroom.errors import UsageError
 
 
 def split_by_shares(batch_size: int, shares: Sequence[float]) -> list[int]:
-    """Split a batch in proportion to `shares`, and return the number of samples for each share. The numbers are rounded
-    down, and the remaining samples go to the shares with the largest fractional parts. If fractions are equal, the
-    first share gets the sample.
+    """Split a batch in proportion to `shares`, and return the number of samples for each share. The numbers are
+    rounded down, and the remaining samples are assigned to the shares with the largest fractional parts. If fractions
+    are equal, the first share gets the sample.
 
     >>> split_by_shares(10, [1, 1, 1]), split_by_shares(8, [3, 1]), split_by_shares(6, [0, 1, 1])
     ([4, 3, 3], [6, 2], [0, 3, 3])

@@ -23,7 +23,7 @@ class LayerCall:
     module: nn.Module | None
     shapes: tuple[Shape, ...]
     arguments: Any
-    """The arguments of the call, which are read only while the exception is handled."""
+    """The arguments of the call. They are used only while the exception is handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

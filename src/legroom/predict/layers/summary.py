@@ -266,8 +266,8 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters that were not already counted for a child layer. A child layer that is never called,
-        such as a projection of an attention layer, has no count of its own.
+        """Count the parameters that were not already counted for a child layer. The parameters of a child layer that
+        is never called, such as a projection of an attention layer, count for this layer.
         """
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))

@@ -130,7 +130,7 @@ def _checkpoint(undo: _Undo) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the items with parameters from the model's outermost module lists."""
+    """Return those items of the model's outermost module lists that have parameters."""
     if isinstance(model, nn.ModuleList | nn.Sequential):
         blocks = [block for block in model if any(True for _ in block.parameters())]
         if len(blocks) > 1:

@@ -1,7 +1,7 @@
 """Implements `torch.save` and `torch.load` for a traced script in the sandbox.
 
 A trace has no data, so a saved file contains descriptions of the tensors instead of their values. The script can load
-these files again. The files contain a token of this run, and only files with this token are unpickled.
+these files again. Each file contains a token that identifies this run, and only files with this token are unpickled.
 """
 
 import contextlib
@@ -110,7 +110,8 @@ def save(obj: Any, f: Any) -> None:
 
 
 def load_saved(f: Any, map_location: Any) -> tuple[bool, Any]:
-    """Return a tuple: whether `save` wrote the file `f`, and the object in the file."""
+    """Return whether `save` wrote the file `f`, and the object in the file. The object is None if another function
+    wrote the file."""
     if isinstance(f, str | bytes | os.PathLike):
         with open(f, "rb") as file:
             return load_saved(file, map_location)

@@ -2,7 +2,7 @@
 process and every process that it starts.
 
 Landlock also applies to writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs.
-Landlock is available in Linux 5.13 and newer, needs no privileges and cannot be undone.
+Landlock is available in Linux 5.13 and newer and needs no privileges. The restriction cannot be undone.
 """
 
 import contextlib

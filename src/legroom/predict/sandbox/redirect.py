@@ -207,8 +207,8 @@ def _redirect_directories(overlay: Overlay) -> None:
         return overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
 
     def names_in(path: Any, resolved: str) -> list[str] | None:
-        """Return the names in a directory if the script has added or removed files there, or has created the link
-        through which it reaches the directory. Otherwise, return None.
+        """Return the names in a directory if the script has changed its entries, or if the path contains a link that
+        the script created. Otherwise, return None.
         """
         is_reached = isinstance(path, int) or os.path.realpath(path) == resolved
         if is_reached and not overlay.is_changed(resolved):

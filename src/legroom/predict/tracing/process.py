@@ -63,7 +63,8 @@ from legroom.predict.tracing.workers.forked import MAX_TRACES
 from legroom.processes import can_fork, exit_with_parent
 
 MAX_ERROR_LENGTH = 300
-"""The maximum length of the script's error message in a report. The output of the script contains the complete message."""
+"""The maximum length of the script's error message in a report. The complete message is in the output of the
+script."""
 MAX_VALIDATION = 10.0
 """The maximum processor time in seconds for tracing the first validation batch after the training steps."""
 MAX_EVALUATION = 3.0

@@ -57,7 +57,7 @@ class Trace:
     """The index in `events` of the first event after the training steps, if a validation batch follows them."""
 
     first_batch: int | None = None
-    """The index in `events` at the first batch, if the time limit allowed only one training step."""
+    """The index in `events` at which the first batch starts, if the time limit allowed only one training step."""
     is_settled: bool = True
     """False if an optimizer stepped for the first time in the last traced step (see `TrainingClock`)."""
     is_finished: bool = False

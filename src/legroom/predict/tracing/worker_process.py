@@ -1,9 +1,9 @@
 """Starts the processes that trace scripts, and exchanges messages with them.
 
-A trace patches torch and cannot undo everything that a script does, so each trace runs in a separate process. The
-process of a trace prints to a file. The output of the process does not mix with Legroom's output, and can be shown if
-the process fails. Where processes can fork, workers are forks (see `workers.forked`). On other systems, each worker is
-a new process (see `workers.spawned`).
+A trace patches torch and cannot undo everything that a script does, so each trace runs in a separate process. Each
+process prints to a file, so its output does not mix with Legroom's output and can be shown if the process fails. On
+systems that can fork, workers are forks (see `workers.forked`). On other systems, each worker is a new process (see
+`workers.spawned`).
 """
 
 import atexit
@@ -26,8 +26,8 @@ class WorkerProcess(Protocol):
         """A scratch folder for the process and its replies. The folder is removed when the process is closed."""
 
     def running_line(self, pid: int | None = None) -> str:
-        """Return the line of the user's code that the process (or the process `pid` of a trace) is running, or "" if it
-        is unknown.
+        """Return the line of the user's code that is running in this process or in the process `pid` of a trace.
+        Return "" if the line is unknown.
         """
 
     def send(self, request: dict[str, Any]) -> None:

@@ -66,8 +66,8 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """A measure of how uneven the stages are. A split can be better although its largest stage is larger, if its
-        other stages are more even.
+        """A measure of how uneven the stages are. A split with a larger maximum can still be better if its stages are
+        more even.
         """
         return float(max(self.peaks) * self.spread**0.5)
 

@@ -431,7 +431,8 @@ def _contains_tensors(value: Any, depth: int = 2) -> bool:
 
 
 def _is_empty_cache(value: Any) -> bool:
-    """Return whether the object is a cache, to which layers add tensors."""
+    """Return whether the class of an object is named as a cache. Layers add tensors to a cache, even if it is empty at
+    first."""
     return "Cache" in type(value).__name__
 
 

@@ -92,7 +92,7 @@ def _on_all_ranks(function: Callable[[], T]) -> list[T]:
 @dataclass(frozen=True, slots=True)
 class ModelCut:
     """The boundaries at which a model is split into stages. The boundaries apply to every forward graph of the model,
-    for any batch size, in training and in evaluation.
+    for any batch size, in training and in evaluation mode.
     """
 
     boundaries: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Runs a plan with torchrun's own agent, including its rendezvous, its restarts and its termination of ranks.
+"""Runs a launch plan with torchrun's own agent, which handles the rendezvous, restarts ranks and terminates ranks.
 
-`torch.distributed.elastic` starts one process per rank, monitors the processes, and connects to other nodes. This
-module adds the output files of the ranks and a callback at the end of an attempt, through two extension points of
-torchrun. `LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers` returns the state of
+`torch.distributed.elastic` starts one process per rank, monitors the processes, and connects to other nodes. Through
+two extension points of torchrun, this module adds the output files of the ranks and a callback at the end of an
+attempt. `LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers` returns the state of
 the workers.
 """
 
@@ -77,7 +77,7 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
 
 def _run_agents(plan: LaunchPlan, recorder: "_AttemptRecorder") -> None:
     """Run the agent on this node. If the connection to the rendezvous node is lost, wait for that node and connect
-    again, as long as restarts are left.
+    again, as long as restarts remain.
     """
     while True:
         before = len(recorder.attempts)
@@ -332,8 +332,8 @@ def _grace(seconds: int) -> Iterator[None]:
 def _fast_method_names() -> Iterator[None]:
     """Replace the function with which torch's rendezvous adds the names of its methods to its event records.
 
-    torch uses `inspect.stack`, which searches all loaded modules and reads the source files of all frames. In a process
-    with a deep stack, such as a notebook, this takes more than a second in each launch.
+    PyTorch uses `inspect.stack`, which searches all loaded modules and reads the source files of all frames. In a
+    process with a deep stack, such as a notebook, the search takes more than a second per launch.
     """
     before = getattr(dynamic_rendezvous, "get_method_name", None)
     if before is None:  # another version of torch

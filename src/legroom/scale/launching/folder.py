@@ -2,9 +2,9 @@
 
     train.launch/
         rank-0.out  rank-0.err     the output of the rank
-        rank-0.json                how it exited; missing if it was killed
-        rank-0.legroom             its capture, if its memory was recorded
-        restart-1/...              the same for every further attempt
+        rank-0.json                the exit record; missing if the rank was killed
+        rank-0.legroom             the capture, if memory was recorded
+        restart-1/...              the same files for each further attempt
 
 Reports about a launch are created from this folder, for all engines.
 """

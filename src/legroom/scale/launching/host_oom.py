@@ -6,8 +6,8 @@ _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 
 def host_oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of host memory since the machine or container started,
-    or 0 if the number is unknown.
+    """Return the number of processes that the kernel has killed since the machine or container started because host
+    memory ran out. Return 0 if the number is unknown.
     """
     return max((_read(path) for path in _COUNTERS), default=0)
 

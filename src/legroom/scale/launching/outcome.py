@@ -1,9 +1,9 @@
 """The result of a launch, and the rank that caused a failure.
 
 If one rank fails, the other ranks fail soon after, because they lose their connection to the failed rank or the
-launcher terminates them. Therefore the first failure that the operating system reports is often not the cause. The most
-likely cause is a rank with an error of its own, then a rank that was killed by a signal, then a rank that lost a
-connection. If several ranks have errors of their own, the earliest error is the cause.
+launcher terminates them. Therefore the first failure that the operating system reports is often not the cause. The
+most likely cause is a rank that raised its own error, then a rank that was killed by a signal, then a rank that lost a
+connection. If several ranks raised their own errors, the earliest error is the cause.
 """
 
 import re
@@ -50,7 +50,8 @@ class RankResult:
 
     @property
     def signal(self) -> str:
-        """The name of the signal that killed the process, such as `SIGKILL`, or "" if it exited."""
+        """The name of the signal that killed the process, such as `SIGKILL`, or "" if the process was not killed by a
+        signal."""
         if self.exit_code >= 0:
             return ""
         try:

@@ -1,4 +1,4 @@
-"""The plan of a launch: the number of ranks and nodes, their GPUs, and the equivalent torchrun command.
+"""The plan of a launch: the numbers of ranks and nodes, their GPUs, and the equivalent torchrun command.
 
 This module rejects invalid combinations of options before any process starts.
 """
@@ -94,7 +94,7 @@ class LaunchPlan:
 
     @property
     def options(self) -> list[str]:
-        """The options with which `legroom launch` repeats this launch."""
+        """The options of `legroom launch` that repeat this launch."""
         minimum, maximum = self.nodes
         arguments = ["--nproc", str(self.nproc)]
         if self.gpus:

@@ -1,9 +1,9 @@
-"""Runs a plan on a Ray cluster through Ray Train.
+"""Runs a launch plan on a Ray cluster through Ray Train.
 
 Ray finds the machines, places the ranks and restarts them. A script cannot run directly in a Ray worker, because Ray
-has already imported many modules in the worker, and runs the training function in a thread. Therefore each worker
-starts the rank as a separate process, with the same program and environment as torchrun's agent. The output of the rank
-is sent to a mailbox, an actor in the cluster. The folder of the launch is then the same as if all ranks had run on this
+has already imported many modules there and runs the training function in a thread. Therefore each worker starts the
+rank as a separate process, with the same program and environment as torchrun's agent. The output of the rank is sent
+to a mailbox, an actor in the cluster. The folder of the launch is then the same as if all ranks had run on this
 machine.
 
 If RAY_ADDRESS is set, the ranks run on that cluster. With `--nodes`, the ranks run on the cluster that is already

@@ -1,5 +1,5 @@
-"""Checks the rendezvous address. If another program uses the port, the user gets an error within seconds. PyTorch would
-report the error after minutes.
+"""Checks the rendezvous address. If another program uses the port, the user gets an error within seconds. PyTorch
+alone would report the error only after minutes.
 """
 
 import socket
@@ -28,8 +28,8 @@ def check_rendezvous(address: str) -> None:
 
 
 def is_own_address(address: str) -> bool:
-    """Return whether the host of `host:port` is this machine. PyTorch compares only the addresses of the host name,
-    which is often an alias for 127.0.0.1.
+    """Return whether the host of `host:port` is this machine. PyTorch checks only the addresses of this machine's host
+    name, which is often an alias for 127.0.0.1.
     """
     return bool(_addresses(address.rpartition(":")[0]) & _own_addresses())
 
@@ -81,7 +81,7 @@ def _is_free(port: int) -> bool:
 def _is_rendezvous(host: str, port: int) -> bool:
     """Return whether another node in the launch already listens on the port.
 
-    The check runs in a separate process. If the program at the port does not respond, torch blocks longer than its
+    The check runs in a separate process. If the program at the port does not respond, torch blocks for longer than its
     timeout. If the program closes the connection, torch prints a stack trace.
     """
     command = [sys.executable, "-c", _CHECK, host, str(port), str(TIMEOUT_SECONDS)]

@@ -2,9 +2,10 @@
 
     prediction = predict_step(device_model_of(device), 2, make_step)       # prediction.peaks: one per device
 
-A trace needs a process without an active virtual GPU. If the run itself is on a virtual GPU, the trace runs in a forked
-process, and its peaks count only tensors, as on any virtual GPU. On systems that cannot fork, the virtual GPU of the run is
-suspended during the trace. For a real GPU, the trace includes the workspaces of CUDA kernels.
+A trace needs a process without an active virtual GPU. If the run itself is on a virtual GPU, the trace runs in a
+forked process. The peaks of this trace include only tensors, as on any virtual GPU. On systems that cannot fork, the
+virtual GPU of the run is suspended during the trace. For a real GPU, the trace includes the workspaces of CUDA
+kernels.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from legroom.processes import can_fork
 
 T = TypeVar("T")
 MakeStep = Callable[[DeviceCopies], Callable[[], object]]
-"""Copies the model and the batch to the traced devices, and returns the step."""
+"""A function that copies the model and the batch to the traced devices, and returns the step."""
 
 
 @dataclass(frozen=True, slots=True)

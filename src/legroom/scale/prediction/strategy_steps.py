@@ -1,4 +1,4 @@
-"""Builds a step under each strategy, which is traced to predict the memory of the strategy. The step includes the
+"""Builds a step for each strategy. The step is traced to predict the memory of the strategy. The step includes the
 memory that the engine allocates in addition to the model.
 """
 
@@ -46,7 +46,8 @@ def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) 
 
     After the first step, DDP rebuilds its buckets in the order of the gradients. With `nccl`, the old buckets stay
     alive until the next collective, which follows the forward pass of the second step. Measurements on an H200 confirm
-    that the peak of the second step includes both sets of buckets, or only one set if DDP does not rebuild the buckets.
+    that the peak of the second step includes both sets of buckets. If DDP does not rebuild the buckets, the peak
+    includes only one set.
     """
 
     def make(onto: DeviceCopies) -> Callable[[], None]:

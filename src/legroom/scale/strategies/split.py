@@ -3,7 +3,7 @@ other.
 
 The strategy is model parallelism, as if the code of the model called `.to("cuda:0")` and `.to("cuda:1")`, but the code
 does not change. The layers are distributed so that all GPUs use about the same memory. Inputs are moved to the GPU of
-each module, and an operation on tensors on two GPUs runs on the GPU that comes later in the model. The result is moved
+each module. An operation on tensors from two GPUs runs on the GPU that comes later in the model. The result is moved
 to the first GPU, where the batch is.
 """
 

@@ -1,12 +1,12 @@
 """The live status line of a run on stderr, which does not interfere with the script's output.
 
-On a terminal, the status line is repainted a few times per second. The status line is removed before the script prints,
-and is shown again only when the cursor is at the start of a line, so it does not disturb the script's progress bar.
-`sys.stdout` and `sys.stderr` stay the same objects. Only the `write` method of these streams is replaced, so `isatty`,
-`fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor directly, bypassing all
-buffers.
+On a terminal, the status line is repainted a few times per second. The status line is removed before the script
+prints. To avoid disturbing the script's progress bar, the status line is shown again only when the cursor is at the
+start of a line. `sys.stdout` and `sys.stderr` stay the same objects. Only the `write` method of these streams is
+replaced, so `isatty`, `fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor
+directly, bypassing all buffers.
 
-If stderr is a pipe or a log file, a plain line is printed from time to time.
+If stderr is a pipe or a log file, a plain line is printed periodically.
 """
 
 import builtins
@@ -204,7 +204,8 @@ def format_status(status: LiveStatus) -> str:
 
 
 def fit_status(status: LiveStatus, columns: int) -> str:
-    """Return the status in at most `columns` columns. Values are dropped from the right, but the peak is dropped last."""
+    """Return the status in at most `columns` columns. Values are dropped until the status fits, and the peak is
+    dropped last."""
     parts = _parts(status)
     for shown in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
         text = "legroom  " + "  ".join(parts[i] for i in shown if parts[i])

@@ -21,7 +21,8 @@ def _lines(part: RenderableType, console: Console, options: ConsoleOptions) -> l
 
 
 def _height(lines: Iterable[list[Segment]], options: ConsoleOptions) -> int:
-    """Return the number of lines that the text uses on the terminal, which wraps a long line such as a command."""
+    """Return the number of lines that the text uses on the terminal. The terminal wraps a long line, such as a
+    command."""
     return sum(max(1, -(-Segment.get_line_length(line) // options.max_width)) for line in lines)
 
 

@@ -42,8 +42,8 @@ def render_short_verdict(estimate: Estimate) -> RenderableType:
 
 
 def render_short_details(result: ScriptEstimate) -> RenderableType:
-    """Render the results of further traces on the other half of the screen: the largest batch size, the first options
-    that save memory, and the next commands.
+    """Render the results of further traces in the lines that the verdict leaves free on one screen. The results are
+    the largest batch size, the first options that save memory, and the next commands.
     """
     sizes = ((4, 3, 2), (2, 3, 2), (1, 2, 1), (1, 0, 1))
     versions = (
