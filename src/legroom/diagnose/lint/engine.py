@@ -126,7 +126,11 @@ def _lint_file(
     except Unreadable as reason:
         return LintReport(findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1)
     codes = settings_for(file).with_options(select, ignore).codes_for(file)
-    report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe)
+    try:
+        report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe)
+    except Exception as error:  # a fault in one rule must not hide the findings in other files
+        message = f"not checked because of an internal error ({type(error).__name__}: {error})"
+        return LintReport(findings=[], file_errors=[FileError(file=name, message=message)], files=1)
     if changed is document:
         save_report(file, codes, report)
     if diff:

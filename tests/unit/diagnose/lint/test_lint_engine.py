@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from lint_cases import PRELUDE
 
+from legroom.diagnose.lint import engine
 from legroom.diagnose.lint.engine import lint_paths, lint_text
+from legroom.diagnose.lint.flow.analysis import analyze_program
+from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.rules import RULES
 from legroom.diagnose.lint.settings import Settings, _folder_settings, rule_codes
 from legroom.errors import UsageError
@@ -164,6 +167,25 @@ def test_deep_nesting_is_reported(tmp_path: Path) -> None:
     report = lint_paths([str(tmp_path)])
     assert [error.message for error in report.file_errors] == [
         "not checked because the code is nested too deeply"
+    ]
+
+
+def test_internal_error_is_reported_and_other_files_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leak.py").write_text(LEAK)
+    (tmp_path / "other.py").write_text(f"fault = 1\n{LEAK}")
+
+    def analyze(program: Program) -> None:
+        if "fault" in program.text:
+            raise KeyError("fault")
+        analyze_program(program)
+
+    monkeypatch.setattr(engine, "analyze_program", analyze)
+    report = lint_paths([str(tmp_path)])
+    assert [Path(each.file).name for each in report.findings] == ["leak.py"]
+    assert [(Path(each.file).name, each.message) for each in report.file_errors] == [
+        ("other.py", "not checked because of an internal error (KeyError: 'fault')")
     ]
 
 

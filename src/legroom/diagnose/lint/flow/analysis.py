@@ -26,6 +26,7 @@ from legroom.diagnose.lint.flow.syntax import (
     Loop,
     bound_paths,
     children,
+    disables_gradients,
     dotted,
     innermost_iterable,
     is_false,
@@ -375,7 +376,7 @@ class _Walker(Assignments):
 
     def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
         switch = last_name(name)
-        if switch in {"no_grad", "inference_mode"}:
+        if disables_gradients(name):
             return True
         if switch == "enable_grad":
             return False

@@ -55,8 +55,10 @@ class Assignments(FactRecorder):
     ) -> None:
         if isinstance(target, (cst.Tuple, cst.List)):
             parts = expression.elements if isinstance(expression, cst.Tuple) else ()
+            trained = self._loss_next_to_metrics(target, value, expression)
             for index, each in enumerate(target.elements):
                 part = value.items[index] if value.items and index < len(value.items) else _unpacked(value)
+                part = part if trained is None or dotted(each.value) == trained else UNKNOWN
                 source = parts[index].value if len(parts) == len(target.elements) else expression
                 self.assign(each.value, part, source, node)
             return
@@ -107,6 +109,20 @@ class Assignments(FactRecorder):
         self._alias(path, value, expression)
         self.forget_attributes(path)
         self.names[path] = value
+
+    def _loss_next_to_metrics(
+        self, target: cst.Tuple | cst.List, value: Value, expression: cst.BaseExpression
+    ) -> str | None:
+        """Return `loss` for `loss, parts = compute_loss(output)`, if only `loss` has a backward pass.
+
+        The other results of a function from another file are often detached.
+        """
+        if value.items or not isinstance(expression, cst.Call):
+            return None
+        trained = {dotted(each.value) for each in target.elements} & {"loss", *self.names_in_backward}
+        called = self.value_of(expression.func)
+        is_loss = called.kind is ValueKind.CRITERION or "loss" in (dotted(expression.func) or "").lower()
+        return trained.pop() if is_loss and called.function is None and len(trained) == 1 else None
 
     def _alias(self, path: str, value: Value, expression: cst.BaseExpression) -> None:
         """Track a local name for a container that is an attribute or an item, such as `rows` in

@@ -22,7 +22,15 @@ from legroom.diagnose.lint.flow.evidence.object_classes import (
     identifies_class,
 )
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, ReleaseFact, StoreFact
-from legroom.diagnose.lint.flow.syntax import Imports, children, dotted, forget_file, last_name, walk
+from legroom.diagnose.lint.flow.syntax import (
+    Imports,
+    children,
+    disables_gradients,
+    dotted,
+    forget_file,
+    last_name,
+    walk,
+)
 from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name, join_values
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
@@ -440,7 +448,7 @@ class Program:
                 if _is_mutable(each.default)
             ),
             no_grad=any(
-                _disables_gradients(self.imports.qualified(_called(each.decorator)))
+                disables_gradients(self.imports.qualified(_called(each.decorator)))
                 for each in node.decorators
             ),
         )
@@ -486,7 +494,3 @@ def _is_setter(node: cst.BaseExpression) -> bool:
 
 def _called(node: cst.BaseExpression) -> cst.BaseExpression:
     return node.func if isinstance(node, cst.Call) else node
-
-
-def _disables_gradients(name: str | None) -> bool:
-    return name is not None and name.rpartition(".")[2] in {"no_grad", "inference_mode"}

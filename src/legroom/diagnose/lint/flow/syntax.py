@@ -4,12 +4,15 @@ The visitors of libcst rebuild every node, and its scope analysis takes longer t
 rules need only a few queries, which this module implements on the plain nodes.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import libcst as cst
+
+_GRAD_DISABLERS = re.compile(r"(?:^|_)(?:no_grad|inference_mode)(?:_|$)")
 
 _LAYOUT = {
     "asynchronous",
@@ -168,6 +171,11 @@ def root(path: str) -> str:
 def last_name(path: str) -> str:
     """Return the last component of a path, such as `losses` for `self.losses`."""
     return path.rpartition(".")[2]
+
+
+def disables_gradients(name: str | None) -> bool:
+    """Return True for `torch.no_grad` and for wrappers that are named after it, such as `smart_inference_mode`."""
+    return name is not None and _GRAD_DISABLERS.search(last_name(name)) is not None
 
 
 def method_name(call: cst.Call) -> str | None:

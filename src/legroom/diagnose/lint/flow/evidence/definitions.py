@@ -41,16 +41,28 @@ def find_definitions(nodes: Iterable[cst.CSTNode]) -> Definitions:
                 path = dotted(each.target)
                 if path is not None:
                     found[path] = None if path in found else node.value
+    partials = {
+        path: made
+        for path, made in found.items()
+        if isinstance(made, cst.Call) and is_call_of(made, "partial") and len(made.args) > 1
+    }
     return Definitions(
         lambdas={path: made for path, made in found.items() if isinstance(made, cst.Lambda)},
-        partials={
-            path: made
-            for path, made in found.items()
-            if isinstance(made, cst.Call) and is_call_of(made, "partial") and len(made.args) > 1
-        },
+        partials={path: made for path, made in partials.items() if not _is_recursive(path, partials)},
         records=frozenset(
             path
             for path, made in found.items()
             if isinstance(made, cst.Call) and any(is_call_of(made, name) for name in _RECORDS)
         ),
     )
+
+
+def _is_recursive(path: str, partials: Mapping[str, cst.Call]) -> bool:
+    """Return True for `step = partial(step, scale=2)`, where `step` was another function before."""
+    seen = {path}
+    while path in partials:
+        path = dotted(partials[path].args[0].value) or ""
+        if path in seen:
+            return True
+        seen.add(path)
+    return False
