@@ -1,11 +1,11 @@
-"""`LEGROOM=1 python train.py`: runs a script under `legroom run` without changing the command.
+"""`LEGROOM=1 python train.py`: runs a script under `legroom run` without any change to the command.
 
 The file `legroom.pth` in site-packages checks the environment variable LEGROOM whenever Python starts. If LEGROOM is
 set, this module restarts the interpreter with `-m legroom run` before the script. `LEGROOM=8GiB` adds `--gpu 8GiB`.
 Commands without a Python script or module (`pip`, `torchrun`, `python -c`, the interactive prompt) run unchanged. If a
 command such as `torchrun` starts Python processes, these processes check the variable themselves.
 
-`pip install` creates the file (see setup.py), and `pip uninstall` removes it.
+`pip install` creates `legroom.pth` (see setup.py), and `pip uninstall` removes it.
 """
 
 import os
@@ -31,7 +31,7 @@ def begin() -> None:
 
 
 def legroom_command(arguments: list[str], value: str) -> list[str] | None:
-    """Insert `-m legroom run` before the script in `arguments`. Return None if the command is to run unchanged.
+    """Insert `-m legroom run` before the script in `arguments`. Return None if the command should run unchanged.
     `value` is the value of LEGROOM.
     """
     if value.strip().lower() in _OFF:

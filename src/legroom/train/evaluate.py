@@ -8,7 +8,7 @@
 
 If memory runs out, the batch is split into micro-batches, as in `Guard.evaluate`. If a single sample does not fit, it
 is evaluated on the CPU. Results are kept in host memory. The ranks of a sharded model use the same split. A rank with
-fewer batches takes part in the forward passes until all ranks are done.
+fewer batches continues to take part in forward passes until all ranks are done.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

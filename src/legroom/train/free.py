@@ -34,10 +34,10 @@ class FreeResult:
 
     allocated_before: int
     allocated_after: int
-    """The bytes that tensors use after the call."""
+    """The number of bytes that tensors use after the call."""
     reserved_before: int
     reserved_after: int
-    """The bytes that PyTorch's allocator has reserved, including tensors."""
+    """The number of bytes that PyTorch's allocator has reserved after the call, including the memory of tensors."""
     cleared: tuple[str, ...]
     """The variables, tracebacks and outputs that were deleted."""
     holders: tuple[Holder, ...]
@@ -210,8 +210,8 @@ _OUTPUT = re.compile(r"_{1,3}|_\d+")
 
 
 def _delete_outputs() -> list[str]:
-    """Delete the results of all notebook cells and return their names. IPython's own `flush` leaves the results in
-    `user_ns_hidden`.
+    """Delete the results of all notebook cells and return their names. IPython's own `flush` method does not remove
+    the results from `user_ns_hidden`.
     """
     active = shell()
     if active is None:

@@ -1,4 +1,5 @@
-"""`legroom.summary(model, batch)`: the layers of a model as a table, in a notebook, and as data."""
+"""`legroom.summary(model, batch)`: shows the layers of a model as text or as a notebook table, and returns them as
+data."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -27,12 +28,13 @@ def summary(
     input_size: Sequence[int] | Sequence[Sequence[int]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> "Summary":
-    """Return output shape, parameters and bytes saved for the backward pass, for each layer of `model`. No GPU is
-    needed.
+    """Return the output shape, the number of parameters and the bytes saved for the backward pass of each layer of
+    `model`. No GPU is needed.
 
-    `batch` is a tensor, (inputs, target), or a dict of named inputs, as in `legroom.estimate`. A size such as (3, 224,
-    224) describes one image, as in torchsummary. `input_size` is the whole shape including the batch size, as in
-    torchinfo. For several inputs, pass several shapes. The model does not change. Print the result, or read `.rows`.
+    `batch` is a tensor, a tuple `(inputs, target)`, or a dict of named inputs, as in `legroom.estimate`. A size such
+    as (3, 224, 224) describes one image, as in torchsummary. `input_size` is the whole shape including the batch size,
+    as in torchinfo. For several inputs, pass several shapes. The model is not modified. Print the result, or read
+    `.rows`.
     """
     if (batch is None) == (input_size is None):
         raise UsageError(
@@ -68,7 +70,7 @@ def _checked(size: Any) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Summary(LayerSummary):
-    """The layers of a model, which are printed as a table."""
+    """The layers of a model. The `repr` is a table."""
 
     def __repr__(self) -> str:
         return render_to_string(render_summary(self)).rstrip()

@@ -1,4 +1,4 @@
-"""The meaning of an error in one line, below its traceback."""
+"""Prints a one-line explanation of an error below its traceback."""
 
 from legroom.log import say
 

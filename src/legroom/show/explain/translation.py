@@ -1,4 +1,4 @@
-"""Explanations in the language of the output. An explanation is translated completely or not at all."""
+"""Translates explanations into the language of the output. An explanation is translated completely or not at all."""
 
 from dataclasses import replace
 
@@ -8,7 +8,8 @@ from legroom.show.common.language import Words, find_translation, output_languag
 
 
 def page_to_show(code: str) -> CodePage:
-    """Return the page of a code in the language of the output, or in English if the page is not translated."""
+    """Return the documentation page of a code in the language of the output, or in English if the page is not
+    translated."""
     page = find_page(code)
     return translated_page(page.code, output_language()) or page
 

@@ -1,6 +1,6 @@
 """A launch as text: the ranks that are started, the outcome of each rank, and the next steps for the user.
 
-The error of the rank that failed first is shown in full. Ranks that failed as a consequence are shown in one line each.
+The error of the rank that failed first is shown in full. Each rank that failed as a consequence is shown in one line.
 """
 
 import re
@@ -304,5 +304,5 @@ def _shortened(error: str) -> str:
 
 
 def _same(one: str, other: str) -> bool:
-    """Return whether two errors differ only in numbers such as ranks, addresses and sizes."""
+    """Return True if two errors differ only in numbers such as ranks, addresses and sizes."""
     return re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)

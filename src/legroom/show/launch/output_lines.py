@@ -24,8 +24,8 @@ _COLORS = (36, 35, 34, 32, 33, 96, 95, 94)
 
 
 class RankLines:
-    """Shows the output of ranks until stopped. `follow` can be called at any time, for example when another attempt
-    starts.
+    """Shows the output of ranks until `stop` is called. `follow` can be called at any time, for example when another
+    attempt starts.
     """
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
@@ -116,7 +116,8 @@ class _Log:
 
 
 def _visible(line: str) -> str:
-    """Return the part of a line that a terminal would show after its last carriage return."""
+    """Return the text that a terminal shows for a line with carriage returns, which is the last part that is not
+    blank."""
     return next((part for part in reversed(line.split("\r")) if part.strip()), "")
 
 

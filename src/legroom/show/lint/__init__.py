@@ -1,1 +1,1 @@
-"""Findings of the linter."""
+"""Shows the findings of the linter."""

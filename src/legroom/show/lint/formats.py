@@ -78,7 +78,7 @@ def _full(finding: LintFinding) -> list[RenderableType]:
 
 
 def _frame(finding: LintFinding) -> Text:
-    """Return the line with carets under the problem, and the lines around it."""
+    """Return the source line with carets under the problem, and the lines around it."""
     digits = len(str(finding.source[-1][0])) if finding.source else 1
     texts = {number: clean(text.replace("\t", "    ")).rstrip() for number, text in finding.source}
     indent = min((len(text) - len(text.lstrip()) for text in texts.values() if text.strip()), default=0)
@@ -133,7 +133,7 @@ def render_lint_summary(report: LintReport, *, fixing: bool) -> Text:
 
 
 def _github(finding: LintFinding) -> str:
-    """Return a workflow command that GitHub shows as an annotation on the line."""
+    """Return a GitHub workflow command, which GitHub shows as an annotation on the line of the finding."""
     message = f"{finding.message}. {finding.fix}."
     for character, escape in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
         message = message.replace(character, escape)

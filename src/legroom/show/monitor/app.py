@@ -1,7 +1,7 @@
 """The terminal interface of the monitor, built with Textual.
 
-The driver may block while the state of the machine is read, so a thread reads it and the screen stays responsive. All
-text from other programs is a `Text` object, so Textual does not interpret markup in it.
+The driver may block while the state of the machine is read, so a separate thread reads the state and the screen stays
+responsive. All text from other programs is a `Text` object, so Textual does not interpret markup in it.
 """
 
 import threading
@@ -46,7 +46,7 @@ TREND/STEP is the growth of allocated memory. `legroom explain CODE` explains a 
 
 
 class Window(ModalScreen[None]):
-    """A window over the screen, closed with Escape, Enter or q."""
+    """A window on top of the screen, which Escape, Enter or q closes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,q,question_mark", "dismiss", "Close", show=True),
@@ -141,8 +141,8 @@ class MonitorApp(App[None]):
         return self.screen_stack[0].query_one(id, Static)
 
     def _set(self, id: str, text: Text) -> None:
-        """Change a text. Computing the layout is the slowest part of an update, so it is computed only if the size of
-        the text changes.
+        """Set the text of the widget `id`. The layout is the slowest part of an update, so it is recomputed only if
+        the size of the text changes.
         """
         before = self._texts.get(id)
         if text != before:

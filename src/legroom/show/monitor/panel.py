@@ -27,7 +27,7 @@ class Bar:
     key: str
     percent: float | None
     warns: bool = False
-    """Whether a high percentage is shown as a warning. This is True for memory and False for utilization."""
+    """Whether a high percentage is shown as a warning. The value is True for memory and False for utilization."""
 
 
 @dataclass(frozen=True, slots=True)

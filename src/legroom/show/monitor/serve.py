@@ -41,8 +41,8 @@ _HEADERS = {
 
 
 class Readings:
-    """The state of the machine, which all browsers share. The state is read when a browser requests it, at most once
-    per `interval`.
+    """The state of the machine, which all browsers share. The state is read when a browser requests it, but at most
+    once per `interval`.
     """
 
     def __init__(self, sampler: Sampler, interval: float) -> None:
@@ -83,7 +83,7 @@ def page(document: dict[str, Any], *, interval: float) -> str:
 
 class MonitorServer:
     def __init__(self, sampler: Sampler, *, port: int = 0, interval: float = 1.0) -> None:
-        """`port` 0 selects a free port."""
+        """Create the server. `port` 0 selects a free port."""
         self.token = secrets.token_urlsafe(24)
         readings = Readings(sampler, interval)
 
@@ -115,7 +115,7 @@ class MonitorServer:
         self._server.server_close()
 
     def stop(self) -> None:
-        """End `run`, which must be running on another thread."""
+        """Stop `run`, which must be running on another thread."""
         self._server.shutdown()
 
 

@@ -116,7 +116,7 @@ class Snapshot:
 
 
 class Sampler:
-    """CPU use is measured between two consecutive snapshots."""
+    """Reads snapshots of this machine. CPU use is measured between two consecutive snapshots."""
 
     def __init__(
         self, gpus: GpuSampler | None = None, runs: Callable[[], Iterable[RunStatus]] = read_all

@@ -1,4 +1,4 @@
-"""The tables of the monitor: which columns fit a width, their cells, sorting and filtering."""
+"""The tables of the monitor: their columns and cells, sorting and filtering."""
 
 import os
 import time
@@ -252,7 +252,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def sort_rows(rows: Iterable[Row], column: Column[Row], *, reverse: bool = False) -> list[Row]:
-    """Rows without a value come last."""
+    """Return the rows sorted by a column. Rows without a value come last."""
     every = list(rows)
     known = [row for row in every if column.order(row) is not None]
     ordered = sorted(known, key=column.order, reverse=column.descending is not reverse)

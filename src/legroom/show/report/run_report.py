@@ -171,7 +171,8 @@ def _reserved(report: RunReport) -> str:
 
 
 def format_incomplete(report: RunReport) -> str:
-    """Return how a run ended if it did not finish, for example `Failed with ValueError after 3 steps`, otherwise ""."""
+    """Return how an incomplete run ended, for example `Failed with ValueError after 3 steps`. Return "" if the run
+    finished."""
     if report.ending.reason is ExitReason.FINISHED or report.ending.exit_code == 0:
         return ""
     how = "Ran out of memory" if report.failed_with_oom else _format_exit(report)

@@ -1,8 +1,7 @@
 """The report of a run on one screen: a summary, the memory by category, the three largest lines, the first suggested
 change, and the next commands. `--verbose` prints the complete report (`run_report`) instead.
 
-If the report does not fit the screen, it becomes shorter: the smallest categories share a row, and less important
-facts are omitted.
+If the report does not fit the screen, the smallest categories share a row, and less important facts are omitted.
 
 After an out-of-memory error, the report is translated into the user's language. Other reports, and the reports of
 `legroom launch`, are in English.
@@ -81,12 +80,12 @@ def render_short_summary(report: RunReport) -> RenderableType:
 
 
 class ShortReport:
-    """The report without the next commands, which `ShortFooter` shows. The report and the footer together have at most
-    23 lines."""
+    """The short report without the next commands. `ShortFooter` shows the next commands. The report and the footer
+    together have at most 23 lines."""
 
     def __init__(self, report: RunReport, *, warning: str = "", below: RenderableType | None = None) -> None:
-        """`warning` is shown in the footer. `below` is other text on the same screen, for which the report leaves
-        space."""
+        """`warning` is shown in the footer. `below` is text that is shown below the report on the same screen, so the
+        report leaves space for it."""
         self._report = report
         self._footer = ShortFooter(report, warning=warning)
         self._below = below

@@ -119,7 +119,7 @@ def live_view(
     max_rows: int = 20,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """`trials` is the total number of trials, if known."""
+    """Return the headline and the table. `trials` is the total number of trials, or 0 if it is not known."""
     best = best_of(records, metric, mode)
     rows = shown(records, best, max_rows)
     return Group(
@@ -129,7 +129,8 @@ def live_view(
 
 
 def shown(records: Sequence[TrialRecord], best: TrialRecord | None, most: int) -> list[TrialRecord]:
-    """Return at most `most` records: running trials, then the best trial, then the trials that ended most recently."""
+    """Return at most `most` records, sorted by number. Running trials are selected first, then the best trial, then
+    the trials that ended most recently."""
     running = [record for record in records if record.state is TrialState.RUNNING]
     over = [record for record in records if record.state.is_final and record is not best]
     over.sort(key=lambda record: record.ended or 0.0, reverse=True)

@@ -81,7 +81,7 @@ def format_config(record: TrialRecord, parameters: Sequence[str]) -> str:
 
 
 def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
-    """Without a GPU, the memory columns are omitted."""
+    """Return the cells of each column. Without a GPU, the memory columns are omitted."""
     columns = {
         "trial": [str(record.number) for record in rows],
         "state": [format_state(record.state) for record in rows],

@@ -34,7 +34,7 @@ class LoopStatus:
         history: Sequence[int],
         finding: str,
     ) -> None:
-        """`seconds` is the average duration of a step."""
+        """Write the state of a loop to the live file. `seconds` is the average duration of a step."""
         if self._file is None or self._pid != os.getpid():
             self._file, self._pid = LiveFile(), os.getpid()
             atexit.register(self._file.remove)

@@ -1,4 +1,4 @@
-"""The progress line of `legroom.watch` in a notebook: a single output below the cell that is updated in place."""
+"""The progress line of `legroom.watch` in a notebook: one output below the cell, updated in place."""
 
 from typing import Any
 

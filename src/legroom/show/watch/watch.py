@@ -1,8 +1,8 @@
 """`legroom.watch(loader)`: a progress bar like tqdm's that also shows memory use and leak warnings.
 
 A terminal shows one updating line, and a notebook shows one updating output. In a pipe or a CI log, a plain line is
-printed from time to time. Each leak is reported once, with the variable that retains the memory and the line that
-stores the tensors. `watch` yields the items of the loader and keeps no reference to them.
+printed periodically. Each leak is reported once, with the variable that retains the memory and the line that stores
+the tensors. `watch` yields the items of the loader and keeps no reference to them.
 
 All loops of a process share one leak detector, which keeps its state between epochs and is attached only while a loop
 is watched. If several threads train, the detector does not search for leaks, and `watch` reports this in one line.
@@ -53,9 +53,10 @@ def watch(
 ) -> "Watched[Item]":
     """Loop over `loader` with a progress line and leak warnings.
 
-    `total` is the number of items. It is needed only if `len(loader)` is not available. `file` is the stream to which the line is written
-    (default: stderr). With `quiet`, only leak warnings are shown, without a progress line. If `on_leak` is given, it is
-    called with each `Leak`, and `watch` does not print the leak. `.leaks` contains all leaks.
+    `total` is the number of items. Pass `total` only if `len(loader)` is not available. `file` is the stream to which
+    the line is written (default: stderr). With `quiet`, only leak warnings are shown, without a progress line. If
+    `on_leak` is given, it is called with each `Leak`, and `watch` does not print the leak. The `.leaks` attribute of
+    the result contains all leaks.
     """
     caller = sys._getframe(1)
     place = (caller.f_code.co_filename, caller.f_lineno)
@@ -173,7 +174,7 @@ class _SharedDetector:
         self._has_warned = False
 
     def begin(self, listener: Callable[["DetectedLeak"], None], place: tuple[str, int]) -> None:
-        """Begin to watch the loop at `place` (file and line). In later epochs of the loop, a scan runs only if memory
+        """Start watching the loop at `place` (file and line). In later epochs of the loop, a scan runs only if memory
         use suggests a leak."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]

@@ -81,7 +81,8 @@ def read_manifest(folder: Path) -> CheckpointInfo:
 
 
 def list_checkpoints(folder: Path, problems: list[str] | None = None) -> list[CheckpointInfo]:
-    """Return all checkpoints in a folder, newest first. Errors of unreadable checkpoints are appended to `problems`."""
+    """Return all checkpoints in a folder, newest first. The errors from unreadable checkpoints are appended to
+    `problems`."""
     found = []
     for path in folder.glob("step-*"):
         try:

@@ -51,10 +51,10 @@ from legroom.train.checkpoints.unwrapped_modules import check_module, load_modul
 class Checkpoints:
     """The checkpoints of one training run, in one folder.
 
-    `keep` is the number of newest checkpoints to keep, or None to keep all checkpoints. `best` is the name of a
-    metric that is passed to `save`. The `keep_best` checkpoints with the lowest values of this metric are also kept. If
+    `keep` is the number of newest checkpoints to keep, or None to keep all checkpoints. `best` is the name of a metric
+    that is passed to `save`. The `keep_best` checkpoints with the lowest values of this metric are also kept. If
     `higher_is_better` is set, the checkpoints with the highest values are kept instead. With `background`, `save`
-    returns after all data is copied, and a thread writes the files.
+    returns as soon as all data has been copied, and a thread writes the files.
     """
 
     def __init__(
@@ -84,8 +84,9 @@ class Checkpoints:
     # ------------------------------------------------------------ tracked objects
 
     def track(self, **parts: Any) -> None:
-        """Track objects, to save and resume them under the names of the arguments. The objects may be models,
-        optimizers, schedulers, GradScalers, a Guard, or any object with `state_dict()` and `load_state_dict()`."""
+        """Track objects. Each object is saved and restored under the name of its keyword argument. The objects may be
+        models, optimizers, schedulers, GradScalers, a Guard, or any object with `state_dict()` and
+        `load_state_dict()`."""
         for name, part in parts.items():
             if isinstance(part, DataLoader) and not hasattr(part, "state_dict"):
                 raise UsageError(
@@ -157,7 +158,7 @@ class Checkpoints:
             self._writer.wait()
 
     def close(self) -> None:
-        """Wait until the background thread has finished, and free the host memory for copies."""
+        """Wait until the background thread has finished, and free the host memory that is used for copies."""
         if self._writer is not None:
             self._writer.close()
             self._writer = _BackgroundWriter()
@@ -245,7 +246,7 @@ class Checkpoints:
 
     @property
     def best(self) -> CheckpointInfo | None:
-        """The checkpoint with the best metric, or None if no checkpoint has the metric."""
+        """The checkpoint with the best value of the metric, or None if no checkpoint has the metric."""
         return next(iter(self._best_checkpoints()), None)
 
     def _best_checkpoints(self) -> list[CheckpointInfo]:

@@ -49,7 +49,8 @@ def loadable_names(saved: Shapes, expected: Shapes) -> list[str]:
 
 
 def closest_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar name, or None if no name is similar. Names with the same last part (`weight`) are preferred."""
+    """Return the most similar name, or None if no name is similar. Names with the same last component, such as
+    `weight`, are preferred."""
     last = name.rpartition(".")[2]
     candidates = [other for other in names if other.rpartition(".")[2] == last] or list(names)
     matches = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)

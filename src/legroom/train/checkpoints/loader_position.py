@@ -31,9 +31,7 @@ from legroom.train.checkpoints.random_states import (
 
 
 class ResumableLoader:
-    """A loader that wraps the given loader and tracks the position. All attributes other than the position are read
-    from the given loader.
-    """
+    """Wraps a loader and tracks its position in the epoch. All other attributes are read from the wrapped loader."""
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         if not hasattr(loader, "__iter__"):

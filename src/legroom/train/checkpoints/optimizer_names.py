@@ -1,8 +1,8 @@
 """Converts the state of an optimizer to use parameter names instead of parameter indices.
 
-Indices depend on the order of the groups, and on the rank if each rank has only some of the parameters. With names, the
-state can be loaded under a different parallel strategy. If the checkpoint has no state for a parameter name, loading
-fails, because the optimizer was created with different parameters.
+Indices depend on the order of the parameter groups. They also depend on the rank if each rank has only some of the
+parameters. With names, the state can be loaded under a different parallel strategy. If the checkpoint has no state for
+a parameter name, loading fails, because the optimizer was created with different parameters.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ def parameter_names(modules: Iterable[nn.Module]) -> dict[int, str]:
 
 
 def state_by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """Return `optimizer.state_dict()` with names instead of indices."""
+    """Return `optimizer.state_dict()` with parameter names instead of indices."""
     state = optimizer.state_dict()
     by_index = _names_by_index(optimizer, names)
     return {

@@ -1,7 +1,8 @@
 """Separates the tensors of a `state_dict()` from its plain data, and combines them again.
 
-Only numbers, strings, containers and tensors are accepted. `torch.load(weights_only=True)` can read plain data, runs no
-code from the file and needs no import paths. Any other object, such as a whole model, is rejected with an error.
+Only numbers, strings, containers and tensors are accepted. Plain data can be read with
+`torch.load(weights_only=True)`, which runs no code from the file and does not need the user's classes. Any other
+object, such as a whole model, is rejected with an error.
 """
 
 import io

@@ -68,8 +68,8 @@ class CheckpointGroup:
         return values[0]  # type: ignore[return-value]
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on all ranks and return this rank's result. If one rank fails, all ranks raise an error with its
-        message."""
+        """Run `work` on all ranks and return this rank's result. If one rank fails, all ranks raise an error with the
+        message of that rank."""
         result: T = self._run(work, gather=False)[self.rank]
         return result
 

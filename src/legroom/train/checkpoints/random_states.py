@@ -1,7 +1,7 @@
 """Saves the states of all random generators (torch, CUDA, Python, NumPy) as plain data, so that a checkpoint can
 contain them.
 
-The module `guarding.state.random_state` saves the states as objects, only for the duration of a step.
+In contrast, the module `guarding.state.random_state` saves the states as objects, and only for the duration of a step.
 """
 
 import random
@@ -23,7 +23,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(state: Mapping[str, Any]) -> None:
-    """GPUs without a saved state are not changed."""
+    """Restore the states of all random generators. GPUs without a saved state are not changed."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available():
         for index, cuda_state in enumerate(state["cuda"][: torch.cuda.device_count()]):

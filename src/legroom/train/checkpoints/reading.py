@@ -1,8 +1,7 @@
-"""Reads a checkpoint. All data is read and checked before any object is changed, so a checkpoint of a different model
-changes nothing.
+"""Reads a checkpoint. All data is read and checked before any object is changed, so an attempt to load a checkpoint of
+a different model changes nothing.
 
-Tensors are copied to the device of each parameter on this rank, which need not be the device from which the checkpoint
-was saved.
+Each tensor is copied to the current device of its parameter, which may differ from the device at the time of the save.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ from legroom.train.checkpoints.unwrapped_modules import (
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """The contents of one checkpoint whose files were checked."""
+    """The contents of one checkpoint, after its files have been checked."""
 
     info: CheckpointInfo
     modules: dict[str, dict[str, Any]]
@@ -42,8 +41,8 @@ class LoadedCheckpoint:
 
 
 def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
-    """Read the data for `parts` from a checkpoint. Every rank must call this function, and an error on one rank is
-    raised on all ranks.
+    """Read the data of the objects in `parts` from a checkpoint. Every rank must call this function, and an error on
+    one rank is raised on all ranks.
     """
     own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
     shared = group.run(lambda: _plain(info, STATE))
@@ -65,7 +64,7 @@ def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup)
 
 
 def check(contents: LoadedCheckpoint, parts: Mapping[str, Any], group: CheckpointGroup) -> None:
-    """Raise CheckpointError on every rank if the checkpoint does not match these objects."""
+    """Raise CheckpointError on every rank if the checkpoint does not match the objects in `parts`."""
     models = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}
     own = {name: shapes(state) for name, state in models.items()}
     all_ranks = group.gather(lambda: own)
@@ -145,7 +144,7 @@ def _other_states(
 
 def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of the tracked objects. Optimizer state is copied later, because it is large. All other
-    tensors are copied here, because objects keep references to loaded tensors.
+    tensors are copied by this function, because objects keep references to loaded tensors.
     """
     return {
         name: tensor

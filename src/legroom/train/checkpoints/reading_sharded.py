@@ -1,5 +1,5 @@
 """Reads checkpoints in which each rank saved its own shards or its own pipeline stage of a model. Each rank reads only
-the tensors that it needs. The number of ranks may differ from the number at the time of the save.
+the tensors that it needs. The number of ranks may differ from the number of ranks that saved the checkpoint.
 """
 
 from collections.abc import Mapping

@@ -82,8 +82,8 @@ def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> b
 
 
 def has_all_tensors(part: Any) -> bool:
-    """Return False if the model is sharded or is one stage of a pipeline, because other ranks have the remaining
-    tensors.
+    """Return True if this rank has all tensors of the model. The result is False for a sharded model and for one stage
+    of a pipeline.
     """
     if not isinstance(part, nn.Module):
         return True
@@ -102,7 +102,7 @@ def copy_contents(
     written_later: bool,
 ) -> CheckpointContents:
     """Copy the tracked objects. With `sharded`, each rank copies its own tensors. Set `written_later` if training
-    continues while the files are written.
+    continues while the files are being written.
     """
     modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     names = parameter_names(modules.values())
@@ -151,7 +151,7 @@ def write(
     step: int,
     metrics: Mapping[str, float],
 ) -> catalog.CheckpointInfo:
-    """Write the contents as the newest checkpoint of `folder`. An incomplete checkpoint is never visible."""
+    """Write the contents as the newest checkpoint in `folder`. An incomplete checkpoint is never visible."""
     unfinished = group.run(lambda: _begin(folder, contents) if group.is_main else None)
     try:
         return _write(contents, folder, group, unfinished, step, metrics)

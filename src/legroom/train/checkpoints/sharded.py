@@ -36,7 +36,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], group: CheckpointGroup) -> None:
-    """Every rank calls this function with the same names."""
+    """Write sharded tensors to `folder`. Every rank must call this function with the same names."""
     writer = FileSystemWriter(folder / FOLDER, single_file_per_rank=True, sync_files=True)
     try:
         with _no_single_process_warning():
@@ -71,7 +71,7 @@ def read_sharded(
     folder: Path, like: Mapping[str, torch.Tensor | None], group: CheckpointGroup
 ) -> dict[str, torch.Tensor]:
     """Read the tensors whose names are the keys of `like`. If the value in `like` is a DTensor, the loaded tensor has
-    the same sharding, and otherwise the loaded tensor is unsharded.
+    the same sharding. Otherwise, the loaded tensor is unsharded.
     """
     sizes = sharded_sizes(folder)
     targets: dict[str, torch.Tensor] = {}
@@ -111,7 +111,7 @@ def _no_single_process_warning() -> Iterator[None]:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Return the error of the first failed rank. torch's exception contains the errors of all ranks with their
+    """Return the error of the first failed rank. The exception from torch contains the errors of all ranks with their
     tracebacks."""
     rank = min(error.failures)
     cause = error.failures[rank][0]

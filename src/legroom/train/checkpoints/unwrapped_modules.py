@@ -22,7 +22,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
-    """Return `state_dict()` with unwrapped names, including extra state from `get_extra_state`."""
+    """Return `state_dict()` without the prefixes of wrappers in the names, including the extra state from
+    `get_extra_state`."""
     return {plain_name(name): value for name, value in unwrapped(module).state_dict().items()}
 
 

@@ -97,8 +97,8 @@ def _chart(histories: Sequence[Sequence[Step]], names: Sequence[str]) -> str:
 
 
 def _points(history: Sequence[Step], last: int, highest: int) -> str:
-    """Return the points of a line in SVG. A run with many steps has about 1,000 points, each of which shows the
-    highest peak of several steps.
+    """Return the points of a line in the SVG chart. For a run with many steps, the line has about 1,000 points, and
+    each point is the highest peak of several steps.
     """
     size = max(1, len(history) // 1000)
     groups = [history[start : start + size] for start in range(0, len(history), size)]

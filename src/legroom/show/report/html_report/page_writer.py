@@ -30,7 +30,7 @@ _PHASES = tuple(Phase)
 
 
 def page(figures: RunFigures, *, with_source: bool = True) -> str:
-    """Without `with_source`, the page contains no lines of the user's code."""
+    """Return the HTML page. Without `with_source`, the page contains no lines of the user's code."""
     report = figures.report
     sources = report.sources if with_source else {}
     snapshot = report.oom.snapshot if report.oom and report.failed_with_oom else report.peak
@@ -133,8 +133,8 @@ class _Names:
 
 
 def _site(site: Site, names: _Names, sources: Sources) -> list[int]:
-    """Return the properties of a site as integers, which keeps the page small. The last integer is the index of the
-    category, and the other integers are positions in the list of names.
+    """Return the properties of an allocation site as integers, which keeps the page small. The last integer is the
+    index of the category, and the other integers are positions in the list of names.
     """
     frame = site.frame or Frame("", 0, "")
     location = format_location(frame.file, frame.line) if frame.file else "unknown line"
@@ -180,11 +180,11 @@ def _marks(figures: RunFigures) -> list[dict[str, Any]]:
 
 
 def _segments(layout: Layout, position: Callable[[Site], int]) -> list[list[Any]]:
-    """Return, for each segment, whether it is a small segment, and the size and site of each of its blocks. The site of
+    """For each segment, return whether the segment is small, and the size and site of each of its blocks. The site of
     a free block is -1.
 
-    With very many blocks, adjacent blocks that are too small to see are merged. A merged block has the site of its first
-    block.
+    If there are too many blocks, adjacent blocks that are too small to see are merged. A merged block has the site of
+    its first block.
     """
     number = sum(len(segment.blocks) for segment in layout.segments)
     smallest = layout.reserved // MAX_BLOCKS if number > MAX_BLOCKS else 0

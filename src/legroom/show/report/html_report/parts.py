@@ -171,8 +171,7 @@ def _code(code: str) -> str:
 
 
 def _code_page(code: str) -> str:
-    """Return the documentation page of a code as a collapsed element, so that the report can be read without a
-    network."""
+    """Return the documentation page of a code as a collapsed element, so that no network is needed to read it."""
     found = all_pages().get(code)
     if found is None:
         return ""

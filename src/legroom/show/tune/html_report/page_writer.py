@@ -1,7 +1,7 @@
 """Assembles the report of a study as a single HTML file.
 
-A script of the page draws the charts as SVG, without a plotting library. Therefore the page is only kilobytes in size
-and needs no network. The results and tables are plain HTML and can be read without scripts.
+A script of the page draws the charts as SVG, without a plotting library. Therefore, the page is small and needs no
+network. The results and tables are plain HTML and can be read without scripts.
 """
 
 import math

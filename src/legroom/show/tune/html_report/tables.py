@@ -214,7 +214,7 @@ def _cell(text: str, value: Any) -> str:
 
 
 def _by_reason(trials: list[TrialFigures]) -> list[tuple[list[int], str]]:
-    """Group trials by reason, the most frequent first. Reasons that differ only in their numbers are treated as
+    """Group trials by reason, the most frequent reason first. Reasons that differ only in their numbers are treated as
     equal.
     """
     grouped: dict[str, list[TrialFigures]] = {}

@@ -1,7 +1,7 @@
 """Writes files with checksums. Each function flushes its files to disk before it returns.
 
-Several threads write the blocks of a file in parallel. Each block has its own CRC-32, so that several threads can
-also verify a file.
+Several threads write the blocks of a file in parallel. Each block has its own CRC-32, so several threads can also
+verify a file in parallel.
 """
 
 import mmap
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The size of a file, and the CRC-32 of its head and of each following block."""
+    """The size of a file, the size of its header, and the CRC-32 of the header and of each following block."""
 
     size: int
     head: int

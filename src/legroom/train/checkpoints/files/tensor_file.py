@@ -1,8 +1,8 @@
 """Stores named tensors in one file in the safetensors format.
 
-The format consists of a length, a JSON header and the bytes of the tensors. This module does not use the safetensors
-library, because the library writes from one thread and from a second copy of the tensors, without fsync and checksums.
-The tests compare this module with the library.
+A file in this format contains the length of the header, a JSON header, and the bytes of the tensors. This module does
+not use the safetensors library. The library writes with a single thread, makes a second copy of the tensors, and uses
+neither fsync nor checksums. The tests read the files with the library.
 
 Tensors with wider dtypes come first, so that every tensor is aligned and can be used directly in the memory-mapped
 file.
@@ -74,7 +74,7 @@ def tensor_file(tensors: Mapping[str, torch.Tensor]) -> TensorFile:
 
 
 def read_tensors(path: Path, expected: Checksum) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file that `TensorFile` wrote, in mapped memory. Raises CheckpointError if the file is
+    """Memory-map a file that `TensorFile` wrote, and return its tensors. Raises CheckpointError if the file is
     damaged."""
     contents = read_file(path, expected)
     header = json.loads(bytes(contents[8 : expected.head]))

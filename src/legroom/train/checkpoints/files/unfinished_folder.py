@@ -33,7 +33,8 @@ class UnfinishedFolder:
         self._lock: int | None = _lock(self.path)
 
     def finish(self, name: str) -> Path:
-        """The contents of the folder must have been written by `write_file`, which flushes them to disk."""
+        """Rename the folder to `name`, and return its path. The contents must have been written by `write_file`, which
+        flushes them to disk."""
         sync_folder(self.path)
         final = self._parent / name
         os.rename(self.path, final)
