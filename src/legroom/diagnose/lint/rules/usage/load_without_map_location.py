@@ -8,9 +8,13 @@ The rule also checks for `map_location=device` if the program restores a model f
 the checkpoint afterwards. In this case, the rule applies only if the program also restores an optimizer, or trains the
 model in the same function.
 
+In a program with several ranks, the rule also checks for a fixed GPU, such as `map_location="cuda:0"`, unless only one
+rank runs the code. `"cuda"` without an index counts as a fixed GPU if no code selects a GPU for each process.
+
 ## Why this is a problem
 A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors onto the
 GPU that they were saved from, usually `cuda:0`. Then `cuda:0` contains one copy of the checkpoint per rank.
+`map_location="cuda:0"` has the same effect. Each process on `cuda:0` also allocates a CUDA context there.
 On a single GPU, the weights exist twice until the loaded copy is released.
 
 ## Example
@@ -34,7 +38,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import add_argument, replace
-from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
@@ -42,6 +46,7 @@ from legroom.diagnose.lint.flow.syntax import (
     is_call_of,
     keyword,
     last_name,
+    method_name,
     names_in,
     positional,
     string_value,
@@ -71,11 +76,21 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         if call.name != "torch.load" or has_star(call.node):
             continue
-        if len(positional(call.node)) > 1 or _is_small(program, call):
+        if _is_small(program, call):
             continue
-        location = keyword(call.node, "map_location")
+        into_state = _is_loaded_into_model(program, call)
+        is_checkpoint = into_state or _names_a_checkpoint(program, call)
+        location = keyword(call.node, "map_location") or next(iter(positional(call.node)[1:]), None)
         if location is not None:
-            if program.uses_gpu and _names_a_gpu(location.value) and _restores_training(program, call):
+            if ranks and is_checkpoint and _is_one_gpu_for_all_ranks(program, call, location.value):
+                yield Problem(
+                    node=call.node,
+                    message=f"Every rank loads the checkpoint onto the same GPU (`{program.source(location.value)}`)",
+                    help='Load the checkpoint into host memory: use `map_location="cpu"`',
+                    edits=(replace(program, location.value, '"cpu"'),),
+                    safe=into_state and _is_only_copied(program, call),
+                )
+            elif program.uses_gpu and _names_a_gpu(location.value) and _restores_training(program, call):
                 yield Problem(
                     node=call.node,
                     message="The checkpoint is loaded onto the GPU in addition to the model's own weights",
@@ -84,8 +99,7 @@ def check(program: Program) -> Iterator[Problem]:
                     safe=_is_only_copied(program, call),
                 )
             continue
-        into_state = _is_loaded_into_model(program, call)
-        if not (into_state and cuda) and not (ranks and (into_state or _names_a_checkpoint(program, call))):
+        if not (into_state and cuda) and not (ranks and is_checkpoint):
             continue
         yield Problem(
             node=call.node,
@@ -111,6 +125,82 @@ def _names_a_gpu(node: cst.BaseExpression) -> bool:
 
 
 _DEVICE = re.compile(r"^(?:\w*_)?(?:device|dev|gpu)$", re.IGNORECASE)
+
+
+def _is_one_gpu_for_all_ranks(program: Program, call: CallFact, location: cst.BaseExpression) -> bool:
+    """Return True if all ranks use the same GPU as `map_location`, and not only one rank loads the file."""
+    index = _gpu_index(program, call.function, location)
+    if index is None or "CUDA_VISIBLE_DEVICES" in program.text:
+        return False
+    if not index and (not program.mentions("init_process_group") or _CURRENT_GPU.search(program.text)):
+        return False
+    return not _runs_on_one_rank(program, call.node, call.function)
+
+
+_CURRENT_GPU = re.compile(
+    r"set_device|set_current|CUDA_VISIBLE_DEVICES|cuda\.device\(|device_id ?=|init_device_mesh|DeviceMesh|gloo|Accelerator"
+)
+"""Code that may select the current GPU of each process."""
+
+
+def _gpu_index(program: Program, function: Function, node: cst.BaseExpression, depth: int = 0) -> str | None:
+    """Return the index of a fixed GPU, "" for the current GPU, and None for other devices."""
+    text = string_value(node)
+    if text is not None:
+        found = re.fullmatch(r"(?:cuda|xpu)(?::(\d+))?", text)
+        return None if found is None else found[1] or ""
+    if isinstance(node, cst.Integer):
+        return node.value
+    if isinstance(node, cst.IfExp) and "is_available" in program.source(node.test):
+        return _gpu_index(program, function, node.body, depth)
+    if isinstance(node, cst.Dict) and node.elements:
+        found_indices = {_gpu_index(program, function, each.value, depth) for each in node.elements}
+        return found_indices.pop() if len(found_indices) == 1 else None
+    if isinstance(node, cst.Lambda) and isinstance(node.body, cst.Call) and method_name(node.body) == "cuda":
+        given = node.body.args
+        return _gpu_index(program, function, given[0].value, depth) if given else ""
+    if isinstance(node, cst.Call) and is_call_of(node, "device") and node.args:
+        indices = [_gpu_index(program, function, each.value, depth) for each in node.args]
+        return indices[-1] if None not in indices else None
+    path = dotted(node)
+    made = [
+        each for each in program.stores if each.target == path and each.function in (function, program.top)
+    ]
+    if path is None or path in function.parameters or len(made) != 1 or depth > 2:
+        return None
+    return _gpu_index(program, made[0].function, made[0].expression, depth + 1)
+
+
+def _runs_on_one_rank(
+    program: Program, node: cst.CSTNode, function: Function, seen: frozenset[Function] = frozenset()
+) -> bool:
+    """Return True if an `if` statement may select the rank that runs a node, such as `if rank == 0:`."""
+    tests = [
+        each.test
+        for each in (*program.ancestors(node), *walk(function.body, into_functions=False))
+        if isinstance(each, cst.If)
+        and (program.inside(node, each) or (_leaves(each) and not isinstance(function.node, cst.Module)))
+    ]
+    if any(_ONE_RANK.search(program.source(each)) for each in tests) or _SINGLE.search(function.name):
+        return True
+    sites = [each for each in function.call_sites if each.caller not in seen and each.caller is not function]
+    return bool(sites) and all(
+        _runs_on_one_rank(program, each.call, each.caller, seen | {function}) for each in sites
+    )
+
+
+_ONE_RANK = re.compile(
+    r"rank|main|master|distributed|world_size|ddp|local|gpu|primary|parallel", re.IGNORECASE
+)
+_SINGLE = re.compile(
+    r"(?:^|_)(?:infer|inference|predict|export|convert|demo|sample|generate|visualize)", re.IGNORECASE
+)
+"""Names of functions that a program may run in a single process."""
+
+
+def _leaves(node: cst.If) -> bool:
+    """Return True for `if rank != 0: return`."""
+    return any(isinstance(each, (cst.Return, cst.Raise)) for each in walk(node.body))
 
 
 def _restores_training(program: Program, call: CallFact) -> bool:
