@@ -2,7 +2,7 @@
 
 A wrong type raises `UsageError` with one line that says what to pass.
 
-The message shows a number or a string as it is. For any other value, it shows only the type, because `repr` may be
+The message shows a number or a string unchanged. For any other value, it shows only the type, because `repr` may be
 long or call user code.
 """
 

@@ -54,7 +54,7 @@ class HostSample:
 
 
 class ProcessSampler:
-    """Samples the host, and processes by ID.
+    """Samples the host, and processes given by their IDs.
 
     CPU use is measured between two samples, so the first sample does not contain the CPU use.
     """

@@ -68,7 +68,7 @@ class GpuSampler:
         self._nvml: Any = None
         self._open_at = 0.0
         self._known: list[tuple[Any, GpuSample]] = []
-        """The handle of each GPU, and the values that do not change."""
+        """The handle of each GPU, and its values that do not change."""
         self._seen: dict[int, int] = {}
         self.driver: str | NotAvailable = NA
 

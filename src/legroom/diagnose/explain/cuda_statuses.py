@@ -3,7 +3,7 @@
  A status appears in logs in five forms: `cudaErrorIllegalAddress`
 (runtime), `CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number (`error=700`), and its
 message. A message that is specific to CUDA matches anywhere in a log. A generic message matches only after a prefix
-such as `CUDA error:`. `oom.known_messages` has the out-of-memory statuses.
+such as `CUDA error:`. `oom.known_messages` contains the out-of-memory statuses.
 """
 
 import re

@@ -122,7 +122,7 @@ def _join_frames(frames: list[str]) -> str:
 _WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
 """Exception classes that only report an error in another process."""
 _CONSEQUENCE = re.compile(r"exception ignored in[^\n]*\n?[^\n]*$|error in atexit[^\n]*\n?[^\n]*$")
-"""Python prints this text before the traceback of an error in a finalizer or an exit handler."""
+"""The text that Python prints before the traceback of an error in a finalizer or an exit handler."""
 
 _TIME = r"\d{1,4}[-/:]\d\d(?:[-/:]\d\d){0,2}(?:[T ]\d\d:\d\d:\d\d)?(?:[.,]\d+)?Z?"
 _LEVEL = r"(?:INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|DEBUG)"

@@ -198,7 +198,7 @@ class _Search:
     def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
         """Return the original error if the last error only reports that a library failed.
 
-        After a kernel failure, every CUDA call fails with a message that hides the cause. NCCL logs the reason some
+        After a kernel failure, every CUDA call fails with a message that hides the cause. NCCL logs the reason a few
         lines before it reports the failed call. If a rank fails, the collectives of the other ranks time out.
         """
         if error is None:

@@ -5,7 +5,8 @@ If several entries match the same line, the first entry in the table is used.
 A `weak` entry matches a message that another error causes, such as a launcher's list of exited processes. A weak
 entry is the result only if the log contains no other error.
 
-`oom.known_messages` has the messages about memory, and `python_errors` classifies other messages by their wording.
+`oom.known_messages` contains the messages about memory, and `python_errors` classifies other messages by their
+wording.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Edits of the source code of a file."""
+"""Edits to the source code of a file."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

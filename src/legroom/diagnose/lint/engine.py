@@ -243,7 +243,9 @@ _IGNORE_COMMENT = re.compile(r"#\s*legroom:\s*ignore(?:\[([^\]]*)\])?", re.IGNOR
 
 
 def _ignores(line: str, code: str) -> bool:
-    """Return True if a line ends with `# legroom: ignore` or `# legroom: ignore[LG101, LG201]` for this code."""
+    """Return True if a comment on the line ignores the code. `# legroom: ignore` ignores all codes, and
+    `# legroom: ignore[LG101, LG201]` ignores the listed codes.
+    """
     found = _IGNORE_COMMENT.search(line)
     if found is None:
         return False

@@ -48,7 +48,7 @@ def code_cells(raw: str) -> Iterator[Cell]:
 
 
 def mask_magics(source: str) -> str:
-    """Replace magics and shell commands by `pass`, without changing the number of lines."""
+    """Replace magics and shell commands with `pass`, without changing the number of lines."""
     if _OTHER_LANGUAGES.match(source):
         return re.sub(r"[^\n]+", "", source)
     lines = []

@@ -311,7 +311,9 @@ def _is_read_raw(node: cst.CSTNode, names: set[str]) -> bool:
 
 
 def escapes(program: Program, store: StoreFact) -> bool:
-    """Return True if other code may read a stored value: it is an attribute, a global, an argument, or returned."""
+    """Return True if other code may read a stored value. Such a value is an attribute, a global variable, an argument
+    or a return value.
+    """
     function, first = store.function, root(store.target)
     if "." in store.target or first in function.parameters or first in function.nonlocal_names:
         return True

@@ -137,7 +137,7 @@ def _adds_axis(node: ast.expr) -> bool:
 
 
 def _keeps_or_retries(handler: ast.ExceptHandler) -> bool:
-    """Return True if an `except` block stores its exception, or calls something after an out-of-memory error."""
+    """Return True if an `except` block stores its exception, or may handle an out-of-memory error."""
     for node in ast.walk(handler):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and handler.name is not None:
             if node.value is not None and _reads(node.value, handler.name):

@@ -1,9 +1,9 @@
 """Suggests changes after an out-of-memory error, most useful first, each with its estimated saving.
 
 Every rule reads the same evidence: the memory in use at the failure, the failed request and the earlier allocations.
-Rules in `retention_advice` find memory that the program retains by mistake. Rules in `saving_advice` reduce the
-memory of a correct program. Corrections of mistakes come first if they free enough memory, because other changes only
-postpone the failure.
+Rules in `retention_advice` find memory that the program retains by mistake. Rules in `saving_advice` suggest how to
+reduce the memory of a correct program. Corrections of mistakes come first if they free enough memory, because other
+changes only postpone the failure.
 
 The field `saves` is the estimated number of bytes that the change frees at the failure. The message lists the
 assumptions of the estimate.
@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.checkpoint_activations,
     saving_advice.spill_activations,
 )
-"""The advice rules. Changes with the least effort come first."""
+"""The advice rules. Changes that need the least effort come first."""
 
 _BLOCKING_CODES = ("LG601", "LG602")
 _RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")

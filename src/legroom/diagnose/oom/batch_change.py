@@ -66,8 +66,8 @@ class BatchChange:
 def smaller_setting(
     setting: BatchSetting | None, fraction: float, evaluation: BatchSetting | None = None
 ) -> BatchChange | None:
-    """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if that is
-    less than one sample, or not smaller than the current value.
+    """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if the new
+    batch size would be less than one sample, or not smaller than the current value.
 
     If the evaluation has a larger batch size than the training and does not fit, the change also reduces the
     evaluation's batch size.
@@ -92,7 +92,8 @@ def choose_setting(
     """Return the batch size setting of the failed run.
 
     An evaluation may have its own batch size. If the loader's batch size is known, the setting must be equal to that
-    size, a multiple of it or a divisor of it. A multiple occurs with several GPUs or with accumulated gradients.
+    size, a multiple of it or a divisor of it. The setting is a multiple if the program uses several GPUs or
+    accumulates gradients.
     """
     found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
     if not found:

@@ -37,7 +37,7 @@ class MessagePattern:
     """A regular expression. Its top-level alternatives are the variants of the message."""
     reason: str
     informal: bool = False
-    """True if ordinary log lines also contain the message, such as `the out of memory handler`.
+    """True if ordinary log lines may also contain the message, as in `the out of memory handler`.
 
     A message of this kind is used only on lines that look like an error.
     """

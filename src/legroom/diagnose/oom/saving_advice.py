@@ -1,4 +1,4 @@
-"""Advice rules that reduce the memory of a correct program: LG4xx and LG6xx.
+"""Advice rules that suggest how to reduce the memory of a correct program: LG4xx and LG6xx.
 
 The saving is estimated from the live memory at the failure. If an estimate assumes Adam or float32, the message says
 so.

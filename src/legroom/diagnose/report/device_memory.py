@@ -49,7 +49,7 @@ class MemorySnapshot:
     top: tuple[Holding, ...]
     """The lines that allocated the most live bytes, largest first."""
     coverage: float
-    """The fraction of the live bytes whose line in the user's code is known."""
+    """The fraction of the live bytes that are attributed to a line in the user's code."""
 
     def as_dict(self) -> dict[str, Any]:
         return {

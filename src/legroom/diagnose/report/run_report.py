@@ -267,7 +267,7 @@ def report_from_ledger(
 ) -> RunReport:
     """Return the report of a run with the given ledger.
 
-    `run` is the header of the capture, and `dropped` is the number of events that are missing in the capture.
+    `run` is the header of the capture, and `dropped` is the number of events that are missing from the capture.
     """
     annotations = ledger.annotations()
     ending = find_ending(annotations)

@@ -1,4 +1,4 @@
-"""Finds expressions that collect the results of all steps together with their graphs, for LG101."""
+"""Finds expressions that collect the results of all steps together with their graphs (LG101)."""
 
 from collections.abc import Iterator
 
@@ -60,7 +60,9 @@ def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Ite
 
 
 def _submitted(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:
-    """Find `jobs = [pool.submit(model, x) for x in batches]`. Each future keeps its result alive."""
+    """Find lists of futures such as `jobs = [pool.submit(model, x) for x in batches]`, because each future keeps its
+    result alive.
+    """
     value = program.value(made)
     is_future = isinstance(made, cst.Call) and method_name(made) == "submit" and bool(value.items)
     if is_future and value.items and value.items[0].has_graph and not program.mentions("backward"):

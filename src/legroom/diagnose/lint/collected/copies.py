@@ -1,4 +1,4 @@
-"""Finds containers that collect gradients or copies of a model, for LG101.
+"""Finds containers that collect gradients or copies of a model (LG101).
 
 Each of these copies is as large as the model.
 """
@@ -236,8 +236,8 @@ def _moves_to_host(node: cst.CSTNode) -> bool:
 
 
 def _copied_model(program: Program, node: cst.CSTNode) -> str | None:
-    """Return the model that a node copies: `deepcopy(model)`, `deepcopy(model.state_dict())`, `[p.clone() for p in
-    model.parameters()]` or `parameters_to_vector(model.parameters())`.
+    """Return the model that a node copies. Examples of copies are `deepcopy(model)`, `deepcopy(model.state_dict())`,
+    `[p.clone() for p in model.parameters()]` and `parameters_to_vector(model.parameters())`.
     """
     if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.DictComp)):
         return _cloned_model(program, node)

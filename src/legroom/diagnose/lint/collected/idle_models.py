@@ -1,4 +1,6 @@
-"""Finds models and optimizers that the program keeps on the GPU although it uses only some of them at a time, for LG101."""
+"""Finds models and optimizers that the program keeps on the GPU although it uses only some of them at a time
+(LG101).
+"""
 
 from collections.abc import Iterator
 

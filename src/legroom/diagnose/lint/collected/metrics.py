@@ -1,4 +1,4 @@
-"""Finds metrics that store the predictions of all epochs because nothing resets them, for LG101."""
+"""Finds metrics that store the predictions of all epochs because nothing resets them (LG101)."""
 
 import re
 from collections.abc import Iterator

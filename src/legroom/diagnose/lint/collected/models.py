@@ -1,4 +1,4 @@
-"""Finds trained models that a container keeps on the GPU although nothing uses them again, for LG101."""
+"""Finds trained models that a container keeps on the GPU although nothing uses them again (LG101)."""
 
 import re
 from collections.abc import Iterator
@@ -95,7 +95,7 @@ def sequential_models(program: Program) -> Iterator[Problem]:
 
 
 def models_of_trials(program: Program) -> Iterator[Problem]:
-    """Find `trial.set_user_attr("model", model)`: the study keeps the model of every trial."""
+    """Find `trial.set_user_attr("model", model)`, because the study keeps the model of every trial."""
     for call in program.calls:
         given = call.arguments[1:2] if call.method == "set_user_attr" and program.uses_gpu else ()
         if any(each.kind is ValueKind.MODEL for each in given):

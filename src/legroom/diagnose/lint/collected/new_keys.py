@@ -141,7 +141,7 @@ def key_repeats(program: Program, key: cst.CSTNode) -> bool:
 
 
 _FEW_VALUES = re.compile(r"device|dtype|rank|mode$|phase$|split$", re.IGNORECASE)
-"""Names of variables that have few different values in a run."""
+"""Names of variables that have only a few different values in a run."""
 
 
 def averages_itself(program: Program, store: StoreFact) -> bool:

@@ -1,4 +1,4 @@
-"""Finds containers that collect the outputs of a model for all batches on the GPU, for LG101.
+"""Finds containers that collect the outputs of a model for all batches on the GPU (LG101).
 
 The outputs have no graph, but together they can fill the GPU.
 """

@@ -1,4 +1,4 @@
-"""Finds queues without a limit that a thread fills with batches on the GPU, for LG117."""
+"""Finds queues without a limit that a thread fills with batches on the GPU (LG117)."""
 
 from collections.abc import Iterator
 

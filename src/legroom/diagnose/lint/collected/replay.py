@@ -1,4 +1,4 @@
-"""Finds replay buffers on the GPU in programs that move each sample to the GPU again, for LG101."""
+"""Finds replay buffers on the GPU in programs that move each sample to the GPU again (LG101)."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Finds caches that keep a result of a model for every request, session or text, for LG101.
+"""Finds caches that keep a result of a model for every request, session or text (LG101).
 
 Nothing removes old entries, so the cache of a long-running service fills the GPU.
 """
@@ -84,7 +84,9 @@ def _request_of(program: Program, store: StoreFact) -> str | None:
 
 
 def _key_of(store: StoreFact) -> list[cst.CSTNode]:
-    """Return the key of `cache[key] = value`, `cache[key].append(value)` and `cache.setdefault(key, []).append(value)`."""
+    """Return the key in a statement such as `cache[key] = value`, `cache[key].append(value)` or
+    `cache.setdefault(key, []).append(value)`.
+    """
     if store.how == "item":
         return key_of(store) if isinstance(store.node, cst.Assign) else []
     owner = receiver(store.node) if store.how == "append" and isinstance(store.node, cst.Call) else None

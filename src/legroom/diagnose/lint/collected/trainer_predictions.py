@@ -1,4 +1,4 @@
-"""Finds a Transformers `Trainer` that collects the logits of the whole evaluation set on the GPU, for LG101."""
+"""Finds a Transformers `Trainer` that collects the logits of the whole evaluation set on the GPU (LG101)."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Finds dict entries that the program can never read or remove, because it does not keep their keys, for LG101."""
+"""Finds dict entries that the program can never read or remove, because it does not keep their keys (LG101)."""
 
 import re
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _contains_cache(program: Program, store: StoreFact) -> bool:
 
 
 def _is_read(program: Program, store: StoreFact) -> bool:
-    """Return True if the program uses the dict in any other way than creating it, storing entries and counting them."""
+    """Return True if the program does more with the dict than create it, store entries and count them."""
     for node, parent in program.other_uses(store):
         if isinstance(parent, cst.Attribute) and parent.attr is node:
             continue  # the name of the attribute itself

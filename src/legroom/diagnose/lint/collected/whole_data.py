@@ -1,4 +1,6 @@
-"""Finds datasets and videos that are moved to the GPU as a whole, although the program uses them in batches, for LG117."""
+"""Finds datasets and videos that are moved to the GPU as a whole, although the program uses them in batches
+(LG117).
+"""
 
 import re
 from collections.abc import Iterator

@@ -9,8 +9,7 @@ of the last pass.
 The first pass assumes that the inputs of a model have no graph, and analyzes callers last. If a model receives its
 own output in the next step, the output therefore has a graph only if the model itself creates one.
 
-A value that cannot be determined stays unknown, and the rules report nothing for unknown values. False findings would
-make the linter useless.
+A value that cannot be determined stays unknown, and the rules report nothing for unknown values.
 """
 
 from collections.abc import Sequence
@@ -348,7 +347,7 @@ class _Walker(Assignments):
     def _is_detached_in(self, body: cst.BaseSuite, after: dict[str, Value], path: str) -> bool:
         """Return True if one branch runs the backward pass and detaches the loss.
 
-        The other branch leaves the backward pass to the caller.
+        In such code, the other branch leaves the backward pass to the caller.
         """
         if not self.names[path].has_graph or after.get(path, GRAPH).has_graph:
             return False
@@ -421,7 +420,7 @@ _BACKWARD_FUNCTIONS = {"torch.autograd.backward", "torch.autograd.grad"}
 
 
 def _propagate_through_calls(program: Program) -> None:
-    """Mark the loops that train or run a model in a function that they call."""
+    """Mark the loops that call a function that trains or runs a model."""
     trains = {call.function for call in program.calls if _is_backward(call) or _is_step(call)}
     backward = {call.function for call in program.calls if _is_backward(call)}
     computing = {call.function for call in program.calls if _runs_a_model(call)}

@@ -242,7 +242,7 @@ class Calls(Expressions):
         return value
 
     def _is_submodule(self, node: cst.Call) -> bool:
-        """Return True if `model.encoder(x)` calls a submodule instead of a method."""
+        """Return True if a call such as `model.encoder(x)` runs a submodule instead of a method."""
         path = dotted(node.func)
         if path is not None and path in self.names:
             return self.names[path].kind is ValueKind.MODEL

@@ -46,7 +46,7 @@ class ClassInfo:
     bases: tuple[str, ...]
     methods: dict[str, Function] = field(default_factory=dict)
     attributes: dict[str, Value] = field(default_factory=dict)
-    """The values of the attributes of `self` at the end of the methods."""
+    """The values that the attributes of `self` have at the end of the methods."""
 
 
 class Program:
@@ -206,7 +206,7 @@ class Program:
         }
 
     def returned_by(self, function: Function, call: cst.Call) -> Value:
-        """Return the result of a call. `self.step()` may run the method of a subclass."""
+        """Return the result of a call. A call such as `self.step()` may run the method of a subclass."""
         value = function.returns
         if function.class_name is not None and (dotted(call.func) or "").startswith("self."):
             for other in self.methods.get(function.name, ()):

@@ -1,6 +1,6 @@
 """Queries on a libcst tree, for example for the children of a node, dotted names or imports.
 
-The visitors of libcst rebuild every node, and its scope analysis takes longer than running all rules. The
+The visitors of libcst rebuild every node, and the scope analysis of libcst takes longer than running all rules. The
 rules need only a few queries, which this module implements on the plain nodes.
 """
 
@@ -179,8 +179,8 @@ def disables_gradients(name: str | None) -> bool:
 
 
 def method_name(call: cst.Call) -> str | None:
-    """Return the name of the called method, such as `append` for `losses.append(x)`, or None for a call of a plain
-    name.
+    """Return the name of the called method, such as `append` for `losses.append(x)`, or None for a call such as
+    `print(x)`.
     """
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
 

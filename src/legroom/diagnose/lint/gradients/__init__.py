@@ -1,1 +1,1 @@
-"""Finds code that builds an autograd graph that no backward pass uses, for LG201."""
+"""Finds code that builds an autograd graph that no backward pass uses (LG201)."""

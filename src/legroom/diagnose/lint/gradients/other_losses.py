@@ -1,4 +1,4 @@
-"""Finds models that run with gradients although only the loss of another model uses their results, for LG201."""
+"""Finds models that run with gradients although only the loss of another model uses their results (LG201)."""
 
 from collections.abc import Iterator
 

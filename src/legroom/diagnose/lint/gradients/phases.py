@@ -1,4 +1,4 @@
-"""Finds loops that train in one phase and evaluate in another phase with gradients enabled, for LG201."""
+"""Finds loops that train in one phase and evaluate in another phase with gradients enabled (LG201)."""
 
 import re
 from collections.abc import Iterator

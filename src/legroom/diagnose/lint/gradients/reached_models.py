@@ -1,5 +1,5 @@
-"""Finds the functions that run a model with gradients enabled, directly or indirectly, and the loops that call them,
-for LG201.
+"""Finds the functions that run a model with gradients enabled, directly or indirectly, and the loops that call them
+(LG201).
 """
 
 import re
@@ -117,7 +117,7 @@ def is_test(function: Function) -> bool:
 
 
 def acts(program: Program, function: Function) -> bool:
-    """Return True if a function steps through an environment. A single action needs little memory."""
+    """Return True if a function steps through an environment."""
     return any(
         call.function is function
         and call.method in {"step", "reset"}

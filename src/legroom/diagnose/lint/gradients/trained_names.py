@@ -1,4 +1,4 @@
-"""Determines which models the optimizers of a file train, and all names that refer to the same model, for LG201."""
+"""Determines which models the optimizers of a file train, and all names that refer to the same model (LG201)."""
 
 import libcst as cst
 
@@ -9,7 +9,7 @@ from legroom.diagnose.lint.flow.values import SELF_METHODS, ValueKind
 
 
 def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
-    """Return all names from which optimizers are created.
+    """Return the names of all objects from which optimizers are created.
 
     `sources` contains the expressions that create the optimizers.
     """

@@ -1,4 +1,4 @@
-"""Finds models that run with gradients in a training step although no optimizer trains them, for LG201."""
+"""Finds models that run with gradients in a training step although no optimizer trains them (LG201)."""
 
 import re
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ _WITHOUT_GRAPH = GRAPHLESS_METHODS | GRAPHLESS_ATTRIBUTES | (NUMBER_METHODS - {"
 
 
 def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
-    """Yield the first call of each untrained model, with the name of the model.
+    """Yield the first call to each untrained model, with the name of the model.
 
     The file creates the model, its parameters require gradients, and its inputs have no graph.
     """
@@ -332,8 +332,8 @@ def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) 
 
 
 def _optimized_names(program: Program, function: Function) -> set[str]:
-    """Return the names from which the optimizers of a function are created. If these optimizers are unknown, all
-    optimizers of the file count.
+    """Return the names of the objects from which the optimizers of a function are created. If these optimizers are
+    unknown, all optimizers of the file count.
     """
     if _is_loss_of_trainer(program, function):
         return {"model", "self.model"}

@@ -1,4 +1,4 @@
-"""Finds models that run with gradients although the program only reads numbers from their results, for LG201."""
+"""Finds models that run with gradients although the program only reads numbers from their results (LG201)."""
 
 import re
 from collections.abc import Iterator
@@ -103,7 +103,7 @@ def _is_on_other_data(program: Program, call: CallFact) -> bool:
     """Return True if a training loop runs the model on data that do not change, such as a validation set or fixed
     noise.
 
-    Programs often compute the accuracy of the training batch on purpose.
+    The training batch does not count, because programs often compute its accuracy on purpose.
     """
     loop = next(each for each in call.loops if each.trains)
     read = {path for each in call.node.args for path in names_in(each.value)}

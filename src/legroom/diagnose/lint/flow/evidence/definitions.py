@@ -20,7 +20,7 @@ class Definitions:
     partials: Mapping[str, cst.Call]
     records: frozenset[str]
     applied: dict[cst.Call, cst.Call] = field(default_factory=dict)
-    """Maps a call of a partial function, such as `log(loss)`, to the call `record(rows, loss)`."""
+    """Maps a call to a partial function, such as `log(loss)`, to the complete call, such as `record(rows, loss)`."""
     written: dict[cst.CSTNode, cst.Call] = field(default_factory=dict)
     """Maps each value of `applied` to its key, which is the call in the file."""
 

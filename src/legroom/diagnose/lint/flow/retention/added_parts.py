@@ -103,8 +103,8 @@ def is_concatenated_through_name(program: Program, store: StoreFact) -> bool:
 
 
 def concatenated_parts(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the tensors in `torch.cat([...])`, also in a conditional expression or before a method such as
-    `.detach()`.
+    """Return the tensors that `torch.cat([...])` concatenates. The call may be part of a conditional expression, or be
+    followed by a method such as `.detach()`.
     """
     if isinstance(expression, cst.IfExp):
         return [

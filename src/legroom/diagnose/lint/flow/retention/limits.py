@@ -35,7 +35,7 @@ def is_unlimited(program: Program, store: StoreFact) -> bool:
 
 
 def is_replayed(program: Program, target: str) -> bool:
-    """Return True if the program draws random entries of a container, as from a replay buffer.
+    """Return True if the program draws random entries from a container such as a replay buffer.
 
     A replay buffer keeps its entries for many steps, even if it has a limit.
     """
@@ -120,7 +120,9 @@ def _pairs(
 
 
 def _default_of_field(program: Program, path: str, depth: int) -> list[cst.Integer | cst.Float]:
-    """Return the default of `config.context` or `args.context`, if one class or one option in this file defines it."""
+    """Return the default of a field or option such as `config.context` or `args.context`, if this file defines it
+    exactly once.
+    """
     owner, _, name = path.rpartition(".")
     if not owner:
         return []

@@ -327,7 +327,7 @@ _BATCH_METHODS = frozenset(
 _EPOCH_METHOD = re.compile(
     r"^on_(?:train|fit|validation|test)(?:_epoch)?_(?:start|end)$|^(?:on|training|validation)_epoch_(?:start|end)$"
 )
-"""Methods that Lightning calls once in an epoch or run."""
+"""Methods that Lightning calls once per epoch or run."""
 
 
 def _loops_around(

@@ -101,7 +101,7 @@ def _is_retry(program: Program, call: CallFact, attempt: cst.Try) -> bool:
 
 
 def _calls_again(call: CallFact, tried: set[str | None]) -> bool:
-    """Return True if the called function, such as `split_and_retry`, calls the function that failed again."""
+    """Return True if the called function, such as `split_and_retry`, calls the failed function again."""
     if call.local is None:
         return False
     called = {dotted(each.func) for each in walk(call.local.body) if isinstance(each, cst.Call)}

@@ -72,7 +72,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _operands(node: cst.CSTNode) -> list[cst.BaseExpression]:
-    """Return the operands of a difference, of a product, and of `cosine_similarity`."""
+    """Return the operands of a difference, a product or a call to `cosine_similarity`."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Subtract, cst.Multiply)):
         return [node.left, node.right]
     if isinstance(node, cst.Call) and any(is_call_of(node, name) for name in _FUNCTIONS):

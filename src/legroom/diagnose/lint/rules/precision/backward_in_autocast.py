@@ -74,7 +74,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _autocast_around(program: Program, node: cst.CSTNode) -> tuple[cst.WithItem | None, bool]:
-    """Return the innermost `with autocast` around a node in its function, and whether it is enabled."""
+    """Return the innermost `with autocast` around a node in its function, and True if autocast is enabled."""
     for each in program.ancestors(node):
         if isinstance(each, cst.FunctionDef):
             break

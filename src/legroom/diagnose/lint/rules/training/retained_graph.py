@@ -250,7 +250,9 @@ def _used_with_graph(program: Program, call: CallFact, loop: LoopFact | None) ->
 
 
 def _accumulates(program: Program, call: CallFact) -> bool:
-    """Return True if the loss is a sum over all steps. Without `retain_graph=True`, the second step would fail."""
+    """Return True if the loss is a sum over all steps. In this case, the second step would fail without
+    `retain_graph=True`.
+    """
     read = names_in(call.node)
     return any(
         store.uses_old_value and store.target in read and any(loop in store.loops for loop in call.loops)
@@ -261,7 +263,7 @@ def _accumulates(program: Program, call: CallFact) -> bool:
 def _has_unfixable_state(program: Program) -> bool:
     """Return True if a state that is carried between steps has no automatic fix.
 
-    Without `retain_graph=True`, the second step would fail.
+    In this case, the second step would fail without `retain_graph=True`.
     """
     return any(not problem.edits for problem in carried_state.check(program))
 
