@@ -44,15 +44,17 @@ class ProgramState(Annotation):
 
     gradients_enabled: bool
     is_training: bool | None
-    """The mode of the model that was called last: False after `model.eval()`, and None if no model was called."""
+    """True if the most recently called model is in training mode, False after `model.eval()`, and None if no model was
+    called.
+    """
     batch_size: int | None
-    """The batch size of the loader that returned the last batch, or None without a loader."""
+    """The batch size of the loader that returned the last batch, or None if there is no loader."""
     samples: int | None = None
-    """The number of samples in the last batch, which is below `batch_size` if the dataset has too few samples."""
+    """The number of samples in the last batch. It is below `batch_size` if the dataset has too few samples."""
     first_input_shape: tuple[int, ...] = ()
-    """The shape of the first tensor argument in the first call of the model that was called last."""
+    """The shape of the first tensor argument, in the first call to the most recently called model."""
     input_shape: tuple[int, ...] = ()
-    """The shape of the same argument in the last call."""
+    """The shape of the same argument, in the last call to this model."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,16 @@ class LiveOptimizer(Annotation):
     state_bytes: int
     """The size of the complete state, which may not be allocated yet."""
     temporary_bytes: int
-    """The approximate size of the temporary tensors of a step with `foreach`, and 0 otherwise."""
+    """The approximate size of the temporary tensors that a `foreach` step allocates, or 0 for other kinds of
+    update.
+    """
 
 
 @dataclass(frozen=True)
 class FoundSetting(Annotation):
     """A setting of the script that may determine its batch size.
 
-    Several settings may follow an `Oom`, most likely setting first.
+    An `Oom` may be followed by several of these events, with the most likely setting first.
     """
 
     name: str
@@ -119,8 +123,8 @@ class LibraryRetries(Annotation):
 
 @dataclass(frozen=True)
 class RecordingFailed(Annotation):
-    """Legroom stopped recording or searching for leaks, because of an error in Legroom or because several threads
-    train.
+    """Legroom stopped recording or searching for leaks, because of an error in Legroom or because several threads run
+    training.
     """
 
     message: str

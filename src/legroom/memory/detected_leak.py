@@ -10,8 +10,8 @@ from typing import Literal
 from legroom.memory.event_base import Annotation
 
 LeakKind = Literal["graph", "tensor", "larger"]
-"""`graph` for a growing autograd graph, `tensor` for accumulated tensors, and `larger` for a tensor that grows with
-each iteration.
+"""The kind of leak: `graph` is a growing autograd graph, `tensor` is a growing number of tensors, and `larger` is a
+tensor that grows with each iteration.
 """
 LeakHolder = Literal[
     "container", "variable", "carried", "linked", "cache", "exception", "closure", "generator", "hook", "thread",

@@ -1,5 +1,5 @@
-"""The classes on which the events and annotations are based. `legroom.watch` imports them without the events, because
-creating the classes of all events takes milliseconds.
+"""Types that the events and annotations share. `legroom.watch` imports only these types, because creating the classes
+of all events takes milliseconds.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Category(StrEnum):
     and the loss of the previous step.
     """
     TEMPORARY = "temporary"
-    """All other memory: intermediate results, which are usually freed soon."""
+    """All other memory, mostly intermediate results that are freed soon."""
 
     __hash__ = str.__hash__  # `Enum` computes the hash in Python, and sites are looked up for every event
 

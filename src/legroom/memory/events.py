@@ -82,8 +82,8 @@ class Oom(NamedTuple):
     requested: int
     capacity: int
     limit: int
-    """The maximum number of bytes that this process can allocate. A per-process memory fraction sets it below
-    `capacity`.
+    """The maximum number of bytes that this process can allocate. The limit is below `capacity` if a per-process
+    memory fraction is set.
     """
     allocated: int
     """The total size of the blocks of live storages."""
@@ -122,7 +122,7 @@ class Holder(NamedTuple):
 
 Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation
 Sink = Callable[[Event], None]
-"""A function that receives events, such as a capture writer, a ledger or the `append` of a list."""
+"""A function that receives events, such as a capture writer, a ledger or the `append` method of a list."""
 
 
 def discard(event: Event) -> None:

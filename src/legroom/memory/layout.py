@@ -39,7 +39,7 @@ class Layout:
     segments: tuple[LaidOutSegment, ...]
     reserved: int
     is_exact: bool
-    """True if the simulated allocator reserves as much memory as the recorded run."""
+    """True if the simulated allocator reserves the same amount of memory as the recorded run."""
 
 
 def layout_after(

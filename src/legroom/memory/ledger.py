@@ -1,4 +1,4 @@
-"""Combines events into the peak, the live storages at any point, and the lines whose memory grows.
+"""Derives the peak, the live storages at any point, and the lines whose memory grows from the events of a run.
 
 A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, and
 the list is processed in batches. A storage can be freed at any moment, so `apply` can be called on any thread, even
@@ -6,7 +6,7 @@ during a query.
 
 A long run has more events than fit into memory. With `keep_events`, a ledger keeps about `keep_events` events: the
 newest events, and the events around the peaks, the out-of-memory events and the end of the last step. Totals always
-cover the whole run. If there are more than `_MAX_STEPS` steps, every second one of the older steps is dropped.
+cover the whole run. If there are more than `_MAX_STEPS` steps, every second older step is dropped.
 
 The category of a storage may become known after its allocation. The last tag of a storage applies to its whole
 lifetime.
@@ -107,7 +107,9 @@ class Ledger:
             return self._totals.get(device, _DeviceTotals()).peak_of_steps
 
     def at(self, index: int, device: int = 0) -> State:
-        """Return the state of `device` after event number `index`. An index of -1 is before the first event."""
+        """Return the state of `device` after event number `index`. An index of -1 refers to the state before the first
+        event.
+        """
         with self._up_to_date():
             return self._state_after(index, device)
 

@@ -16,7 +16,7 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSites:
-    """`sites` contains indices into the list of all sites."""
+    """The live memory of each site after one event. `sites` contains indices into the list of all sites."""
 
     index: int
     time: float

@@ -1,7 +1,7 @@
 """The memory of a device at one point in a run, summed by category, line or module.
 
 Sums use `block_bytes`, so they agree with the allocated memory that PyTorch reports. Every storage has its final
-category, which may differ from its category at the allocation.
+category, which may differ from its category at the time of allocation.
 """
 
 from collections.abc import Callable, Hashable, Iterable

@@ -100,7 +100,7 @@ class SegmentSource:
                     self._expandable.release(block)
 
     def release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release as many cached oversize blocks as `size` needs, and return True if they are enough."""
+        """Release cached oversize blocks until a request of `size` bytes can be served. Return True on success."""
         if self.max_split_size == NO_SIZE:
             return False
         needed = max(size, self.max_split_size)
@@ -165,7 +165,7 @@ class SegmentSource:
 
 
 def describe_segments(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """Return the segments by address, with one entry per mapped range of an expandable segment."""
+    """Return the segments sorted by address, with one entry per mapped range of an expandable segment."""
     in_order = sorted(segments, key=lambda segment: segment.address)
     return [_describe(run) for segment in in_order for run in _mapped_runs(segment)]
 

@@ -2,8 +2,8 @@
 
 Only the options that affect memory are stored. Options for pinned host memory, locks and CUDA graphs are checked and
 ignored. PyTorch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and so does this module. For
-example, `64MB` is read as 64, and white space and a trailing comma are ignored. Values that torch rejects are
-rejected with a message that shows the correct form.
+example, `64MB` is read as 64, and white space and a trailing comma are ignored. If torch rejects a value, this module
+also rejects it, with a message that shows the correct form.
 """
 
 import re
@@ -17,8 +17,8 @@ from legroom.units import MiB
 ENVIRONMENT_NAMES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The environment variables in order of precedence.
 
-The first variable that is set is used, even if it is empty. PyTorch's documentation recommends the last name, but
-this name has the lowest precedence in torch 2.13.
+The first variable that is set is used, even if it is empty. PyTorch's documentation recommends the last variable,
+although it has the lowest precedence in torch 2.13.
 """
 
 POWER_OF_TWO_INTERVALS: Final = 16
@@ -76,11 +76,11 @@ class AllocatorSettings:
     roundup_power2_divisions: tuple[int, ...] = (0,) * POWER_OF_TWO_INTERVALS
     """The number of divisions for rounding, for each power of two from 1 MiB to 64 GiB.
 
-    The values 0 and 1 disable this kind of rounding.
+    A value of 0 or 1 disables this kind of rounding.
     """
     garbage_collection_threshold: float = 0.0
-    """Above this fraction of the limit, cached blocks that were not used recently are released. The value 0
-    disables this release.
+    """Above this fraction of the limit, cached blocks that were not used recently are released. A value of 0 disables
+    this behavior.
     """
     expandable_segments: bool = False
     large_segment_size: int = LARGE_SEGMENT

@@ -60,15 +60,15 @@ class PoolStatistics:
         self.bytes_freed = 0
         self.requested_total = 0
         self.requested_freed = 0
-        """The requested bytes of all blocks whose free is complete.
+        """The total requested bytes of all blocks that have been freed, without pending frees.
 
         In contrast, `bytes_freed` increases as soon as a free is requested.
         """
         self.pending = 0
         self.pending_bytes = 0
-        """`pending` is the number of blocks whose free is not complete, because another stream still uses the block.
+        """`pending` is the number of blocks that wait to be freed, because another stream still uses them.
 
-        `pending_bytes` is the size of these blocks.
+        `pending_bytes` is their total size.
         """
         self.inactive_up = 0
         self.inactive_down = 0

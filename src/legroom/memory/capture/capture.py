@@ -193,7 +193,9 @@ class CaptureWriter:
 
 
 def copy_capture(source: Path, path: Path, *, force: bool) -> None:
-    """Copy a complete capture to a new file. With `force`, an existing capture is overwritten, but no other file is."""
+    """Copy a complete capture to a new file. With `force`, an existing capture is overwritten, but any other kind of
+    file is not.
+    """
     exists = check_output(path, force=force, option="force=True", example="")
     try:
         content = source.read_bytes()
@@ -208,7 +210,7 @@ def copy_capture(source: Path, path: Path, *, force: bool) -> None:
 
 
 def _create(path: Path, *, force: bool) -> FileIO:
-    """Create the file. With `force`, an existing capture is overwritten, but no other file is."""
+    """Create the file. With `force`, an existing capture is overwritten, but any other kind of file is not."""
     if check_output(path, force=force):
         return FileIO(path, "wb")
     try:
@@ -220,7 +222,7 @@ def _create(path: Path, *, force: bool) -> FileIO:
 def check_output(path: Path, *, force: bool, option: str = "--force", example: str = "-o ") -> bool:
     """Return True if the file exists, and raise an error if a capture must not overwrite it.
 
-    The error message contains `option`, which allows overwriting, and `example`, which sets a path.
+    The error message suggests `option`, which allows overwriting, or `example`, which sets a different path.
     """
     try:
         mode = path.stat().st_mode

@@ -80,7 +80,7 @@ class ChunkFile:
         self._peaks_before = self._peaks()
         self._compressor = zlib.compressobj(1, zlib.DEFLATED, 31)
         self._write_lines(encoder.begin_chunk({**self._header, "chunk": number, "holds": "events"}))
-        # If many storages are alive, the chunk is longer, so that most of it is events.
+        # If many storages are alive, the chunk is longer, so that it consists mostly of events.
         self._full = max(self._max_bytes // 8, 3 * (self._file.tell() - offset))
 
     def _end_chunk(self) -> None:

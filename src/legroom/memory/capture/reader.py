@@ -25,7 +25,7 @@ from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
 MAX_LINES = 60_000_000
-"""The maximum number of lines, which is four times as many as a capture of the default size can contain. This many
+"""The maximum number of lines to read: four times as many as a capture of the default size can contain. That many
 events use about 15 GB of memory.
 """
 
@@ -208,7 +208,7 @@ class _LiveStorages:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
-    """Yield the complete lines of the file in batches, each with True if the batch starts a chunk.
+    """Yield the complete lines of the file in batches, each with a flag that is True if the batch starts a chunk.
 
     Reading stops at damaged data.
     """
@@ -269,7 +269,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
-    """Return the values of `lines` up to the first invalid line, and True if all lines are valid."""
+    """Return the values of `lines` up to the first invalid line, and whether all lines are valid."""
     try:  # several times as fast as one by one
         return list(json.loads("[" + b",".join(lines).decode() + "]")), True
     except (ValueError, RecursionError):

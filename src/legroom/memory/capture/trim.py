@@ -1,10 +1,10 @@
 """Selects the chunks to keep when a capture grows too large, and writes the file without the other chunks.
 
-A chunk does not depend on other chunks, so it can be dropped as a whole. While there is space, chunks are kept in
-this order: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an
-out-of-memory error, and the first chunk. The remaining space is used for other chunks, newest first. The Step events
-of dropped chunks are kept, so that the history of steps is complete. If the steps alone need too much space, every
-second step is dropped, repeatedly.
+A chunk does not depend on other chunks, so it can be dropped as a whole. While there is space, chunks are kept in this
+order: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an out-of-memory
+error, and the first chunk. The remaining space is used for other chunks, newest first. The Step events of dropped
+chunks are kept, so that the history of steps is complete. If the steps alone need too much space, every second step is
+dropped until the remaining steps fit.
 """
 
 import json
@@ -31,9 +31,9 @@ class Chunk:
     step_lines: bytes
     ooms: int = 0
     is_complete: bool = True
-    """True if the chunk contains all events, and False if it contains only the steps of dropped chunks."""
+    """True if the chunk contains all its events, and False if it contains only the steps of dropped chunks."""
     every: int = 1
-    """If `every` is 4, a chunk without events contains only every fourth step."""
+    """If `every` is 4, a chunk that contains only steps contains every fourth step."""
 
 
 def trim(
@@ -122,7 +122,7 @@ def _thin(chunks: list[Chunk], room: int) -> None:
                 b"".join(line for line in lines if json.loads(line)[2] % every == 0)
             )
             chunk.every = every
-        if every > 1 << 30:  # no step is left: even no lines, compressed, exceed `room`
+        if every > 1 << 30:  # no steps are left, but the empty compressed data exceeds `room`
             break
 
 

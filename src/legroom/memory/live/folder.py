@@ -4,8 +4,8 @@ A process that is killed leaves its file behind. Each file therefore contains th
 process. `read_all` returns only the files of processes that are still running, and deletes the others.
 
 The folder is `$XDG_RUNTIME_DIR/legroom`, or `legroom-UID` in the system's folder for temporary files.
-`LEGROOM_LIVE=off` disables the files, and `LEGROOM_LIVE=PATH` sets the folder. Live files are optional, so nothing in
-this module raises an error if a file cannot be read or written.
+`LEGROOM_LIVE=off` disables the files, and `LEGROOM_LIVE=PATH` sets the folder. Live files are optional, so this module
+raises no error if a file cannot be read or written.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def other_writer(file: "LiveFile") -> bool:
 
 
 class LiveFile:
-    """A forked child neither writes nor removes the live file of its parent."""
+    """The live file of this process. A forked child neither writes nor removes the live file of its parent."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -80,7 +80,7 @@ class LiveFile:
         self._was_reported = False
 
     def write(self, status: RunStatus) -> bool:
-        """Replace the file atomically, and return whether it was written. After a failure, the next attempts are
+        """Replace the file atomically, and return whether it was written. After a failure, further attempts are
         skipped for a few seconds.
         """
         if os.getpid() != self._pid or time.monotonic() < self._retry_at:
@@ -106,7 +106,8 @@ class LiveFile:
 
     def publish(self, make_status: Callable[[], RunStatus]) -> None:
         """Write the status that `make_status` returns. After an error in Legroom, nothing more is written, and the
-        program continues."""
+        program continues.
+        """
         if self._is_off:
             return
         try:
@@ -225,10 +226,10 @@ def _temporary(path: Path) -> Path:
 
 
 def _process_started(pid: int) -> str | None:
-    """Return a text that identifies the process with this ID, or None if the process is not running. A zombie process
-    counts as not running.
+    """Return a string that identifies the process with this ID, or None if the process is not running. A zombie
+    process counts as not running.
 
-    On Linux, the text contains the start time in clock ticks, which does not change if the system time is changed.
+    On Linux, the string contains the start time in clock ticks, which does not change if the system time is changed.
     """
     if os.path.exists("/proc/self/stat"):
         try:
@@ -248,7 +249,7 @@ def _process_started(pid: int) -> str | None:
 
 @functools.cache
 def _machine() -> str:
-    """Return a text that identifies this boot of the machine and the PID namespace. Containers that share the folder
+    """Return a string that identifies this boot of the machine and the PID namespace. Containers that share the folder
     have separate PID namespaces.
     """
     parts = []

@@ -1,7 +1,7 @@
 """`RunStatus`: the current step, memory and findings of one running process, and its JSON form.
 
 The JSON form is read from files that another version of Legroom, or another program, may have written. Therefore
-`RunStatus.from_json` checks every value and limits the length of every text.
+`RunStatus.from_json` checks every value and limits the length of every string.
 """
 
 from dataclasses import asdict, dataclass, field, fields

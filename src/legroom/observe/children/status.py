@@ -26,7 +26,9 @@ _MAX_PARENT_BYTES = 1 << 20
 
 
 class ChildStatus:
-    """After an error, the live file is no longer updated, and the process continues."""
+    """Updates the live file of this process. After an error, the file is no longer updated, and the process
+    continues.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

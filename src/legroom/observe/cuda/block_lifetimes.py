@@ -244,5 +244,7 @@ def _set_location(block: BlockLifetime, place: CodeLocation | None) -> None:
 
 
 def phase_of(activity: str, graph_open: bool) -> Phase:
-    """The loss computation between the forward and the backward pass counts as part of the forward pass."""
+    """Return the phase of an activity. The loss computation between the forward and the backward pass counts as part
+    of the forward pass.
+    """
     return Phase.FORWARD if activity == OTHER and graph_open else PHASES[activity]

@@ -38,7 +38,9 @@ class BlocksInUse:
         self.allocated = 0
 
     def add_segment(self, address: int, size: int) -> None:
-        """Add a segment that is not expandable. The allocator splits off every remainder of an expandable segment."""
+        """Add a segment that is not expandable. Do not add expandable segments: the allocator splits off all of their
+        remainders.
+        """
         if address not in self._sizes:
             self._starts.insert(bisect_left(self._starts, address), address)
         self._sizes[address] = size
@@ -52,7 +54,8 @@ class BlocksInUse:
         known.
 
         Add the block with the highest address first, because a remainder extends to the next block in use. Free memory
-        after the block can be a remainder or a free block. The difference is visible only when this memory is used.
+        after the block can be a remainder or a free block. The two cases can be distinguished only when this memory is
+        used again.
         """
         is_known = block_size is not None
         block_size = self.add(address, requested, block_size)

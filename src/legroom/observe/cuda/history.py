@@ -161,7 +161,9 @@ class CudaHistory:
 
     @property
     def progress(self) -> tuple[int, float]:
-        """The number of completed steps, and the duration of the last step in seconds. `Step` events arrive later."""
+        """The number of completed steps, and the duration of the last step in seconds. The `Step` event of this step
+        may not have been sent yet.
+        """
         return self._progress
 
     @property
@@ -302,7 +304,7 @@ class CudaHistory:
 
     def _resize_rings(self) -> None:
         """Adjust the length of the ring buffers to the step with the most entries. The buffers grow immediately, but
-        shrink only after they are read the next time.
+        shrink only after the next time they are read.
         """
         if not self._is_recording:
             return

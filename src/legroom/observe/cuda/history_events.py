@@ -78,7 +78,7 @@ class AllocationFailure(NamedTuple):
 
 
 TimedEvent = tuple[float, Event]
-"""The events of several devices are sorted by this time."""
+"""A time and an event. The events of several devices are sorted by this time."""
 
 
 class DeviceHistory:

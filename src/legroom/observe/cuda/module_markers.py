@@ -1,8 +1,8 @@
 """Marks the running module in the CUDA history.
 
-This code runs before and after the forward call of every `nn.Module` in every step, so it is optimized for speed. PyTorch's global module hooks are
-not used, because with any hook a module call takes a slower path through torch, which costs several times as much as
-replacing a method. `ModuleMarkers` replaces `nn.Module._call_impl` while it is attached.
+This code runs before and after the forward call of every `nn.Module` in every step, so it is optimized for speed.
+PyTorch's global module hooks are not used. With any hook, a module call takes a slower path through torch, which costs
+several times as much as replacing a method. `ModuleMarkers` replaces `nn.Module._call_impl` while it is attached.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ OnRoot = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str, str], None]
 
 
 class ModuleMarkers:
-    """Modules inside compiled code are not marked."""
+    """Marks each module call while attached. Modules inside compiled code are not marked."""
 
     def __init__(self, markers: Markers, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
         """`on_root` is called when a root module starts. `activity_outside()` returns the activity after the root

@@ -2,8 +2,8 @@
 
 A pickle is a program for a stack machine, and a pickle from an untrusted source may run any code. This reader
 implements only the instructions that create plain data. No instruction can import a name or call an object, so nothing
-in a pickle can run. The reader of the standard library can be restricted too, but it allocates gigabytes if a small
-file asks for a large memo.
+in a pickle can run. The standard library's reader can also be restricted, but it allocates gigabytes if a small file
+requests a large memo.
 """
 
 import pickle

@@ -9,8 +9,8 @@ recorded calls to `Optimizer.step`. Categories follow from phases and lifetimes:
 - optimizer state is allocated in the optimizer and alive at the end of the step;
 - the other categories are determined in the same way as in a recorded run (`block_lifetimes`).
 
-The file may be untrusted. Only plain data is read (`plain_pickle`), every value is checked, and no file that the snapshot
-names is opened.
+The file may be untrusted. Only plain data is read (`plain_pickle`), every value is checked, and files that the
+snapshot names are never opened.
 """
 
 import re
@@ -54,7 +54,7 @@ _MODULE_SETUP = re.compile(
 
 
 def read_snapshot(path: Path) -> Capture:
-    """Read a snapshot. Raises CaptureError if the file cannot be read or is not a snapshot."""
+    """Read a snapshot. Raise CaptureError if the file cannot be read or is not a snapshot."""
     with no_garbage_collection():
         return _read(path)
 

@@ -31,7 +31,9 @@ NO_STACK = Stack(None, "", True, False)
 
 
 class Stacks:
-    """Equal stacks in a snapshot are the same list object, so each is read once."""
+    """Caches the stacks that were read. Equal stacks in a snapshot are the same list object, so each stack is read
+    only once.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, Stack] = {}

@@ -34,7 +34,9 @@ class Overrides:
         self._unregistered: set[str] = set()
 
     def put(self, name: str, kernel: Callable[..., Any], *keys: str) -> None:
-        """Make `name` (`dropout`, `softmax.int`) run `kernel`, if torch has this operation."""
+        """Make the operation `name` (such as `dropout` or `softmax.int`) run `kernel`. Do nothing if torch lacks this
+        operation.
+        """
         if overload(name) is None:
             return
         for key in keys:
@@ -44,7 +46,9 @@ class Overrides:
                 self._library.impl(name, kernel, key, **MAY_REPLACE)
 
     def composite(self, name: str, replacement: Callable[..., Any]) -> None:
-        """Make `name` run `replacement(original, *args, **kwargs)` if its first argument is on a virtual device."""
+        """Make the operation `name` run `replacement(original, *args, **kwargs)` if its first argument is on a virtual
+        device.
+        """
         original = overload(name)
         if original is None:
             return

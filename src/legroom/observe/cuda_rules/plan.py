@@ -59,7 +59,9 @@ MemoryStep = OutputAlloc | ScratchAlloc | ScratchFree | PersistentAlloc | Output
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """If no step allocates a result, the result is allocated before the first step."""
+    """The allocations and frees of an operation, in order. If no step allocates a result, the result is allocated
+    before the first step.
+    """
 
     steps: Sequence[MemoryStep] = ()
     notes: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ class CudaRules:
         cudnn_process()  # start it now, so that the forks of a traced script share it
 
     def instead_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
-        """Return the operation that torch would run in place of `func` without a dispatch mode."""
+        """Return the operation that torch would run instead of `func` if no dispatch mode were active."""
         return self._accumulation.instead_of(func, args, kwargs)
 
     def plan(

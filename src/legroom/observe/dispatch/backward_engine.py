@@ -38,7 +38,7 @@ current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_i
 def in_backward_pass() -> bool:
     """Return whether the engine is running on this thread.
 
-    Without torch's private graph task id, the result is always False, and a backward pass is treated as part of the
+    Without torch's private graph task ID, the result is always False. A backward pass is then treated as part of the
     forward pass, its tensors as host memory, and its gradients as accumulated out of place.
     """
     return current_graph_task() != -1

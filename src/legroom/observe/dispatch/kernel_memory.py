@@ -33,7 +33,7 @@ class AddStorage(Protocol):
 
 
 class KernelMemory:
-    """Memory that a library never frees is allocated only once."""
+    """Replays memory plans. Memory that a library never frees is allocated only once."""
 
     def __init__(self, rules: CudaRules) -> None:
         self.rules = rules

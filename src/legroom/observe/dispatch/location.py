@@ -53,7 +53,9 @@ class OpLocator:
         return self.threads.state.in_backward
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
-        """`depth` is the number of stack frames from this method up to the caller of Legroom."""
+        """Return the location of the running operation. `depth` is the number of stack frames from this method up to
+        the caller of Legroom.
+        """
         node = current_node()
         caller = sys._getframe(depth)
         state = self.threads.state

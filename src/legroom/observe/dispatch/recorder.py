@@ -265,8 +265,9 @@ class Recorder:
         """Return whether an unknown storage can be skipped, because the first argument is in host memory or already
         recorded.
 
-        An in-place operation on a tensor with data returns a tensor without data if another argument has no data. In a
-        sparse tensor, indices and values have different storages.
+        The result can have a different storage than the first argument in two cases. An in-place operation on a tensor
+        with data returns a tensor without data if another argument has no data. The indices and values of a sparse
+        tensor have different storages.
         """
         storage = storage_of(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         if storage is None:

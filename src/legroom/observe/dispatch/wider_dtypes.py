@@ -1,8 +1,8 @@
 """Computes an operation in a wider dtype if CUDA supports the dtype of its arguments but the CPU does not.
 
 The results are converted back, so the program receives the dtypes that CUDA would return. This module runs only after
-an error in the CPU kernel, so supported operations cost nothing. If CUDA does not support the operation either, the
-error is raised.
+an error in the CPU kernel, so it does not slow down supported operations. If CUDA does not support the operation
+either, the error is raised.
 """
 
 import re

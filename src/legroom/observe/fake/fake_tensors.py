@@ -67,7 +67,7 @@ class FakeTensors:
         self._values = KnownValues(self._fake_like)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
-        """With `to_device`, the results are on a device, regardless of the inputs."""
+        """Run an operation. With `to_device`, the results are on a device, regardless of the inputs."""
         if func is _ITEM:  # a host tensor may determine the size of a device tensor
             return self._value(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if getattr(func, "namespace", "") == "c10d" and _any_fake(args):

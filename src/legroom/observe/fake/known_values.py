@@ -50,7 +50,7 @@ class KnownValues:
         return view.set_(copy[1], tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def set(self, tensor: Any, values: Tensor) -> None:
-        """No other code may write to the memory of `values`."""
+        """Set the values of `tensor`. No other code may write to the memory of `values`."""
         if tensor.layout is not torch.strided or values.layout is not torch.strided:
             return
         if values.device.type == "meta":  # symbolic zeros of forward-mode derivatives

@@ -19,7 +19,7 @@ _NOT_IN_CYCLES = (ModuleType, CodeType, type, str, int, float, torch.Tensor)
 
 def closing_name(owner: Any) -> str | None:
     """Return the name of the attribute, local variable or inner function through which an object references itself.
-    Returns None if the object is not in a cycle.
+    Return None if the object is not in a cycle.
     """
     if isinstance(owner, FrameType):
         return next((name for name, value in locals_of(owner) if _references(value, owner)), None)

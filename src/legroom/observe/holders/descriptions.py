@@ -90,8 +90,8 @@ class HolderPath(NamedTuple):
     """
     container: int = 0
     is_mapping: bool = False
-    """True if the container stores its items in a dict whose keys can repeat, which means that the container can stop
-    growing.
+    """True if the container is a dict, a set or a cache in which the same entry may be stored again. Such a container
+    can stop growing.
     """
     iterations: int = 0
     keys: tuple[str, ...] = ()
@@ -116,7 +116,9 @@ class HolderPath(NamedTuple):
     contains_tokens: bool = False
     """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
     callback: Callback | None = None
-    """The user's function in a container of a library (a hook), or the function of the thread that retains the object."""
+    """The user's function that a library stores in a container (a hook), or the function of the thread that retains
+    the object.
+    """
     nested_functions: int = 0
     """The number of functions with the same code that refer to each other, as in `step = wrap(step)`."""
     is_full: bool = False
@@ -203,7 +205,7 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
             cache.cache_info().currsize,
             (cache.cache_info().maxsize or _UNBOUNDED_SIZE) < _UNBOUNDED_SIZE,
         )
-    # Threads that never end: each thread retains a few objects of its own.
+    # Threads that never end: each thread retains a few objects.
     thread = root.thread if length < root.threads else None
     if thread is not None:
         how, bounded = "thread", False
@@ -339,8 +341,8 @@ def _has_keys_by_value(cache: Any) -> bool:
 
 
 def registered_callback(chain: list[Any]) -> Callback | None:
-    """Return the user's function on the path that a library stores in a container of its own, such as a hook. If no
-    Python object refers to the container, it belongs to a C++ object, such as an autograd node.
+    """Return the user's function on the path that a library stores in its own container, such as a hook. If no Python
+    object refers to the container, it belongs to a C++ object, such as an autograd node.
     """
     for position, item in enumerate(chain[:-1]):
         code = _code_of(chain[position + 1]) if isinstance(item, CONTAINERS) else None

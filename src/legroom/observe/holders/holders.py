@@ -77,7 +77,8 @@ class HolderSurvey(NamedTuple):
         """Return the largest holders.
 
         A storage in `allocated` that no variable retains is attributed to the call that allocated it, if this call is
-        still running in `module`, or else to the graph of the running backward pass.
+        still running. Otherwise, it is attributed to the graph of the running backward pass. `module` is the path of
+        the running module.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}

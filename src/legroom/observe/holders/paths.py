@@ -343,7 +343,8 @@ def _is_of_user(item: Any) -> bool:
 
 def _closure(function: FunctionType, child: Any, grandchild: Any) -> Root | None:
     """Return the closure variable, or the argument with a default value, through which `function` references
-    `child`."""
+    `child`.
+    """
     code = function.__code__
 
     def root(name: str) -> Root:
@@ -438,7 +439,7 @@ def _is_result(item: Any) -> bool:
 
 
 def _is_part_of_module(item: Any) -> bool:
-    """Return whether an object is a module, the dict of its attributes, or the dict of its parts."""
+    """Return whether an object is a module, the dict of its attributes, or the dict of its submodules."""
     if isinstance(item, dict):
         return "_modules" in item or any(isinstance(each, nn.Module) for each in list(item.values())[:1])
     return isinstance(item, nn.Module)

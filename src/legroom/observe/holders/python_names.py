@@ -22,7 +22,7 @@ from legroom.observe.source.user_files import is_user_file
 CONTAINERS = (list, dict, tuple, set, frozenset, deque)
 _COPIES_LOCALS = sys.version_info < (3, 13)
 MIN_THREADS = 4
-"""If at least this many threads run the same function, each thread may retain tensors of its own."""
+"""If at least this many threads run the same function, each thread may retain its own tensors."""
 
 
 class Root(NamedTuple):

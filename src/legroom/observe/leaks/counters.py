@@ -19,8 +19,8 @@ class CounterReading(NamedTuple):
 
 
 class MemoryCounters:
-    """`allocated()` returns the number of bytes in use on all devices. The default is the counter of PyTorch's CUDA
-    allocator.
+    """Reads the memory counters. `allocated()` returns the number of bytes in use on all devices. The default is the
+    counter of PyTorch's CUDA allocator.
     """
 
     def __init__(self, allocated: Callable[[], int] | None = None) -> None:
@@ -49,8 +49,9 @@ def resident_bytes() -> int:
 
 
 def _device_stats(index: int) -> tuple[int, int]:
-    """PyTorch's public functions flatten a hundred statistics for each value, so reading the raw statistics is several
-    times faster. Without torch's private function, the public functions are used.
+    """Return the allocated bytes of a device and their peak. PyTorch's public functions flatten a hundred statistics
+    for each value, so reading the raw statistics is several times faster. Without torch's private function, the public
+    functions are used.
     """
     raw: Any = getattr(torch._C, "_cuda_memoryStats", None)
     if raw is None or getattr(torch.cuda.memory_allocated, "__module__", "") != "torch.cuda.memory":

@@ -78,8 +78,8 @@ numbers.
 """
 MAX_STEADY_SECONDS = 2.0
 """The maximum total time in seconds of all searches for the variables that cause steady growth. If `MAX_SCAN_FRACTION`
-of the run time is longer, this longer time is the maximum. When this time is used up, the next search runs
-when the number of iterations has doubled since the last search.
+of the run time is longer, this longer time is the maximum. When this time is used up, the next search runs only after
+the number of iterations has doubled since the last search.
 """
 MAX_AGE_AT_END = 0.7
 """If the last scan ran after at least this fraction of the iterations, the growth that it found is assumed to continue
@@ -87,7 +87,7 @@ until the end of the run.
 """
 MIN_CONTINUED = 0.15
 """If the last scan ran earlier than `MAX_AGE_AT_END`, the growth is reported only if device memory also grew in the
-second half of the run. The minimum is this fraction of `bytes_per_step` times the number of iterations.
+second half of the run. The minimum growth is this fraction of `bytes_per_step` times the number of iterations.
 """
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"

@@ -25,8 +25,8 @@ MANY_ITEMS = 20
 to be too high to prevent a leak.
 """
 MIN_ITERATIONS = 4
-"""If nodes from at least this number of earlier iterations are alive, they indicate a leak. Nodes of fewer iterations
-may be alive by coincidence.
+"""Live nodes from at least this number of earlier iterations indicate a leak. Nodes from fewer iterations may be alive
+by coincidence.
 """
 
 
@@ -129,9 +129,9 @@ def registered_at_exit() -> tuple[HolderPath, NameUsage] | None:
 
 
 def as_linked(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
-    """If linked objects (a tree, a list of states) are on the path, return the path with the name of the attribute
-    through which the objects refer to each other, and the uses of this attribute. The length is the number of links
-    that the search followed.
+    """Describe a path through linked objects (a tree, a list of states). Return the path with the name of the
+    attribute that links the objects, and the uses of this attribute. Return None if the path contains no linked
+    objects. The length of the path is the number of links that the search followed.
     """
     if (name := _linked_name(path)) is None:
         return _linked_by_key(path)

@@ -235,7 +235,9 @@ class IterationTracker:
             self.optimizers.append(weakref.ref(optimizer))
 
     def _ends_iteration(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether this optimizer is or becomes the main optimizer, whose steps end the iterations."""
+        """Return whether a step of this optimizer ends an iteration. Only the steps of the main optimizer do, and this
+        step may make the optimizer the main optimizer.
+        """
         main = self._main_optimizer() if self._main_optimizer is not None else None
         if main is optimizer:
             self._steps_of_others = 0
@@ -259,7 +261,7 @@ class IterationTracker:
 
     @property
     def live_trained_models(self) -> int:
-        """The number of models that their own optimizer has trained and that are still alive."""
+        """The number of live models that each have been trained by a separate optimizer."""
         self._one_per_model = [reference for reference in self._one_per_model if reference() is not None]
         return len(self._one_per_model)
 
@@ -282,7 +284,7 @@ class IterationTracker:
     def _grad_with_graph(self) -> None:
         """Handle `torch.autograd.grad` with `create_graph`. A call with `create_graph` is usually part of a step whose
         backward pass comes later (a penalty, an inner loop). If no backward pass follows, each call is treated as a
-        step of its own.
+        separate step.
         """
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:

@@ -13,8 +13,8 @@ more.
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive iterations.
 One additional series of scans therefore lasts for the whole run, with scans that are far apart. A scan runs after an
 iteration in which a counter reached a new maximum. A scan also runs from time to time to find growth that the counters
-do not show. A scan that finds nothing new delays the next scan. The first scans are not limited, and later scans use a
-small fraction of the run time. While memory grows, scheduled scans are not limited, because their number is
+do not show. A scan that finds nothing new delays the next scan. The first scans are not limited, and later scans use
+at most a small fraction of the run time. While memory grows, scheduled scans are not limited, because their number is
 proportional to the logarithm of the number of iterations.
 """
 
@@ -45,7 +45,9 @@ MAX_DELAY_EXPONENT = 6
 
 
 class SamplingBudget:
-    """Call `is_due` after every iteration, and `spend` after a sampled iteration."""
+    """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled
+    iteration.
+    """
 
     def __init__(self, fraction: float, *, free: int = FREE_ITERATIONS) -> None:
         """Samples may use at most `fraction` of the run time. The first `free` iterations are always sampled."""
@@ -71,7 +73,7 @@ class SamplingBudget:
         return due
 
     def spend(self, now: float, seconds: float, *, again: bool) -> None:
-        """Add the cost of a sampled iteration. With `again`, the next iteration is sampled whatever the cost."""
+        """Add the cost of a sampled iteration. With `again`, the next iteration is sampled regardless of the cost."""
         if self._free:
             return
         self._debt += UNTIMED_FACTOR * seconds
@@ -96,7 +98,7 @@ class SamplingBudget:
 
 
 class RareGrowthScans:
-    """Call `is_due` after an iteration, then `scan`."""
+    """Decides when to scan for rare growth. Call `is_due` after an iteration, and `scan` if the result is True."""
 
     def __init__(self, window: ScanWindow, fraction: float) -> None:
         """Scans may use at most `fraction` of the run time. The first scans are not limited."""

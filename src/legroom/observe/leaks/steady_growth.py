@@ -189,8 +189,8 @@ def is_ensemble(holder: FoundHolder) -> bool:
 
 def _as_linked(holder: FoundHolder) -> FoundHolder:
     """If linked objects (a tree, a list of states) retain the tensor, return a holder with the name of the attribute
-    through which the objects refer to each other. Otherwise, return `holder`. A path that is too long for the search
-    is treated as a path through linked objects.
+    that links the objects. Otherwise, return `holder`. A path that is too long for the search is treated as a path
+    through linked objects.
     """
     path, usage, target = holder.path, holder.usage, holder.target
     if path.is_truncated and path.how != "linked":

@@ -7,7 +7,7 @@ live storages of each size. The counts are grouped by the scan in which the stor
 The growth of a group of storages (one size, or all sizes together) is steady if three conditions hold in the last two
 thirds of the run:
 
-- The number of storages that survived at least one scan is larger at every scan.
+- The number of storages that survived at least one scan increases at every scan.
 - The rate of the growth stays about the same.
 - Almost none of these storages is freed.
 

@@ -83,8 +83,8 @@ def _math_attention(
     scale: float | None,
     is_grouped: bool,
 ) -> torch.Tensor:
-    """The tensors belong to a subclass, so PyTorch's own `_scaled_dot_product_attention_math` would not add the mask in
-    place.
+    """Replaces PyTorch's `_scaled_dot_product_attention_math`, which does not add the mask in place for tensors of a
+    subclass.
     """
     dtype = query.dtype
     allows_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed

@@ -102,8 +102,8 @@ def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
-    """PyTorch uses cuDNN for channels-last tensors, and for float16 with small square kernels (`use_cudnn_depthwise`).
-    PyTorch's own kernels allocate the weight gradient first.
+    """Return whether PyTorch uses cuDNN, as for channels-last tensors and for float16 with small square kernels
+    (`use_cudnn_depthwise`). PyTorch's own kernels allocate the weight gradient first.
     """
     if c.channels_last:
         return True

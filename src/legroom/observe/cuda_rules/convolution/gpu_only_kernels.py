@@ -27,7 +27,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import (
 
 
 class Algorithm(Enum):
-    """The forest file contains the names of the members."""
+    """The algorithm of a kernel. The forest file contains the names of the members."""
 
     PRODUCT = auto()
     """A matrix product by cuBLAS."""

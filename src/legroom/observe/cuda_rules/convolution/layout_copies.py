@@ -1,4 +1,4 @@
-"""Copies that cuDNN's kernels make before they compute, because they need a different layout or padded channels.
+"""Sizes of the copies that cuDNN kernels make of their tensors to change the layout or to pad the channels.
 
 Kernels use a few combinations of copies, each named by a letter (`LAYOUTS`). The sizes were derived from 424,000
 queries to cuDNN 9.19 on an H200. Nearly all sizes are exact to the byte.
@@ -41,7 +41,7 @@ def _padded(channels: int, c: Convolution) -> int:
 
 
 def copied_weights(c: Convolution, rule: str) -> int:
-    """Return the number of copied weights according to a rule of `LAYOUTS`."""
+    """Return the number of weights that are copied according to a rule in `LAYOUTS`."""
     inputs, outputs = (c.outputs, c.inputs) if c.transposed else (c.inputs, c.outputs)
     padded = _padded(inputs, c) // c.groups * _padded(outputs, c) * c.kernel_area
     is_padded = padded > c.weights

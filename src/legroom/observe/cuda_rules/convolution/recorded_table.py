@@ -183,8 +183,8 @@ class _Table(NamedTuple):
 
 @lru_cache(maxsize=256)
 def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
-    """A network uses only a few families, so each family is converted on demand. Converting all families takes more
-    than a second.
+    """Return the layers of a family with their rows. A network uses only a few families, so each family is converted
+    on demand. Converting all families takes more than a second.
     """
     columns = _table()
     if family not in columns.families:
@@ -227,7 +227,7 @@ def _block_remainders(place: int, block: int) -> Sequence[int]:
 
 @lru_cache(maxsize=1)
 def _table() -> _Table:
-    """The first line of the file lists all families as JSON, with their numbers of layers and rows. The second line
+    """Read the file. Its first line lists all families as JSON, with their numbers of layers and rows. The second line
     lists all batch sizes. The columns follow as arrays.
     """
     if not TABLE.exists():

@@ -23,7 +23,7 @@ TILE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """For a transposed convolution, `inputs` is the number of channels of its argument."""
+    """The sizes of a convolution. For a transposed convolution, `inputs` is the number of channels of its argument."""
 
     element: int
     channels_last: bool
@@ -74,8 +74,8 @@ class ConvWorkspaces(NamedTuple):
 def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
     """Return the workspace sizes for kernels that convert all tensors. The workspace contains the input, the weights
     and the output with padded channels, and the partial sums of the weight gradient. Channels-last tensors are padded
-    but not converted. In 3 to 10% of the measured cases, the kernel used over 2% more memory, because of further copies
-    of the weights.
+    but not converted. In 3 to 10% of the measured cases, additional copies of the weights increased the size by more
+    than 2%.
     """
     if c.channels_last:
         return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
@@ -197,7 +197,7 @@ def _padding(c: Convolution) -> int:
 
 
 def partial_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Return the size in bytes of the partial weight gradients that keep all SMs busy."""
+    """Return the size in bytes of the partial weight gradients. Their number is chosen to keep all SMs busy."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
     tiles = round_up(rows, TILE) // TILE * (round_up(columns, TILE) // TILE)
     copies = min(gpu.sm_count // tiles, c.batch * c.output_area // 1024)

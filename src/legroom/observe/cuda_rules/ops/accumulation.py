@@ -10,9 +10,9 @@ Some derivative formulas also write in place: the gradients of selected values (
 into a tensor of zeros. If a tensor belongs to a subclass, the formula writes into a new tensor instead
 (`areAnyTensorSubclassLike` in FunctionsManual.cpp). `instead_of` returns the operation that would run without the mode.
 
-Reference counts above those of an unshared gradient show that another object references the first gradient.
-`Accumulation()` runs a small backward pass to measure the reference counts of a gradient that nothing else uses. Therefore do not create an
-`Accumulation` while an operation is being dispatched.
+If the reference counts of the first gradient are higher than those of an unshared gradient, another object references
+it. `Accumulation()` runs a small backward pass to measure the reference counts of a gradient that nothing else uses.
+Therefore do not create an `Accumulation` while an operation is being dispatched.
 """
 
 from functools import lru_cache

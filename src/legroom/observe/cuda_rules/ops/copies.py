@@ -92,7 +92,7 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
     """`im2col` copies the input, and copies an input that is not contiguous twice. If the patches do not overlap,
-    `im2col` makes one copy fewer.
+    `im2col` makes one fewer copy.
     """
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]

@@ -1,4 +1,4 @@
-"""CTC loss saves a score for every frame and every target position for the backward pass.
+"""Memory plan of the CTC loss, which saves a score for every frame and every target position for the backward pass.
 
 The rules follow ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. The number of scores depends on
 the longest target length, which is a value in a tensor, so PyTorch cannot infer the shape of the scores. However, the

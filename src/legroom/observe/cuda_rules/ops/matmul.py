@@ -225,10 +225,10 @@ def _linear(
 
 
 def sparse_product(call: OpCall) -> MemoryPlan | None:
-    """The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. The kernels
-    of cuSPARSE need 32-bit indices and write the result in column order, so the result is first computed in a temporary
-    copy. An uncoalesced sparse matrix is coalesced in each product. The rule is based on measurements on an H200 with
-    12,000 and 240,000 entries.
+    """Return the memory plan of a product with a sparse matrix. The rule follows `s_addmm_out_sparse_dense_cuda` in
+    ATen/native/sparse/cuda/SparseCUDATensorMath.cu. The kernels of cuSPARSE need 32-bit indices and write the result
+    in column order, so the result is first computed in a temporary copy. An uncoalesced sparse matrix is coalesced in
+    each product. The rule is based on measurements on an H200 with 12,000 and 240,000 entries.
     """
     matrix = next(
         (

@@ -7,7 +7,8 @@ dimension are not adjacent in memory, the buffer is `block.x` × vector width ti
 gradient of a linear layer is the sum of a tall matrix over its rows, so the buffer of this sum may be larger than the
 matrix.
 
-Of the GPU's properties, only the number of blocks that run at once affects the size. The sizes are equal to those measured for `torch.sum` on an H200.
+The only property of the GPU that affects the size is the number of blocks that run at once. The sizes are equal to
+those measured for `torch.sum` on an H200.
 """
 
 from collections.abc import Sequence

@@ -199,8 +199,8 @@ def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor
 
 
 def _pack(overrides: Overrides) -> Callable[..., Any]:
-    """Run `_pack_padded_sequence` on fake tensors. The shape of the result follows from the lengths. The lengths are on
-    the host, so their values are known.
+    """Return a replacement for `_pack_padded_sequence` that supports fake tensors. The shape of the result follows
+    from the lengths, whose values are known because they are on the host.
 
     The rule follows ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. In the result, the rows of one
     time step are followed by the rows of the next time step.
@@ -222,7 +222,7 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
 
 
 class _Packed(torch.autograd.Function):
-    """The gradient of a padding element is zero."""
+    """Packs a fake tensor. The gradient of a padding element is zero, so the gradient is allocated as zeros."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:
