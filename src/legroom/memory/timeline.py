@@ -57,7 +57,7 @@ class TimelineBuilder:
         ]
 
     def add_events(self, alive: Iterable[Alloc], reserved: int, events: Iterable[Event]) -> None:
-        """`alive` and `reserved` describe the state before `events`."""
+        """Add consecutive events. `alive` and `reserved` describe the state before `events`."""
         device, tags, number, now = self._device, self._tags, self._number, self._now
         sums = [0] * len(_CATEGORIES)
         live: dict[int, tuple[int, int]] = {}

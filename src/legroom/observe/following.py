@@ -1,9 +1,9 @@
 """Records a block of code in a program that is already being recorded.
 
 Only one producer of events is active at a time. A second dispatch mode would double the cost, and the CUDA allocator
-has only one history. If a program is already recorded (on a virtual GPU, in `legroom run` or in another recording), the
-recording of a block uses the events of the active producer, and the storages that are alive at the start of the block.
-Times and steps are counted from the start of the block.
+has only one history. A program may already be recorded: on a virtual GPU, in `legroom run` or in another recording.
+The recording of a block then uses the events of the active producer, and starts with the storages that are alive at
+the start of the block. Times and steps are counted from the start of the block.
 """
 
 from collections.abc import Callable

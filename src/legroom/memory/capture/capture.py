@@ -55,7 +55,7 @@ class CaptureWriter:
         force: bool = False,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        """`run` describes the run in JSON types: script, devices, versions, settings.
+        """Create a capture file. `run` describes the run in JSON types: script, devices, versions, settings.
 
         The file stays smaller than `max_bytes`. While the file is trimmed, a second file of half the size exists next
         to it. The file may become larger if the live storages alone need more than an eighth of `max_bytes`.
@@ -112,7 +112,7 @@ class CaptureWriter:
             self._drain()
 
     def flush(self) -> None:
-        """Pass all pending events to the operating system, so that they survive if the process is killed."""
+        """Pass all pending events to the operating system, so that they are not lost if the process is killed."""
         self._drain(wait=True)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Computes the state of a device before its CUDA history starts.
 
 The history is a ring buffer, so the history of a long run contains only the last entries. The state before the first
-entry is derived from the current state and the entries. The initial state contains two kinds of blocks: blocks that are
-alive now but were not allocated in the history, and blocks that were freed but not allocated in the history.
+entry is derived from the current state and the entries. The initial state consists of all blocks that are alive now or
+were freed in the history, but whose allocation is not in the history.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,10 @@
 """Marks the entries of the CUDA allocator's history with the position in the training loop.
 
 The allocator adds a user-defined string to every entry of its history, and each thread can set its own string. This
-module sets a short string such as `L1234f56`, called a *stamp*. C++ can copy such a short string without an allocation.
-The stamp contains the activity, the running module and a *tick*. A tick is a counter that increases when a root module
-starts, an optimizer steps, or a step ends, so the positions of these events among the entries are exact. Entries from
-the autograd engine's threads can be identified, because these threads set no stamp.
+module sets a short string such as `L1234f56`, called a *stamp*. C++ can copy such a short string without an
+allocation. The stamp contains the activity, the running module and a *tick*. A tick is a counter that increases when a
+root module starts, an optimizer steps, or a step ends. The positions of these events among the entries are therefore
+exact. Entries from the autograd engine's threads can be identified, because these threads set no stamp.
 
 Before torch 2.9, entries cannot be marked. Therefore the tick increases at every change of activity or module, and the
 first entry after the change is found by time. Two changes within about a microsecond may be confused.

@@ -332,7 +332,7 @@ class Recorder:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
         During the call, the dispatch modes are disabled, because they would take about ten times as long as creating a
-        small tensor. This method runs nothing and returns None if other modes are active, if CUDA rules or fake tensors
+        small tensor. Return None without calling the function if other modes are active, if CUDA rules or fake tensors
         are used, or if the result may be too large.
         """
         if (

@@ -67,8 +67,8 @@ class KnownValues:
             )
 
     def propagate(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """After an operation returned the fake `result`, run the operation on the known values of its arguments as
-        well. If the operation cannot run on values, discard the values that it overwrote.
+        """Run an operation that returned the fake `result` again, on the known values of its arguments. If the
+        operation cannot run on values, discard the values that it overwrote.
         """
         values = self._with_values(func, args, kwargs, result)
         if values is not None:

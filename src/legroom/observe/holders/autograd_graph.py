@@ -142,7 +142,7 @@ def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
 
     The unpack hook of the checkpoint references these tensors. Since 2.13, torch stores the inputs in saved variables.
     Before 2.13, torch stored the inputs in a node outside the graph. If torch stores the tensors elsewhere or does not
-    expose the hook (2.6), nothing is yielded, and a report cannot show which variable retains the inputs of a
+    expose the hook (2.6), nothing is yielded. A report then cannot show which variable retains the inputs of a
     checkpointed block.
     """
     try:

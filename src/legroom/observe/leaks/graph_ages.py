@@ -133,7 +133,7 @@ class NodesByIteration:
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
-        """For the `id` of each tensor, return the part of its graph that the newest iteration before `before` created.
+        """Return, by the `id` of each tensor, the part of its graph that the newest iteration before `before` created.
         Storages that several iterations saved are weights, so they are excluded.
         """
         iterations = self.iterations(before)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from legroom.memory.detected_leak import LeakHolder
 
 MANY_ITEMS = 20
-"""If a container has this many items and still grows although the source code limits its length, the limit is assumed
-to be too high to prevent a leak.
+"""The source code may limit the length of a container. If the container has this many items and still grows, the limit
+is assumed to be too high to prevent a leak.
 """
 MIN_ITERATIONS = 4
 """Live nodes from at least this number of earlier iterations indicate a leak. Nodes from fewer iterations may be alive

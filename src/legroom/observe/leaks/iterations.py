@@ -49,9 +49,9 @@ class IterationTracker:
     main optimizer.
     """
     MAX_PREVIOUS_STEPS = 8
-    """The steps of a new main optimizer end iterations only after it has made more steps than the previous main
-    optimizer, or this many steps. If the program often creates a new optimizer (one per task), each optimizer therefore
-    ends one iteration.
+    """When an optimizer becomes the main optimizer, its steps end iterations only after it has made more steps than
+    the previous main optimizer, or more than this many steps. If the program often creates a new optimizer (one per
+    task), each optimizer therefore ends only one iteration.
     """
     TRAINED_AFTER = 3
     """After this many steps, the parameters of an optimizer are treated as a trained model."""

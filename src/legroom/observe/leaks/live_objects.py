@@ -95,9 +95,9 @@ class StorageTracker:
 
 
 def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    """For each tensor that is not in `of` but shares a storage with a tensor in `of`, return the tensor and the `id` of
-    the tensor in `of`. A scan finds one tensor per storage, for example the base of a view, but the program may
-    reference only the view.
+    """Return each tensor that is not in `of` but shares a storage with a tensor in `of`, with the `id` of this other
+    tensor. A scan finds one tensor per storage, for example the base of a view, but the program may reference only the
+    view.
     """
     ids = {id(each) for each in of}
     by_storage = {storage._cdata: id(each) for each in of if (storage := storage_of(each)) is not None}

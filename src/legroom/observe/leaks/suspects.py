@@ -347,8 +347,8 @@ def is_read(holder: FoundHolder, *, by_key: bool = False) -> bool:
 
 
 def is_sequence(holder: FoundHolder) -> bool:
-    """Return whether calls to a model extend a sequence that is the input of the next call, such as a generated text
-    and its key-value cache. The growth of this sequence is not a leak, because the sequence ends.
+    """Return whether calls to a model extend the input of the next call, such as a generated text and its key-value
+    cache. The growth of this sequence is not a leak, because the sequence ends.
     """
     path, usage = holder.path, holder.usage
     if path.contains_tokens:

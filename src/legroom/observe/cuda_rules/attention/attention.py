@@ -130,16 +130,17 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _cudnn_forward(call: OpCall) -> MemoryPlan:
-    """The seed and offset of dropout are allocated first, even without dropout. The log-sum-exp is allocated only for
-    the backward pass.
+    """Return the memory plan of cuDNN's forward pass. The seed and offset of dropout are allocated first, even without
+    dropout. The log-sum-exp is allocated only for the backward pass.
     """
     sums = OutputAlloc(1) if call.arguments["compute_log_sumexp"] else OutputAlloc(1, 0)
     return MemoryPlan([OutputAlloc(2), OutputAlloc(3), OutputAlloc(0), sums, ScratchAlloc("workspace", 256)])
 
 
 def _cudnn_backward(call: OpCall) -> MemoryPlan:
-    """The gradient of the queries is summed in float32, with one additional sum per row. If several query heads share a
-    key head, the gradients of the keys and values are first computed separately for each query head.
+    """Return the memory plan of cuDNN's backward pass. The gradient of the queries is summed in float32, with one
+    additional sum per row. If several query heads share a key head, the gradients of the keys and values are first
+    computed separately for each query head.
     """
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
@@ -155,8 +156,9 @@ def _efficient_forward(call: OpCall) -> MemoryPlan:
 
 
 def _efficient_backward(call: OpCall) -> MemoryPlan:
-    """The kernel computes partial gradients of the queries, one for each block of rows. For float32, a product with the
-    size of the result is allocated first, and each of its rows is summed outside the kernel.
+    """Return the memory plan of the memory-efficient kernel's backward pass. The kernel computes partial gradients of
+    the queries, one for each block of rows. For float32, a product with the size of the result is allocated first, and
+    each of its rows is summed outside the kernel.
     """
     gradient = call.arguments["grad_out_"]
     query, key = call.arguments["query"], call.arguments["key"]
@@ -185,7 +187,9 @@ def _efficient_backward(call: OpCall) -> MemoryPlan:
 
 
 def _flash_backward(call: OpCall) -> MemoryPlan:
-    """The scratch memory is the same as for cuDNN, with rows and widths rounded up to the blocks of the kernel."""
+    """Return the memory plan of flash attention's backward pass. The scratch memory is the same as for cuDNN, but rows
+    and widths are rounded up to the blocks of the kernel.
+    """
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     rows = -(-rows // 128) * 128

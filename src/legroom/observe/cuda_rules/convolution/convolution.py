@@ -116,8 +116,9 @@ def _result_index(mask: Any, index: int) -> int:
 
 
 def _workspace(name: str, guess: WorkspaceGuess, index: int) -> list[MemoryStep]:
-    """If the workspace does not fit, torch tries the next kernel in cuDNN's list, and finally generic kernels without a
-    workspace. Torch catches the out-of-memory error (`try_configs` in ATen/native/cudnn/Conv_v8.cpp).
+    """Return the steps that allocate and free an optional workspace. If the workspace does not fit, torch tries the
+    next kernel in cuDNN's list, and finally generic kernels without a workspace. Torch catches the out-of-memory error
+    (`try_configs` in ATen/native/cudnn/Conv_v8.cpp).
     """
     size, others = guess.likely[index], tuple(sizes[index] for sizes in guess.others)
     if not any(other != size for other in others):

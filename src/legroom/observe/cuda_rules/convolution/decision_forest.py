@@ -64,7 +64,9 @@ def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vot
 
 
 def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[float]:
-    """A transposed convolution is treated as the gradient of an ordinary convolution."""
+    """Return the features of a convolution. A transposed convolution is treated as the gradient of an ordinary
+    convolution.
+    """
     layer = query.layer
     problem = kernel_problem(operation, layer, c, query.output_sizes)
     inner, outer, kernel = (_3d(sizes) for sizes in (problem.input_size, problem.output_size, problem.kernel))
@@ -199,8 +201,8 @@ def _read_bits(file: BytesIO, count: int) -> str:
 
 
 def _read_thresholds(file: BytesIO, counts: Sequence[int]) -> list[Sequence[float]]:
-    """For better compression, the first and the second bytes of the floats are stored separately. The upper halves are
-    stored as differences, because thresholds are sorted.
+    """Read the thresholds. For better compression, the first and the second bytes of the floats are stored separately.
+    The upper halves are stored as differences, because thresholds are sorted.
     """
     total = sum(counts)
     interleaved = bytearray(4 * total)

@@ -95,9 +95,9 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the size in bytes of the partial sums under the assumption that the product is split into enough parts to
-    keep all blocks busy in the last wave. In measurements, partial sums were rarely larger. Return 0 if the tiles of
-    the kernel are unknown.
+    """Return the size in bytes of the partial sums if the product is split into enough parts to keep all blocks busy
+    in the last wave. In measurements, partial sums were rarely larger. Return 0 if the tiles of the kernel are
+    unknown.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:

@@ -109,8 +109,8 @@ estimate that is too low can make a run fail, but an estimate that is too high c
 MAJORITY = 0.5
 """A size above cuDNN's size becomes an alternative if more than this fraction of the trees votes for it."""
 HUGE = 4
-"""A workspace that is more than this many times as large as input, weights and output together is plausible only if a
-majority of the trees votes for it.
+"""If a workspace is more than this many times as large as input, weights and output together, it is plausible only if
+a majority of the trees votes for it.
 """
 
 

@@ -164,8 +164,8 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 
 
 def _view(call: OpCall) -> MemoryPlan | None:
-    """On CUDA, the gradient of a view that was changed in place is copied. In a trace, the engine would compute it by
-    replaying the view, without a copy.
+    """Return a plan that copies the gradient of a view that was changed in place, as on CUDA. In a trace, the engine
+    would compute this gradient by replaying the view, without a copy.
 
     For example, an instance norm returns a view of the tensor that a batch norm computed. An in-place activation after
     the instance norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the

@@ -91,8 +91,8 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
-    """`im2col` copies the input, and copies an input that is not contiguous twice. If the patches do not overlap,
-    `im2col` makes one fewer copy.
+    """Return the memory plan of `im2col`, which copies its input once, or twice if the input is not contiguous. If the
+    patches do not overlap, `im2col` makes one fewer copy.
     """
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
@@ -103,8 +103,8 @@ def _unfold(call: OpCall) -> MemoryPlan | None:
 
 
 def _fold(call: OpCall) -> MemoryPlan:
-    """The columns of `col2im` are summed into the storage of the result, which is therefore at least as large as the
-    columns.
+    """Return the memory plan of `col2im`. The columns are summed into the storage of the result, which is therefore at
+    least as large as the columns.
     """
     columns = call.arguments["self"]
     steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]

@@ -25,8 +25,9 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def _loss_and_result(call: OpCall) -> MemoryPlan | None:
-    """The loss first allocates its result with the size of the inputs. When the result is resized to a scalar, this
-    memory is not freed. The losses are stored in a second tensor.
+    """Return the memory plan of a loss with two tensors of the input's size. The loss first allocates its result with
+    the size of the inputs. When the result is resized to a scalar, this memory is not freed. The losses are stored in
+    a second tensor.
     """
     if not _reduces(call):
         return None
@@ -35,8 +36,8 @@ def _loss_and_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_in_place(call: OpCall) -> MemoryPlan | None:
-    """The loss is computed in the memory of its result. When the result is resized to a scalar, its storage stays as
-    large as the losses of all elements.
+    """Return the memory plan of a loss that is computed in the memory of its result. When the result is resized to a
+    scalar, its storage stays as large as the losses of all elements.
     """
     if not _reduces(call):
         return None
@@ -52,8 +53,8 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """`binary_cross_entropy_with_logits` (Loss.cpp) computes the log sigmoid, multiplies it by `pos_weight` if given,
-    and computes the losses.
+    """Return the memory plan of `binary_cross_entropy_with_logits` (Loss.cpp). This function computes the log sigmoid,
+    multiplies it by `pos_weight` if given, and computes the losses.
     """
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
@@ -67,7 +68,7 @@ def _logits_loss(call: OpCall) -> MemoryPlan:
 
 
 def _soft_margin_backward(call: OpCall) -> MemoryPlan:
-    """The gradient of the soft margin loss computes exp(-target × input) in three steps
+    """Return the memory plan of the soft margin loss's gradient, which computes exp(-target × input) in three steps
     (`soft_margin_loss_backward_out` in Loss.cpp).
     """
     size = size_of(call.arguments["self"])

@@ -47,8 +47,9 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
-    """The gradient of `masked_scatter` copies the gradients that the mask selects to a tensor with the shape of the
-    source. The number of true values in the mask is unknown, so the plan assumes the size of the source.
+    """Return the memory plan of the gradient of `masked_scatter`. The gradients that the mask selects are copied to a
+    tensor with the shape of the source. The number of true values in the mask is unknown, so the plan assumes the size
+    of the source.
     """
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
     selected = ScratchAlloc("selected", size_of(call.result))
@@ -58,9 +59,9 @@ def _scatter_backward(call: OpCall) -> MemoryPlan:
 
 
 def _index(call: OpCall) -> MemoryPlan | None:
-    """A mask is converted to the positions of its true values. Each position consists of one int64 per dimension.
-    Indices for several dimensions are broadcast to one shape. Indices with another shape are copied (`AdvancedIndex` in
-    TensorAdvancedIndexing.cpp).
+    """Return the memory plan of an indexing operation. A mask is converted to the positions of its true values. Each
+    position consists of one int64 per dimension. Indices for several dimensions are broadcast to one shape. Indices
+    with another shape are copied (`AdvancedIndex` in TensorAdvancedIndexing.cpp).
     """
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
     masks = [t for t in indices if t.dtype == torch.bool]

@@ -97,7 +97,9 @@ def _is_readable(matrix: Any) -> bool:
 
 
 def _affine_grid(call: OpCall) -> MemoryPlan:
-    """`affine_grid_generator` (AffineGridGenerator.cpp) multiplies the base grid by the matrix of each image."""
+    """Return the memory plan of `affine_grid_generator` (AffineGridGenerator.cpp), which multiplies the base grid by
+    the matrix of each image.
+    """
     result = call.result
     base = result.numel() // max(1, result.shape[-1]) * (result.shape[-1] + 1) * result.element_size()
     return MemoryPlan([ScratchAlloc("base grid", base), OutputAlloc(0), cublas_workspace(call)])
@@ -118,9 +120,9 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """The kernel of `nn.Bilinear` loops over one dimension. In each iteration, the kernel multiplies the first two
-    operands, multiplies their product by the third operand, and adds it to the result (`_trilinear` in
-    ATen/native/Linear.cpp).
+    """Return the memory plan of `nn.Bilinear` (`_trilinear` in ATen/native/Linear.cpp). The kernel loops over one
+    dimension. In each iteration, the kernel multiplies the first two operands, multiplies their product by the third
+    operand, and adds it to the result.
     """
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
@@ -152,8 +154,8 @@ def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
 
 
 def _euclidean(call: OpCall) -> MemoryPlan:
-    """`torch.cdist` squares, sums, scales and concatenates both inputs to compute one product (`_euclidean_dist` in
-    ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200.
+    """Return the memory plan of `torch.cdist`, which squares, sums, scales and concatenates both inputs to compute one
+    product (`_euclidean_dist` in ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200.
     """
     steps: list[MemoryStep] = []
     for side in ("x1", "x2"):
@@ -176,9 +178,9 @@ def _euclidean(call: OpCall) -> MemoryPlan:
 
 
 def _cdist_backward(call: OpCall) -> MemoryPlan:
-    """The gradient of `torch.cdist` is computed for every pair and column, then summed over the pairs
-    (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with measurements on an H200, except for sums over
-    very few columns, which use more memory.
+    """Return the memory plan of the gradient of `torch.cdist`. The gradient is computed for every pair and column,
+    then summed over the pairs (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with measurements on an
+    H200, except for sums over very few columns, which use more memory.
     """
     given = call.arguments["x1"]
     pairs, columns = call.arguments["cdist"].numel(), given.shape[-1]

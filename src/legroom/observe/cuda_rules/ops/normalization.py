@@ -64,9 +64,10 @@ def _layer_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
-    """Inputs that are not contiguous are copied, as in the forward pass. For many short rows, the gradients of the
-    weights are summed in two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for
-    every 32 rows, and the second pass reduces these sums.
+    """Return the memory plan of the backward pass of a layer norm. Inputs that are not contiguous are copied, as in
+    the forward pass. For many short rows, the gradients of the weights are summed in two passes
+    (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for every 32 rows, and the second
+    pass reduces these sums.
     """
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
     steps: list[MemoryStep] = []
@@ -112,11 +113,11 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
-    """For channels-last images, cuDNN allocates partial sums, whose size is proportional to the size of the image, with
-    channels padded to a multiple of 64. The forward pass allocates one pair of float32 values for every 32 pixels (80
-    pixels in half precision), and one more value for every 128 of these values. The backward pass allocates one value
-    for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of bytes. The partial sums
-    of torch's own kernel are small.
+    """Return the memory plan of a batch norm. For channels-last images, cuDNN allocates partial sums. Their size is
+    proportional to the size of the image, with channels padded to a multiple of 64. The forward pass allocates one
+    pair of float32 values for every 32 pixels (80 pixels in half precision), and one more value for every 128 of these
+    values. The backward pass allocates one value for every 48 pixels. The rule matches 60 layers measured on an H200,
+    to within a few tens of bytes. The partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -150,8 +151,8 @@ def _batch_norm_results(input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
-    """For an input that is neither contiguous nor channels-last, the kernel computes the variance by a reduction of a
-    float32 copy (`batch_norm_mean_var`, `Impl::General` in Normalization.cu).
+    """Return the memory plan of a batch norm whose input is neither contiguous nor channels-last. The kernel computes
+    the variance by a reduction of a float32 copy (`batch_norm_mean_var`, `Impl::General` in Normalization.cu).
     """
     if input.is_contiguous() or input.is_contiguous(memory_format=format_of(input)):
         return _batch_norm_results(input)
@@ -175,9 +176,9 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """Torch has its own kernel for a batch norm of contiguous channels. If there are eight or more blocks of rows, each
-    block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated
-    after the sums.
+    """Return the memory plan of torch's own kernel for a batch norm of contiguous channels. If there are eight or more
+    blocks of rows, each block has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the
+    input is allocated after the sums.
     """
     rows, channels = input.shape[0], input.shape[1] * 4
     blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)

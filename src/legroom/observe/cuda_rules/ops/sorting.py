@@ -89,8 +89,8 @@ def _randperm(call: OpCall) -> MemoryPlan | None:
 
 
 def _topk(call: OpCall) -> MemoryPlan | None:
-    """If a row is too long for one block, several blocks count the digits of its values, as in a radix sort. The counts
-    use a few words of memory for every 4096 values.
+    """Return the memory plan of `topk`. For more than 1024 rows of more than 512 values, the kernel counts the digits
+    of the values, as in a radix sort. The counts use 1.5 KiB per row.
     """
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])
@@ -102,8 +102,9 @@ def _topk(call: OpCall) -> MemoryPlan | None:
 
 
 def _multinomial(call: OpCall) -> MemoryPlan | None:
-    """For one sample, or for several samples without replacement, the probabilities are divided by exponential noise,
-    and the largest quotients are selected. In all other cases, the kernel uses a prefix sum.
+    """Return the memory plan of `multinomial`. For one sample, or for several samples without replacement, the
+    probabilities are divided by exponential noise, and the largest quotients are selected. In all other cases, the
+    kernel uses a prefix sum.
     """
     probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:
@@ -114,8 +115,8 @@ def _multinomial(call: OpCall) -> MemoryPlan | None:
 
 
 def _isin(call: OpCall) -> MemoryPlan | None:
-    """If `isin` (TensorCompare.cpp) receives only a few test values, each is compared with all elements at once. Many
-    test values are sorted together with the elements.
+    """Return the memory plan of `isin` (TensorCompare.cpp). If there are only a few test values, each test value is
+    compared with all elements at once. If there are many, they are sorted together with the elements.
     """
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()

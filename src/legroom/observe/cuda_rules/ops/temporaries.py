@@ -33,15 +33,17 @@ def _softmax_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _safe_softmax(call: OpCall) -> MemoryPlan | None:
-    """Allocate two masks: one for scores of minus infinity, and one for rows in which all scores are minus infinity."""
+    """Return a plan that allocates two masks: one for scores of minus infinity, and one for rows with only such
+    scores.
+    """
     scores = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]])
     return scratch(scores.numel(), rows, 4)
 
 
 def _logsumexp(call: OpCall) -> MemoryPlan | None:
-    """Allocate the maximum of each row, a mask of infinite maxima, the scores after the maximum is subtracted, and the
-    sums of the rows (`logsumexp_out_impl`).
+    """Return a plan that allocates the maximum of each row, a mask of infinite maxima, the scores after the maximum is
+    subtracted, and the sums of the rows (`logsumexp_out_impl`).
     """
     scores, dims = call.arguments["self"], call.arguments.get("dim")
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
@@ -91,8 +93,8 @@ def _cumulative(call: OpCall) -> MemoryPlan | None:
 
 
 def _norms(call: OpCall) -> MemoryPlan | None:
-    """The kernel of `_foreach_norm` allocates a partial sum per chunk. The largest tensor determines the number of
-    partial sums for all tensors (`foreach_tensor_norm_cuda`).
+    """Return the memory plan of `_foreach_norm`, whose kernel allocates a partial sum per chunk. The largest tensor
+    determines the number of partial sums for all tensors (`foreach_tensor_norm_cuda`).
     """
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):

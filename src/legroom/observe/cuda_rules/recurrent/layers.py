@@ -314,8 +314,8 @@ def _has_biases(arguments: dict[str, Any]) -> bool:
 
 
 def _forward(call: OpCall) -> MemoryPlan:
-    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve, in the measured
-    order.
+    """Return a plan that allocates a copy of the input in steps × batch order, the results, the workspace and the
+    reserve, in the measured order.
     """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
@@ -334,9 +334,9 @@ def _forward(call: OpCall) -> MemoryPlan:
 
 
 def _backward(call: OpCall) -> MemoryPlan:
-    """Allocate the gradients of the inputs and states, even if they are not needed, then the gradients of the weights,
-    in the measured order. If only the last states are used, the gradient of the outputs is allocated as zeros first
-    (RNN.cpp).
+    """Return a plan that first allocates the gradients of the inputs and states, even if they are not needed, and then
+    the gradients of the weights. The order was measured. If only the last states are used, the gradient of the outputs
+    is allocated as zeros first (RNN.cpp).
     """
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
