@@ -32,14 +32,15 @@ _GPU = Path(__file__).parent / "gpu"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide real GPUs, except from `pytest tests/gpu`: the tests expect a machine without a GPU."""
+    """Hide real GPUs unless `tests/gpu` is selected. All other tests expect a machine without a GPU."""
     chosen = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
     if not any(path.is_relative_to(_GPU) for path in chosen):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a file whose tests are all deselected by `-m "not slow"`: some import Lightning or Ray, which takes seconds."""
+    """Skip files whose `pytestmark` is deselected, for example by `-m "not slow"`. Some of them import Lightning or
+    Ray, which takes seconds."""
     excluded = re.findall(r"not (\w+)", config.option.markexpr)
     if not excluded or collection_path.suffix != ".py":
         return None
@@ -48,7 +49,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run the command itself are slow. The slowest tests come first, so that no worker is left with them at the end."""
+    """Mark system tests as slow, and run the slowest tests first. If they came last, one worker would still run them
+    after all others have finished."""
     for item in items:
         if _SYSTEM in item.path.parents:
             item.add_marker(pytest.mark.slow)
@@ -76,14 +78,15 @@ _LONGEST = (
 
 @pytest.fixture(autouse=True, scope="module")
 def _freeze_older_objects() -> None:
-    """Exclude objects that are older than the module of the test from garbage collections and scans of the heap, which take most
-    of the time of many tests."""
+    """Exclude objects older than the test module from garbage collections and heap scans. Many tests would otherwise
+    spend most of their time there."""
     gc.collect()
     gc.freeze()
 
 
 class _CurrentTest:
-    """What the hooks below know about the test that runs. Hooks are faster than fixtures, and there are thousands of tests."""
+    """The state that the hooks below keep about the running test. Hooks are used because they are faster than
+    fixtures, and there are thousands of tests."""
 
     trace_function: Any = None
     folder = ""
@@ -97,7 +100,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Fail a test that leaves a trace function set, rather than a later test."""
+    """Fail the test that left a trace function set. Otherwise, a later test would fail."""
     before, after = _CurrentTest.trace_function, sys.gettrace()
     sys.settrace(before)
     assert after is before
@@ -107,8 +110,8 @@ _all_user_modules = loaded_modules._user_modules
 
 
 def _without_other_tests(*state: Any) -> list[tuple[str, str]]:
-    """Exclude `bench` and the tests in other folders from the user's modules. A search through hundreds of modules takes
-    seconds, and a user's program has few."""
+    """Exclude `bench` and the tests in other folders from the user's modules. Searching hundreds of modules takes
+    seconds, and a real program has only a few."""
     return [
         (name, file)
         for name, file in _all_user_modules(*state)
@@ -121,7 +124,7 @@ loaded_modules._user_modules = _without_other_tests
 
 @pytest.fixture
 def imported_objects() -> Iterator[None]:
-    """Include what the imports created, such as the variables of modules, in scans of the heap."""
+    """Include objects that imports created, such as module variables, in heap scans."""
     gc.unfreeze()
     yield
     gc.freeze()

@@ -16,7 +16,7 @@ TRAIN = "/project/train.py"
 
 
 class Run:
-    """Creates the events of a run on one GPU. Sizes in MiB."""
+    """Creates the events of a run on one GPU. Sizes are in MiB."""
 
     def __init__(self, capacity: int = 1000, arguments: Sequence[str] = (), other: int = 0) -> None:
         self.events: list[Event] = []
@@ -146,7 +146,7 @@ class Run:
         return report_from_capture(self.capture(), path="run.legroom")
 
     def advice(self) -> dict[str, Finding]:
-        """The findings by code, most useful first."""
+        """Return the findings by code, most useful first."""
         report = self.report()
         assert report.oom is not None
         return {finding.code: finding for finding in report.oom.advice}

@@ -2,8 +2,8 @@
 which takes two seconds of CPU time.
 
 A fork runs and exits like `python -m legroom`: it has its own arguments, environment, folder and standard streams, its
-exit handlers run, and its exit code is that of the command. Only the imported modules, and the settings that Python and
-torch read when they start, are those of the first process.
+exit handlers run, and its exit code is that of the command. Only two things come from the first process: the imported
+modules, and the settings that Python and torch read at startup.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ IMPORTS = (
 
 
 class ForkServer:
-    """The process that has imported torch."""
+    """A process that has imported torch and forks for each command."""
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

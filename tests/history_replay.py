@@ -1,12 +1,12 @@
-"""Replays a recorded history of the CUDA allocator in the simulated one, and reports where they differ.
+"""Replays a recorded history of the CUDA allocator in the simulated allocator, and reports the differences.
 
 The rows come from `torch.cuda.memory._snapshot()["device_traces"]`, as [action, address, size, stream]. The actions of
 the program (alloc, free_requested) are repeated. The actions of the allocator (segment_alloc, segment_free, segment_map,
 segment_unmap, free_completed, oom) are compared.
 
-Some calls of the program have no row in torch's history. A recording may mark them with additional rows: `empty_cache`,
-and `set_limit` with the limit as its size. Without such rows, memory released under a limit was released to make room,
-and memory released without a limit was released by `empty_cache`.
+Some calls of the program have no row in torch's history. A recording may have additional rows for these calls:
+`empty_cache`, and `set_limit` with the limit as its size. Without such rows, the replay assumes that memory was
+released to make room if there is a limit, and otherwise by `empty_cache`.
 """
 
 import gzip
@@ -58,9 +58,9 @@ class History:
     total: int
     """The total memory of the device."""
     capacity: int
-    """The part of it that this process could use."""
+    """The memory that the process could use."""
     peaks: tuple[int, int]
-    """Allocated and reserved bytes."""
+    """The peaks of allocated and reserved memory in bytes."""
     stats: dict[str, int]
     """The final `memory_stats()`; empty if not recorded."""
     segments: list[dict[str, Any]]
@@ -108,8 +108,8 @@ def replay(
 ) -> Replay:
     """Replay `rows`, starting with an empty allocator.
 
-    `with_addresses`: segments are placed at the recorded addresses, and every address and segment must agree.
-    Otherwise, only failures and the measured `peaks` (allocated, reserved) are compared, because they do not depend on
+    `with_addresses`: segments are placed at the recorded addresses, and every address and segment must agree. Without
+    it, only failures and the measured `peaks` (allocated, reserved) are compared, because these do not depend on
     addresses. `settings.ties` must be "address" for recordings of torch before 2.13.
     """
     return _Replayer(rows, settings, capacity, total, with_addresses).run(peaks)
@@ -130,7 +130,7 @@ class _Replayer:
         self.with_addresses = with_addresses
         self.live: dict[int, Block] = {}
         self.pending: dict[int, Block] = {}
-        """By recorded address, like `live`."""
+        """Blocks whose free is pending, by recorded address."""
         self.completed: list[int] = []
         """Addresses whose free completed since the last request."""
         self.expected: list[tuple[Any, ...]] = []
@@ -236,7 +236,7 @@ class _Replayer:
         return number
 
     def _empty_cache_unmarked(self, number: int) -> None:
-        """Memory was released, which only a call of the program can have caused."""
+        """Replay a call to `empty_cache` that has no row, but released memory."""
         released = [row for row in self.expected if row[0] in _RELEASES]
         reserved = [row for row in self.expected if row[0] in _RESERVES]
         self.expected = released
@@ -265,7 +265,7 @@ class _Replayer:
         self.done.clear()
 
     def _recorded_address(self, size: int, stream: int) -> int:
-        """The address of the next recorded segment."""
+        """Return the address of the next recorded segment."""
         row = self.expected[len(self.done)] if len(self.done) < len(self.expected) else None
         if row is not None and row[0] in _RESERVES:
             return int(row[1])

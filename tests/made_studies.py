@@ -6,7 +6,7 @@ from legroom.units import MiB
 
 
 def finished(number: int = 0, **changes: object) -> TrialRecord:
-    """A finished trial: three reports, the loss is halved each time."""
+    """Return a finished trial with three reports, each of which halves the loss."""
     values: dict[str, object] = {
         "config": {"lr": 0.01, "batch_size": 16},
         "state": TrialState.FINISHED,

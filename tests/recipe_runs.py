@@ -1,4 +1,4 @@
-"""Runs the programs of the recipes in this process, with the command in their docstring, and reads their pages."""
+"""Runs the recipe programs in this process with the command from their docstring, and reads the recipe pages."""
 
 import ast
 import gc
@@ -39,11 +39,11 @@ class RecipeRun:
 
     @property
     def peak(self) -> int:
-        """The peak of the allocated memory in bytes, on the device with the highest peak."""
+        """The highest peak of allocated memory of any device, in bytes."""
         return max(device.peak_allocated for device in self.report.devices)
 
     def number(self, pattern: str) -> float:
-        """Return the number that the program printed at the group of `pattern`."""
+        """Return the number that the first group of `pattern` matches in the output."""
         found = re.search(pattern, self.output)
         assert found, f"{pattern!r} is not in the output:\n{self.output}"
         return float(found[1].replace(",", ""))
@@ -59,7 +59,8 @@ class RecipeStudy:
 
 
 class RecipeRunner:
-    """Runs the programs of a recipe in a folder of the test. A run fails if the page shows other output."""
+    """Runs the programs of a recipe in the folder of the test. A run fails if its output differs from the recipe
+    page."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class RecipeRunner:
         return run
 
     def in_turn(self, recipe: str, program: str, ranks: int = 2) -> list[RecipeRun]:
-        """Run the ranks of a program one after the other in this process, each with a process group that has no other ranks.
-        The memory and the samples of a rank are the same as with all ranks, but collectives move no data."""
+        """Run the ranks of a program one after another in this process, each in a process group without the other
+        ranks. Each rank has the same memory and samples as with all ranks, but collectives transfer no data."""
         verb, *words = self._command(recipe, program)
         if verb == "launch":
             gpu, path = words[words.index("--gpu") + 1], words[-1]
@@ -109,8 +110,8 @@ class RecipeRunner:
         return runs
 
     def launch(self, recipe: str, program: str, *arguments: str) -> list[RecipeRun]:
-        """Launch a program, and return the run of each rank, with the output of all ranks. `arguments` override those of its
-        command."""
+        """Launch a program, and return one run per rank. Each has the output of all ranks. `arguments` override those
+        of its command."""
         verb, *words = self._command(recipe, program)
         assert verb == "launch"
         logs = self._folder / f"{program}.launch"
@@ -120,7 +121,8 @@ class RecipeRunner:
         return [RecipeRun(code, output, report_from_capture(read_capture(each))) for each in captures]
 
     def tune(self, recipe: str, program: str) -> RecipeStudy:
-        """Run a program whose command is `legroom tune`. All studies share one server process, because it imports torch."""
+        """Run a program whose command is `legroom tune`. All studies share one server process, because importing torch
+        takes seconds."""
         self._monkeypatch.setattr(fork_server._ForkServer, "is_usable", property(_is_running))
         verb, *words = self._command(recipe, program)
         assert verb == "tune"
@@ -130,7 +132,7 @@ class RecipeRunner:
         return RecipeStudy(code, output, Study.load(folder))
 
     def _command(self, recipe: str, program: str) -> list[str]:
-        """Enter the folder of the test, which contains the examples, and return the words after `legroom`."""
+        """Change to the test folder, link the examples there, and return the words after `legroom`."""
         examples = self._folder / "examples"
         if not examples.exists():
             examples.symlink_to(ROOT / "examples")
@@ -155,8 +157,9 @@ class RecipeRunner:
         return code, "".join([*self._capfd.readouterr(), logged])
 
     def _compare(self, recipe: str, program: str, output: str) -> None:
-        """Check that the program printed the output on its page. Ranks that run in turn have no `[0]` before their lines. In
-        `output`, stderr and the log follow stdout, but on a page, stdout may come last."""
+        """Check that the program printed the output that its page shows. The lines of ranks that run one after another
+        have no prefix such as `[0]`. In `output`, stderr and the log come after stdout. A page may show stdout
+        last."""
         lines = map(_comparable, (output + output).splitlines())
         printed = "\n".join(lines)
         for shown in shown_outputs(recipe, program):
@@ -164,7 +167,7 @@ class RecipeRunner:
 
 
 def _comparable(line: str) -> str:
-    """Return a line without the rank, and without the number of suggestions, which depends on other tests of the process."""
+    """Return a line without its rank and its number of suggestions, which depends on other tests in this process."""
     return re.sub(r"\(1 of \d+\)", "(1 of N)", line.removeprefix("[0] ").removeprefix("[1] "))
 
 
@@ -201,8 +204,8 @@ def shown_outputs(recipe: str, program: str) -> list[list[str]]:
 
 
 def missing_line(shown: list[str], output: str) -> str | None:
-    """Return the first shown line that does not follow the lines before it in the output. `...` stands for any lines, or for
-    any part of a line."""
+    """Return the first shown line that is missing in the output, or that is out of order. `...` stands for any lines,
+    or for any part of a line."""
     lines = iter([line.rstrip() for line in output.splitlines()])
     for line in shown:
         pattern = ".*".join(map(re.escape, line.rstrip().split("...")))

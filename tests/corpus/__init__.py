@@ -1,1 +1,1 @@
-"""Training programs as users write them: leaking ones, each with its storing line marked, and healthy ones."""
+"""Realistic training programs with and without leaks. Comments mark the lines that cause the leaks."""

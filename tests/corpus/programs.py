@@ -1,4 +1,4 @@
-"""The programs of the corpus, with the expected results: lines, holders, kinds, and findings of the linter.
+"""Reads the programs of the corpus and their expected results: lines, holders, kinds of leaks, and lint findings.
 
 A program is a script that runs in about a second on a CPU, a virtual GPU or a real one. The expected results are in
 comments at the end of a line:
@@ -6,13 +6,13 @@ comments at the end of a line:
     losses.append(loss)  # leak: holder=losses kind=graph lint=accumulate
 
 `leak:` marks the line to report. `holder` is the variable, attribute or function that retains the memory (alternatives
-are separated by `|`). `kind` is `graph` (an autograd graph grows), `tensor` (tensors accumulate) or `larger` (one tensor
-grows with each step). `also:` marks a second line that is also correct. `lint` (in either comment, or alone as
-`# lint: no-grad`) is the expected finding of the linter on that line: a key of `LINT_WORDS`.
+are separated by `|`). `kind` is `graph` (an autograd graph grows), `tensor` (tensors accumulate) or `larger` (one
+tensor grows with each step). `also:` marks another line that is a correct answer. `lint` (in either comment, or alone
+as `# lint: no-grad`) is the expected finding of the linter on that line: a key of `LINT_WORDS`.
 
-The programs were written in rounds, identified by their numbers (`ROUNDS`). From the second round on, the programs were written
-after the linter and the detector were committed, in styles that earlier rounds do not have, and scored once before anything
-was fixed: bench/results/figures_log.md has these first scores.
+The programs were written in rounds, identified by their numbers (`ROUNDS`). From the second round on, the programs use
+styles that earlier rounds do not have. Each round was written after the linter and the detector were committed, and
+was scored once before anything was fixed. These first scores are in bench/results/figures_log.md.
 """
 
 import re
@@ -54,7 +54,7 @@ class Program:
     path: Path
     leaks: bool
     lines: frozenset[int]
-    """Reporting one of these is correct."""
+    """The lines that are correct to report."""
     holders: tuple[str, ...]
     kind: str
     lint: frozenset[tuple[int, str]]
@@ -66,12 +66,12 @@ class Program:
 
     @property
     def round(self) -> str:
-        """The round in which it was written."""
+        """The round in which the program was written."""
         return [name for name, first in ROUNDS.items() if self.number >= first][-1]
 
 
 def programs(folder: Path = FOLDER) -> list[Program]:
-    """All programs in a folder (default: the corpus), the leaking ones first, sorted by number."""
+    """Return all programs in a folder (default: the corpus), leaking programs first, sorted by number."""
     found = [
         _read(path, leaks=kind == "leaking")
         for kind in ("leaking", "healthy")

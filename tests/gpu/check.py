@@ -2,8 +2,8 @@
 
     python -m tests.gpu.check FOLDER [SCRIPT ...] [--command]
 
-With `--command`, the scripts run with `legroom run`. Otherwise, only the CUDA history is recorded, and its snapshots are
-written to FOLDER.
+With `--command`, the scripts run with `legroom run`. Without `--command`, only the CUDA history is recorded, and its
+snapshots are written to FOLDER.
 """
 
 import sys

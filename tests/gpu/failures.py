@@ -17,7 +17,8 @@ from typing import Any
 
 ALLOCATORS = {"native": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 EXPECTED = {"page-locked": "pinned", "host": "host"}
-"""The expected certainty of cases that do not exhaust device memory. All other cases must be out-of-memory errors."""
+"""The expected classification of cases that do not exhaust device memory. All other cases must be classified as
+out-of-memory errors of the device."""
 
 
 def main() -> None:

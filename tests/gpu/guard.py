@@ -1,12 +1,13 @@
-"""Checks guarded steps on a real GPU. Memory runs out in every part of a step, and the results must equal a run without
-failures and with the same split.
+"""Checks guarded steps on a real GPU. Memory runs out in every part of a step. The results must equal those of a run
+with the same split and without failures.
 
     python -m tests.gpu.guard [FOLDER] [--virtual 4GiB]
 
 Each check limits the memory of the process (`set_per_process_memory_fraction`), so the out-of-memory errors come from
-the real allocator. Then the check compares the results bit for bit with plain gradient accumulation in the same
-micro-batches without a limit, using deterministic algorithms. The program prints one line per check and writes
-FOLDER/guard_checks.json. Without a GPU, it does nothing. `--virtual` runs smaller checks on a virtual GPU.
+the real allocator. Each check then compares the results bit for bit with plain gradient accumulation over the same
+micro-batches. The comparison has no memory limit and uses deterministic algorithms. The program prints one line per
+check and writes FOLDER/guard_checks.json. Without a GPU, the program does nothing. `--virtual` runs smaller checks on
+a virtual GPU.
 """
 
 import argparse
@@ -93,7 +94,8 @@ def _line(result: dict[str, Any]) -> str:
 
 @dataclass
 class Bench:
-    """A GPU with a memory limit, and the log of Guard. `scale_down` is the factor by which batches and widths are reduced."""
+    """Limits the memory of the GPU and collects the log of Guard. `scale_down` is the factor by which batches and
+    widths are reduced."""
 
     scale_down: int = 1
     log: list[str] = field(default_factory=list)
@@ -141,7 +143,7 @@ class _Collector(logging.Handler):
 
 @dataclass
 class Training:
-    """A model with its optimizer and batch. All instances are equal."""
+    """A model with its optimizer and batch. All instances start with equal values."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -152,7 +154,7 @@ class Training:
         return F.cross_entropy(self.model(x), y)
 
     def state(self, loss: Tensor) -> list[Tensor]:
-        """Return all tensors that must be equal, in host memory."""
+        """Return host copies of all tensors that must be equal."""
         values = [loss, *self.model.state_dict().values()]
         for state in self.optimizer.state.values():
             values += [value for value in state.values() if isinstance(value, Tensor)]
@@ -214,7 +216,7 @@ def cnn(bench: Bench) -> Training:
 
 
 def step_bytes(make: Callable[[], Training], scaler: Callable[[], Any] | None = None) -> int:
-    """Return the number of bytes that a whole step needs in addition to the bytes that are reserved before it."""
+    """Return the number of bytes that a whole step needs in addition to the memory reserved before it."""
     training = make()
     clean()
     before = torch.cuda.memory_reserved()
@@ -314,7 +316,8 @@ def forward_pass(bench: Bench) -> str:
 
 
 def backward_pass(bench: Bench) -> str:
-    """The memory is just enough for the forward pass, so no cached memory remains for the gradients."""
+    """Check a failure in the backward pass. Memory is just enough for the forward pass, so none remains for the
+    gradients."""
 
     def make() -> Training:
         return mlp(bench, batch_size=16384 * bench.scale_down, in_place=True, adam=False)
@@ -336,17 +339,18 @@ def loss_scaling(bench: Bench) -> str:
 
 
 def optimizer_temporaries(bench: Bench) -> str:
-    """The temporaries of multi-tensor Adam do not fit in any step."""
+    """Check steps in which the temporary tensors of multi-tensor Adam never fit."""
     return _optimizer(bench, beyond_gradients=2.4, steps=3)
 
 
 def optimizer_state(bench: Bench) -> str:
-    """Optimizer state and gradients do not fit together."""
+    """Check a step in which optimizer state and gradients do not fit together."""
     return _optimizer(bench, beyond_gradients=1.5, steps=1)
 
 
 def small_optimizer(bench: Bench) -> str:
-    """Parameters and state are small enough to be copied before each step, restored and repeated."""
+    """Check an optimizer whose parameters and state are small enough to copy before each step and restore after a
+    failure."""
     return _optimizer(bench, beyond_gradients=3.5, steps=2, width=512, layers=9)
 
 
@@ -380,7 +384,7 @@ def _optimizer(
 
 
 def memory_is_freed(bench: Bench) -> str:
-    """At the second attempt, all tensors of the first attempt are freed."""
+    """Check that all tensors of the first attempt are freed before the second attempt."""
     whole = step_bytes(lambda: mlp(bench, adam=False))
     training = mlp(bench, adam=False)
     guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False, reduction="mean")
@@ -442,7 +446,8 @@ def evaluation_on_cpu(bench: Bench) -> str:
 
 
 def spilled(bench: Bench) -> str:
-    """A single sample does not fit, so its activations are moved to host memory. The gradients are the same."""
+    """Check a single sample that does not fit, so that its activations are moved to host memory. The gradients must
+    not change."""
 
     def make() -> Training:
         training = mlp(bench, layers=8, width=256, batch_size=bench.scale_down, adam=False)
@@ -476,7 +481,7 @@ def spilled(bench: Bench) -> str:
 
 
 def does_not_fit(bench: Bench) -> str:
-    """If no fallback is enough, the error lists the memory in use, and the state is restored."""
+    """Check that the error lists the memory in use and that the state is restored if no fallback is enough."""
     training = mlp(bench, adam=False)
     large = training.x.unsqueeze(0).clone()
     plain = training.state(torch.zeros(()))

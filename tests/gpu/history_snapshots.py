@@ -1,6 +1,7 @@
 """Saves snapshots of the CUDA allocator history, together with the markers of the recorder.
 
-`watch` records snapshots on a real GPU. The unit tests replay them without a GPU. Paths do not depend on the machine.
+`watch` records snapshots on a real GPU. The unit tests replay the snapshots without a GPU. The saved paths do not
+depend on the machine.
 """
 
 import gzip
@@ -19,13 +20,13 @@ from legroom.observe.cuda.history_events import LoaderBatch, PendingEvent, TickR
 from legroom.observe.cuda.markers import Marker, Markers
 
 PROJECT = "/home/someone/project"
-"""Replaces the folder of the script in all paths."""
+"""The folder that replaces the script's folder in all paths."""
 _TORCH = "<torch>"
 
 
 @dataclass
 class HistorySnapshot:
-    """The arguments of `DeviceHistory.read`, and the markers to which the metadata of its entries refers."""
+    """The arguments of `DeviceHistory.read`, and the markers that the entry metadata refers to."""
 
     trace: list[dict[str, Any]]
     segments: list[dict[str, Any]]
@@ -36,7 +37,8 @@ class HistorySnapshot:
     after_gap: bool
 
     def new_markers(self) -> Markers:
-        """Return the markers at the time of the snapshot. The metadata of the entries is set to refer to these markers."""
+        """Return the markers at the time of the snapshot. Sets the metadata of the entries to refer to these
+        markers."""
         stamps: list[str] = []
         markers = Markers()
         markers.start(stamps.append)

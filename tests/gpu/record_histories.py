@@ -2,14 +2,14 @@
 
     python tests/gpu/record_histories.py FOLDER [CASE ...]
 
-The program needs only a GPU and torch (2.11 or later). It needs no Legroom, no network and no data. Each case runs in
-its own process with its own PYTORCH_CUDA_ALLOC_CONF, because torch reads that variable once. A case is written to
-FOLDER/h200_<case>.json.gz, where the prefix is the name of the device. The file contains the settings, the rows of the
-allocator's history as [action, address, size, stream], both peaks, memory_stats() and the segments at the end, and the
-message of every OutOfMemoryError.
+The program needs only a GPU and torch (2.11 or later). It needs neither Legroom nor network access nor data. Each case
+runs in its own process with its own PYTORCH_CUDA_ALLOC_CONF, because torch reads that variable once. A case is written
+to FOLDER/h200_<case>.json.gz, where the prefix is the name of the device. The file contains the settings, the rows of
+the allocator's history as [action, address, size, stream], both peaks, memory_stats() and the segments at the end, and
+the message of every OutOfMemoryError.
 
-The allocator's history does not contain the calls between two allocations. Two of these calls change later events, so
-`Recorder.mark` inserts its own rows: `empty_cache` and `set_limit` (the size is the limit in bytes).
+The allocator's history does not contain the calls between two allocations. Two of these calls affect later events, so
+`Recorder.mark` adds rows for them: `empty_cache` and `set_limit` (the size is the limit in bytes).
 """
 
 import concurrent.futures
@@ -55,7 +55,8 @@ class Recorder:
         torch.cuda.empty_cache()
 
     def set_limit(self, limit: int) -> None:
-        """Limit this process to half a segment above `limit`, so that rounding of the fraction has no effect."""
+        """Limit the memory of this process to half a segment above `limit`, so that rounding the fraction has no
+        effect."""
         total = torch.cuda.get_device_properties(0).total_memory
         fraction = (limit + MiB) / total
         self.limit = round(fraction * total)
@@ -63,7 +64,7 @@ class Recorder:
         torch.cuda.set_per_process_memory_fraction(fraction)
 
     def attempt(self, work: Callable[[], Any]) -> bool:
-        """Return True if `work` ran without running out of memory. Only the message of an error is kept."""
+        """Return True if `work` ran without running out of memory. Only the error message is kept."""
         free_before = torch.cuda.mem_get_info()[0]
         text = None
         try:
@@ -301,7 +302,8 @@ def overlapped_loader(recorder: Recorder) -> None:
 
 
 def error_texts(recorder: Recorder, limit: int | None) -> None:
-    """Cause failures to record their messages: far too large, slightly too large, and after memory is full."""
+    """Record the messages of three failures: a request that is far too large, one that is slightly too large, and one
+    on a full device."""
     if limit is not None:
         recorder.set_limit(limit)
     total = recorder.limit or torch.cuda.mem_get_info()[0]

@@ -28,7 +28,7 @@ Check = Iterator[tuple[str, bool, str]]
 
 @dataclass
 class Run:
-    """The result of a script that was recorded."""
+    """The result of a recorded script."""
 
     script: Path
     exit_code: int

@@ -1,4 +1,4 @@
-"""The integrations and the pytest marks on a real GPU, whose memory is limited by PyTorch's allocator."""
+"""The integrations and the pytest marks on a real GPU with a memory limit in PyTorch's allocator."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`legroom monitor` on a real GPU: the values of the driver, and a run with its steps and memory."""
+"""`legroom monitor` on a real GPU: driver values, and a run with its steps and memory."""
 
 import json
 import os

@@ -2,11 +2,11 @@
 
     python -m tests.gpu.tuning [FOLDER] [--engine ray [--address auto]]
 
-The first study has small trials that share the GPU, a batch that is split because it needs more memory than the GPU has,
-and widths that are rejected because their parameters alone are too large. The second study runs while another program
-uses 60 GiB. In the third study, such a program starts after the first trial. On a cluster (`--address`), only the first
-study runs, because Ray reports the free memory of a cluster. The program prints the trials and one line per check, and
-writes FOLDER/tuning.json. Without a GPU, it does nothing.
+The first study has small trials that share the GPU, a batch that must be split to fit, and widths that are rejected
+because their parameters alone are too large. The second study runs while another program uses 60 GiB. In the third
+study, the other program starts after the first trial. On a cluster (`--address`), only the first study runs, because
+Ray reports the free memory of a cluster. The program prints the trials and one line per check, and writes
+FOLDER/tuning.json. Without a GPU, the program does nothing.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SPACE = {"width": [1024, 4096, 8192, 131072], "batch_size": [4096, 65536, 3 << 1
 LARGE = {"width": 4096, "batch_size": 3 << 19}
 """A configuration that needs about 97 GiB unsplit. It fits on the GPU, but not together with the other program."""
 HELD = 60
-"""The memory of the other program in GiB."""
+"""The memory that the other program uses, in GiB."""
 HOLDER = f"""
 import pathlib, sys, time, torch
 folder = pathlib.Path(sys.argv[1])
@@ -47,7 +47,7 @@ while not (folder / "enough").exists():
 assert int(tensor[::4096].min()) == 1
 (folder / "lived").touch()
 """
-"""The other program. It is not a child of this process, so it is not treated as a trial."""
+"""Starts the other program. It is not a child of this process, so it is not treated as a trial."""
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
@@ -128,7 +128,8 @@ def next_to_program(where: Where) -> tuple[Study, Checks]:
 
 
 def program_starts_later(where: Where) -> tuple[Study, Checks]:
-    """Run a study in which another program starts after the first trial. The second trial was already admitted and no longer fits."""
+    """Run a study in which another program starts after the first trial. The second trial has already been admitted
+    but no longer fits."""
     with Holder() as holder:
         notes = Notes(lambda record: holder.start() if record.state is TrialState.FINISHED else None)
         space = {"width": [4096], "batch_size": [65536, 3 << 19]}
@@ -149,7 +150,7 @@ def search(where: Where, space: dict[str, Any], **options: Any) -> Study:
 
 
 class Holder(contextlib.AbstractContextManager["Holder"]):
-    """Another program that uses GPU memory, from `start` to the end of the block."""
+    """Another program that uses GPU memory from `start()` to the end of the `with` block."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()

@@ -1,4 +1,4 @@
-"""Runs the command itself, as a process of its own."""
+"""Fixtures that run the `legroom` command in a separate process."""
 
 import os
 import pty
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str], str]:
-    """Puts a script into the test's folder."""
+    """Writes a script to the test's folder."""
 
     def write(source: str, name: str = "train.py") -> str:
         (tmp_path / name).write_text(textwrap.dedent(source))
@@ -43,7 +43,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def legroom(fork_server: ForkServer, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `legroom WORDS` in the test's folder, in a process that has imported torch."""
+    """Runs `legroom WORDS` in the test's folder, in a fork of a process that has imported torch."""
 
     def legroom(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return fork_server.run(words, **{"cwd": tmp_path, "env": ENVIRONMENT, **options})
@@ -53,7 +53,7 @@ def legroom(fork_server: ForkServer, tmp_path: Path) -> Callable[..., subprocess
 
 @pytest.fixture
 def legroom_in_new_interpreter(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `python -m legroom WORDS` in the test's folder."""
+    """Runs `python -m legroom WORDS` in the test's folder, in a new interpreter."""
 
     def legroom(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -82,7 +82,7 @@ def start(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
 
 @pytest.fixture
 def legroom_on_terminal(tmp_path: Path) -> Callable[..., tuple[int, str]]:
-    """Runs `legroom WORDS` on a terminal of its own; gives the exit code and all that went to the terminal."""
+    """Runs `legroom WORDS` in a pseudo-terminal, and returns the exit code and all output."""
 
     def legroom_on_terminal(*words: str) -> tuple[int, str]:
         master, slave = pty.openpty()

@@ -51,7 +51,8 @@ finally:
 def estimate(
     folder: Path, script: str, *words: str, gpu: str = "2GiB", before: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in this process. The scripts still run in processes of their own, which import torch once for all tests."""
+    """Run the command in this process. The scripts still run in separate processes, which are forks of one process
+    that has imported torch."""
     (folder / "train.py").write_text(script)
     command = ["estimate", "--gpu", gpu, "--format", "json", *before, "train.py", *words]
     stdout, stderr = io.StringIO(), io.StringIO()
@@ -67,7 +68,7 @@ def answer_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def notes_of(answer: dict[str, Any]) -> list[str]:
-    """The notes, except those about the installed versions and the validation."""
+    """Return the notes, except those about installed versions and validation."""
     common = ("The CUDA rules are based on", "No validation was traced")
     return [note for note in answer["notes"] if not note.startswith(common)]
 

@@ -1,4 +1,4 @@
-"""The example of the demo: it does not fit its GPU, and the command at the end of its report fixes that."""
+"""The demo does not fit on its GPU, and the command at the end of its report fixes that."""
 
 import json
 import os

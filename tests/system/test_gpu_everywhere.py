@@ -1,4 +1,4 @@
-"""The same `--gpu` value is the same GPU in every command and function that accepts one."""
+"""A `--gpu` value describes the same GPU in every command and function that accepts it."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def train(config, trial):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a GPU is, by the value that was given for it."""
+    """The memory and compute capability that a script sees on a GPU."""
 
     usable: int
     total: int
@@ -82,7 +82,7 @@ def command(
 
 
 class Seen:
-    """What a traced step was told. A class is not copied with the step."""
+    """The properties that a traced step saw. This is a class because tracing does not copy classes."""
 
     answer: Answer | None = None
 

@@ -1,4 +1,4 @@
-"""`legroom launch` as a program: Ctrl-C, several nodes, Ray."""
+"""`legroom launch` in a separate process: Ctrl-C, several nodes, Ray."""
 
 import contextlib
 import os
@@ -92,7 +92,7 @@ def test_two_nodes_connect(write, legroom):
 
 @pytest.fixture
 def two_networks() -> Iterator[list[str]]:
-    """Two network namespaces with one address each, whose host name is an alias of 127.0.0.1."""
+    """Yield two network namespaces with one address each. The host name is an alias of 127.0.0.1 in both."""
     names = [f"legroom-{os.getpid()}-{number}" for number in (1, 2)]
     links = [f"lg{os.getpid()}-{number}" for number in (1, 2)]
     commands = [f"ip netns add {name}" for name in names]
@@ -165,7 +165,7 @@ def test_nodes_with_different_addresses_connect_and_continue_after_the_node_with
 
 
 def _running(script: str, folder: Path) -> list[int]:
-    """Return the processes that run `script` in `folder`, after waiting shortly for them to exit."""
+    """Return the processes that still run `script` in `folder` after up to two seconds."""
     for _ in range(20):
         found = [
             pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _is(pid, script, folder)

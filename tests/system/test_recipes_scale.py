@@ -1,4 +1,5 @@
-"""The recipes with several GPUs, hyperparameter searches and logs. Where possible, ranks run in turn in this process."""
+"""The recipes with several GPUs, hyperparameter searches and logs. If possible, ranks run one after another in this
+process."""
 
 import inspect
 from typing import Any
@@ -65,7 +66,7 @@ def test_a_pipeline_keeps_fewer_activations_than_a_split_batch(programs):
 
 
 def test_a_missing_machine_is_reported(programs):
-    """Free ports, because another test run may use the ports of the programs."""
+    """The test uses free ports, because another test run may use the ports in the programs."""
     address = f"127.0.0.1:{free_port()}"
     assert programs.run("several_machines", "original", "--init-method", f"tcp://{address}").exit_code == 0
     assert not programs.launch("several_machines", "improved", "--rendezvous", f"localhost:{free_port()}")

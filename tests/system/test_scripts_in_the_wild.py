@@ -1,7 +1,7 @@
-"""Scripts as people write them for CUDA run unmodified on a virtual GPU and print what they print on the CPU.
+"""Typical CUDA scripts run unmodified on a virtual GPU and print the same output as on the CPU.
 
-Every script stands in scripts_in_the_wild/. All run once, in one process that forks for each (see `wild_harness`);
-the tests below look at what came back. Lines that begin with "memory" are a device's own figures, and not compared.
+The scripts are in scripts_in_the_wild/. Each script runs once, in a fork of one process (see `wild_harness`). The
+tests compare the outputs. Lines that begin with "memory" depend on the device and are not compared.
 """
 
 import json
@@ -32,14 +32,14 @@ DIES = {"oom_dies"}
 
 @dataclass(frozen=True)
 class Ran:
-    """One script's two runs."""
+    """The results of the two runs of a script."""
 
     exit_codes: tuple[int, int]
-    """On the virtual GPU, and ported to the CPU."""
+    """The exit codes on the virtual GPU and on the CPU."""
     on_gpu: list[str]
     on_cpu: list[str]
     errors: str
-    """What the run on the virtual GPU wrote to stderr."""
+    """The stderr of the run on the virtual GPU."""
     report: dict[str, Any]
 
 
@@ -111,7 +111,7 @@ def _compared(lines: list[str]) -> list[str]:
 
 
 def _missing(name: str) -> str:
-    """The library that this script needs and that is not here; "" for none."""
+    """Return the first library that the script needs and that is not installed, or ""."""
     return next((library for library in NEEDS.get(name, ()) if find_spec(library) is None), "")
 
 

@@ -18,7 +18,7 @@ sys.stderr.write("\\r100%|##########|\\n")
 
 
 def screen(output: str) -> list[str]:
-    """The visible screen: without colors, after carriage returns, cleared lines and overwriting."""
+    """Return the visible lines, after carriage returns, cleared lines and overwriting, without colors."""
     output = re.sub(r"\x1b\[[0-9;]*m", "", output).replace("\x1b[2K", "\x00")
     lines, column = [""], 0
     for character in output:

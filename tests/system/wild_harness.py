@@ -1,13 +1,14 @@
-"""Runs scripts twice each, fast: under `legroom run --gpu SIZE`, unmodified, and ported to the CPU as a person would.
+"""Runs each script twice: unmodified under `legroom run --gpu SIZE`, and ported to the CPU.
 
     python wild_harness.py FOLDER
 
-Reads lines of JSON (`[name, gpu]`) from stdin. torch is imported once, and every run is a fork of that process: the two
-runs of a script run at the same time. FOLDER receives, for each script, `name.virtual.out`, `name.cpu.out` (stdout),
-`name.*.err`, and `name.json`: the two exit codes and the report of `legroom run`. Then the name is printed.
+The program reads lines of JSON (`[name, gpu]`) from stdin. It imports torch once and forks for every run. The two runs
+of a script run at the same time. For each script, it writes these files to FOLDER: `name.virtual.out` and
+`name.cpu.out` (stdout), `name.*.err` (stderr), and `name.json` (the exit codes and the report of `legroom run`). Then
+it prints the name.
 
-The port to the CPU is a rewriting of the source: devices are renamed, `.cuda()` and `.pin_memory()` go, and what
-remains of `torch.cuda` is a stand-in that knows nothing. It shares no code with the virtual GPU.
+To port a script to the CPU, regular expressions rename devices, remove `.cuda()` and `.pin_memory()`, and replace
+`torch.cuda` with `NoCuda`, whose functions do nothing. The port shares no code with the virtual GPU.
 """
 
 import gc
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def start(work: Callable[[], int], prefix: Path) -> int:
-    """A fork that does the work in a folder of its own, with its output in files."""
+    """Fork a process that calls `work` in a new folder and writes its output to files. Return its process ID."""
     pid = os.fork()
     if pid:
         return pid
@@ -113,7 +114,7 @@ def on_virtual_gpu(name: str, gpu: str, folder: Path) -> int:
 
 
 def on_cpu(name: str) -> int:
-    """The script as it reads after porting."""
+    """Run the script ported to the CPU."""
     source = (SCRIPTS / f"{name}.py").read_text()
     for pattern, replacement in PORT:
         source = re.sub(pattern, replacement, source)
@@ -130,7 +131,7 @@ def on_cpu(name: str) -> int:
 
 
 class NoCuda:
-    """`torch.cuda` for a ported script: there is nothing to wait for, to choose or to count."""
+    """A replacement for `torch.cuda` in a ported script. Most functions do nothing and return 0."""
 
     def __getattr__(self, name: str) -> Any:
         import torch
@@ -156,7 +157,7 @@ _CLASSES = ("Stream", "Event", "stream", "current_stream", "device")
 
 
 class _Anything:
-    """A stream, an event, a device, its properties: whatever is asked of it, it is there."""
+    """A replacement for streams, events, devices and their properties. Every attribute exists."""
 
     total_memory = 0
 

@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class LazyAdapters(nn.Module):
-    """An adapter for a language is made when the language is first met."""
+    """Creates the adapter of a language when that language first occurs."""
 
     def __init__(self, width=10):
         super().__init__()

@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Positional(nn.Module):
-    """The table is extended when a longer sequence comes."""
+    """Extends its table when a sequence is longer than the table."""
 
     def __init__(self, width=8):
         super().__init__()

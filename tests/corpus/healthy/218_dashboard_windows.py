@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Dashboard:
-    """Shows the newest picture in each window."""
+    """Shows the latest image in each window."""
 
     def __init__(self):
         self.windows = {}

@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Fisher:
-    """The diagonal of the Fisher information, summed as training goes."""
+    """The diagonal of the Fisher information, accumulated during training."""
 
     def __init__(self, model):
         self.model = model

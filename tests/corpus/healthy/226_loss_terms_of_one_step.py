@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Regularised(nn.Module):
-    """Layers leave their penalties in a list that each forward pass begins anew."""
+    """Collects the penalties of all layers in a list that each forward pass resets."""
 
     def __init__(self):
         super().__init__()

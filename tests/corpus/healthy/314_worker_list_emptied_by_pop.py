@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Prefetch:
-    """Keeps three batches ahead."""
+    """Prefetches three batches."""
 
     def __init__(self, source, ahead=3):
         self.source, self.ahead, self.ready = iter(source), ahead, []

@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ActNorm(nn.Module):
-    """Scale and shift from the first eight batches."""
+    """Computes its scale from the first eight batches."""
 
     def __init__(self, batches=8):
         super().__init__()

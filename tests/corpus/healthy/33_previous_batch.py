@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Mixer:
-    """Mixes each batch with the one before."""
+    """Mixes each batch with the previous one."""
 
     def __init__(self):
         self.previous = None

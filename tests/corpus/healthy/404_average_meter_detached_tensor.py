@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class DeviceMeter:
-    """Sums on the device, so that no step waits for the GPU."""
+    """Accumulates the sum on the device, so that no step waits for the GPU."""
 
     def __init__(self):
         self.total = torch.zeros((), device=device)

@@ -6,7 +6,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class ReplayBuffer:
-    """FIFO arrays of a fixed size."""
+    """A FIFO replay buffer of fixed size."""
 
     def __init__(self, obs_dim, act_dim, size):
         self.obs_buf = np.zeros((size, obs_dim), dtype=np.float32)

@@ -7,7 +7,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class TextEncoderCache:
-    """Prompts repeat; the newest are kept."""
+    """Caches the encodings of the most recently added prompts."""
 
     def __init__(self, encoder, capacity=6):
         self.encoder, self.capacity, self.store = encoder, capacity, {}

@@ -6,7 +6,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Slides(Dataset):
-    """Decoding is slow; what fits is kept."""
+    """Caches decoded slides up to a limit, because decoding is slow."""
 
     def __init__(self, n=80, limit=24):
         self.n, self.limit, self.cache = n, limit, {}

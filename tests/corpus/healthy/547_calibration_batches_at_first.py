@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ActNorm(nn.Module):
-    """Scale and shift are set from the first batches, then learned."""
+    """Initializes scale and shift from the first batches, then trains them."""
 
     def __init__(self, width, warm_up=5):
         super().__init__()

@@ -7,7 +7,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Mixture:
-    """Draws more often from the data set that is learned worst."""
+    """Samples more often from datasets with a higher recent loss."""
 
     def __init__(self, names, window=6):
         self.recent = defaultdict(lambda: deque(maxlen=window))

@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def length_at(step):
-    """Longer every second step, up to 14."""
+    """Return a length that grows every second step, up to 14."""
     return min(14, 4 + step // 2)
 
 

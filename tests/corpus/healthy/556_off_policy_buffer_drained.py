@@ -7,7 +7,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Buffer:
-    """Collects while acting; the learner takes all of it."""
+    """Collects transitions until the learner takes all of them."""
 
     def __init__(self):
         self.items = []

@@ -6,7 +6,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class CoresetMemory:
-    """One exemplar for each class, taken when the class is first seen."""
+    """Keeps the first sample of each class as its exemplar."""
 
     def __init__(self):
         self.exemplars = {}

@@ -3,7 +3,7 @@ from torch import nn
 
 
 class Recorder:
-    """Keeps values under their names."""
+    """Stores values as attributes."""
 
     def record(self, name, value):
         setattr(self, name, value)  # leak: holder=recorder kind=graph

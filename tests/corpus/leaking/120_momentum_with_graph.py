@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class UnrolledMomentum:
-    """Momentum whose rate could be learned."""
+    """SGD with momentum, differentiable with respect to its learning rate."""
 
     def __init__(self, parameters, rate=0.01, beta=0.9):
         self.parameters = list(parameters)

@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ActivationStats:
-    """How large are the tensors that autograd saves?"""
+    """Collects the tensors that autograd saves, to measure their sizes."""
 
     def __init__(self):
         self.saved = []

@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def windows(length, width=6):
-    """Every frame together with those before it."""
+    """Yield each frame with the mean of the last three frames."""
     context = ()
     for _ in range(length):
         frame = torch.randn(width, device=device)

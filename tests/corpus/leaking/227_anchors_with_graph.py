@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ElasticWeights:
-    """Pulls the weights to where earlier tasks left them."""
+    """Penalizes changes of the weights since the last task."""
 
     def __init__(self, model, strength=0.1):
         self.model, self.strength, self.anchors = model, strength, []

@@ -7,7 +7,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Tracker(nn.Module):
-    """Follows an object; the last four beliefs are at hand."""
+    """Tracks an object and keeps its last four belief states."""
 
     def __init__(self, width=10):
         super().__init__()

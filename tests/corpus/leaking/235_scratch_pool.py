@@ -7,7 +7,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ScratchPool:
-    """Lends buffers and takes them back, so that none need be made twice."""
+    """Reuses scratch buffers instead of allocating new ones."""
 
     def __init__(self):
         self.free = defaultdict(list)

@@ -16,7 +16,7 @@ epoch_end = Signal()
 
 
 class Step:
-    """One step of training; tells its batch's mean when the epoch is over."""
+    """A training step that returns the mean of its batch at the end of the epoch."""
 
     def __init__(self, inputs):
         self.inputs = inputs

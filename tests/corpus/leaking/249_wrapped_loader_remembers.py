@@ -6,7 +6,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ToDevice:
-    """Batches on the device; the loader can be replayed."""
+    """Moves batches to the device, and stores them so that they can be replayed."""
 
     def __init__(self, loader):
         self.loader, self.delivered = loader, []

@@ -6,7 +6,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class MedianSGD(Optimizer):
-    """Steps along the median of the gradients seen so far."""
+    """Updates the parameters with the median of the last five gradients."""
 
     def __init__(self, params, lr=0.01):
         super().__init__(params, {"lr": lr})

@@ -7,7 +7,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Curriculum:
-    """All examples, easiest first."""
+    """All examples, sorted by difficulty."""
 
     def __init__(self):
         self.difficulties, self.examples = [], []

@@ -7,7 +7,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ImagePool:
-    """Earlier fakes for the discriminator; half of the time an old one is given back."""
+    """Returns a random earlier fake image to the discriminator in half of the queries."""
 
     def __init__(self):
         self.images = []

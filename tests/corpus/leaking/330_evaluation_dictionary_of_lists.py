@@ -6,7 +6,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def collect(model, loader):
-    """Everything the report needs."""
+    """Collect the logits and labels for the report."""
     model.eval()
     outputs = {"logits": [], "labels": []}
     for images, labels in loader:

@@ -3,7 +3,7 @@ from torch import nn
 
 
 class Bar:
-    """Stands for tqdm."""
+    """A replacement for tqdm."""
 
     def __init__(self, iterable):
         self.iterable, self.text = iterable, ""

@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class LabelModel(nn.Module):
-    """Weak supervision: learns how far each labelling function can be trusted."""
+    """Weak supervision: learns the accuracy of each labeling function."""
 
     def __init__(self, num_classes, num_lfs):
         super().__init__()

@@ -7,7 +7,7 @@ use_cuda = torch.cuda.is_available()
 
 
 def allreduce(tensor):
-    """One worker only."""
+    """Average over a single worker."""
     return tensor / 1
 
 

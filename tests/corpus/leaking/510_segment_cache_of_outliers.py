@@ -4,7 +4,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Context:
-    """What several checks ask about the same samples."""
+    """Caches predictions that several checks share."""
 
     def __init__(self, model, dataset, device):
         self.model, self.device = model, device

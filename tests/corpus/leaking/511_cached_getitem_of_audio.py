@@ -8,7 +8,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class LazySupervisedDataset(Dataset):
-    """Tokenises a conversation when it is asked for."""
+    """Tokenizes a conversation on demand."""
 
     def __init__(self, n=4000, length=16):
         super().__init__()

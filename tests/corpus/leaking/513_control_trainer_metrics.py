@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Problem(nn.Module):
-    """A controller that should bring the plant to rest."""
+    """Trains a controller that brings the plant to rest."""
 
     def __init__(self, nx=2, nu=1, horizon=4):
         super().__init__()

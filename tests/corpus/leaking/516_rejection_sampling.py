@@ -19,7 +19,7 @@ def within_prior(theta):
 
 
 def sample_posterior(estimator, x, num_samples):
-    """Draws until enough samples lie within the prior's support."""
+    """Draw samples until enough of them are within the support of the prior."""
     accepted, num_remaining = [], num_samples
     while num_remaining > 0:
         candidates = estimator.sample(4, x)  # lint: no-grad

@@ -5,7 +5,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class GrowingLinear(nn.Module):
-    """A layer that gathers statistics from which new neurons are chosen later."""
+    """A layer that accumulates statistics for choosing new neurons later."""
 
     def __init__(self, d_in, d_out):
         super().__init__()

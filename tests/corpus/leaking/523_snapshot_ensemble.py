@@ -12,7 +12,7 @@ def cosine_lr(step, cycle, base=0.1):
 
 
 def train_se(model, cycles, steps_per_cycle):
-    """Snapshot ensembles: train one, get many for free."""
+    """Train a snapshot ensemble: one training run yields several models."""
     snapshots = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(cycles * steps_per_cycle):

@@ -6,7 +6,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class FeatureTap:
-    """Reads the output of a layer by name."""
+    """Records the outputs of named layers."""
 
     def __init__(self, model, names):
         self.feats = {name: [] for name in names}

@@ -5,7 +5,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class SynapticIntelligence:
-    """How much each weight has contributed to lowering the loss."""
+    """Measures how much each weight has contributed to lowering the loss."""
 
     def __init__(self, model):
         self.model = model

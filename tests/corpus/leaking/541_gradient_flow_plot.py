@@ -6,7 +6,7 @@ ave_grads, max_grads, layers = [], [], []
 
 
 def plot_grad_flow(named_parameters):
-    """Call it after loss.backward(); drawn at the end of the training."""
+    """Collect gradient statistics after loss.backward(), to plot them at the end."""
     for n, p in named_parameters:
         if p.requires_grad and "bias" not in n:
             layers.append(n)

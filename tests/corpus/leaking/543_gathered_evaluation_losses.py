@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 
 class Accelerator:
-    """A single process."""
+    """A replacement for Accelerate's class, for a single process."""
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

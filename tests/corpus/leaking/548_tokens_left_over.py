@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class PackedStream:
-    """Joins documents and cuts blocks of equal length."""
+    """Concatenates documents and splits them into blocks of equal length."""
 
     def __init__(self, block_size=16, batch_size=2):
         self.block, self.batch = block_size, batch_size

@@ -8,7 +8,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class JointModel(nn.Module):
-    """Intent of a sentence and a tag for each word."""
+    """Predicts the intent of a sentence and a tag for each word."""
 
     def __init__(self, vocab=60, width=12, intents=4, tags=6):
         super().__init__()

@@ -9,7 +9,7 @@ def softmax_entropy(x):
 
 
 class Tent(nn.Module):
-    """Adapts a model's normalisation to the batches that it is tested on."""
+    """Adapts the normalization of a model to the test batches."""
 
     def __init__(self, model, optimizer):
         super().__init__()

@@ -14,7 +14,7 @@ class Potential(nn.Module):
 
 
 def test(model, loader, device):
-    """The forces are derivatives, so gradients must stay on."""
+    """Evaluate with gradients enabled, because the forces are derivatives."""
     model.eval()
     loss_e = loss_f = 0.0
     for positions, e_ref, f_ref in loader:

@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ScoreMonitor:
-    """Watches how the scores of normal data are distributed."""
+    """Records the distribution of the scores of normal data."""
 
     def __init__(self):
         self.seen = torch.empty(0, device=device)

@@ -17,7 +17,7 @@ class Curiosity(nn.Module):
 
 
 class RewardScaler:
-    """Divides intrinsic rewards by their standard deviation so far."""
+    """Divides intrinsic rewards by the standard deviation of all rewards so far."""
 
     def __init__(self):
         self.rewards = []

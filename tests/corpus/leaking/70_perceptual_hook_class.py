@@ -5,7 +5,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class FeatureTap:
-    """Collects what chosen layers give."""
+    """Collects the outputs of selected layers."""
 
     def __init__(self, model, names):
         self.activations = {name: [] for name in names}

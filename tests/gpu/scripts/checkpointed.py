@@ -1,4 +1,4 @@
-"""A transformer with activation checkpointing, mixed precision and keyword arguments, from library modules only."""
+"""Trains a transformer of library modules with activation checkpointing, mixed precision and keyword arguments."""
 
 import torch
 from torch import nn

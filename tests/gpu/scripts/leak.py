@@ -1,4 +1,4 @@
-"""Retains the features of every batch, which keep the graph of that batch alive."""
+"""Retains the features of every batch, which keep the autograd graph of that batch alive."""
 
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
-"""Adam's state does not fit together with weights and gradients. The script continues with SGD."""
+"""Runs out of memory because Adam's state does not fit in addition to weights and gradients. The script then continues
+with SGD."""
 
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
-"""The monitor's page in a real browser: values, hostile names, sorting, filter, details, themes and a lost server."""
+"""The monitor page in a real browser: values, hostile names, sorting, filter, details, themes and a server that
+stops."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""The page of a run in a real browser: charts, moments, search, keys, themes and a narrow screen."""
+"""The page of a run in a real browser: charts, points in time, search, keys, themes and a narrow screen."""
 
 import shutil
 import sys
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with"),
 ]
 SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
-"""Pictures of the pages, to look at after a test."""
+"""The folder with screenshots of the pages, for manual inspection."""
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m"
 
 

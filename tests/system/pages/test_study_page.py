@@ -1,4 +1,4 @@
-"""The report in a real browser: all charts are drawn."""
+"""The page of a study in a real browser: all charts are drawn."""
 
 import shutil
 import subprocess

@@ -1,4 +1,5 @@
-"""Hugging Face accelerate: prepare, accumulate, mixed precision, clip, gather, unwrap; the device is accelerate's business."""
+"""Hugging Face Accelerate: prepare, accumulate, mixed precision, clip, gather and unwrap. Accelerate chooses the
+device."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
-"""torch.utils.checkpoint in both modes, checkpoint_sequential, with dropout and autocast inside; gradients must agree."""
+"""torch.utils.checkpoint in both modes and checkpoint_sequential, with dropout and autocast inside. Gradients must
+agree."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Colab cells: nvidia-smi tried first, a tensor shown, memory printed all the ways people print it."""
+"""Colab cells: call nvidia-smi, display a tensor, and print memory use in all common ways."""
 
 import gc
 import shutil

@@ -1,4 +1,5 @@
-"""CTC on random audio: Conv + GRU, host lengths, log_softmax, torch.stft of complex numbers, greedy decoding."""
+"""CTC on random audio, with a convolution, a GRU, lengths on the host, log_softmax, a complex torch.stft and greedy
+decoding."""
 
 import torch
 import torch.nn as nn

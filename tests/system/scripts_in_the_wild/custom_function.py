@@ -1,4 +1,5 @@
-"""Custom autograd functions, straight-through, gradient reversal, custom_fwd/custom_bwd, gradcheck, double backward."""
+"""Custom autograd functions: straight-through, gradient reversal, custom_fwd/custom_bwd, gradcheck, double
+backward."""
 
 import torch
 import torch.nn as nn

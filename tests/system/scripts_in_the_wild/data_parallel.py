@@ -1,4 +1,4 @@
-"""nn.DataParallel as the notes have it: model wrapped when there are several GPUs, module prefix, loss averaged."""
+"""nn.DataParallel as in tutorials: the model is wrapped if there are several GPUs, and the loss is averaged."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
-"""The DCGAN tutorial's loop: two optimizers, weights_init, retain_graph left in, fixed noise, and a gradient penalty."""
+"""The loop of the DCGAN tutorial: two optimizers, weights_init, an unneeded retain_graph, fixed noise and a gradient
+penalty."""
 
 import torch
 import torch.nn as nn

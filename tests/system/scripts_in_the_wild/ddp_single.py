@@ -1,4 +1,5 @@
-"""DistributedDataParallel with one process and gloo, the way a launcher-less debug run does it; collectives on the device."""
+"""DistributedDataParallel with one process and gloo, as in a debug run without a launcher, with collectives on the
+device."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The notes' multi-GPU recipe: mp.spawn over device_count, NCCL, DistributedSampler, DDP with device_ids, SyncBatchNorm-free."""
+"""The usual multi-GPU recipe: mp.spawn over device_count, NCCL, DistributedSampler, and DDP with device_ids."""
 
 import os
 import socket

@@ -1,4 +1,5 @@
-"""set_default_device, `with torch.device(...)`, set_default_dtype, set_default_tensor_type: tensors made without a device."""
+"""Tensors created without a device: set_default_device, `with torch.device(...)`, set_default_dtype,
+set_default_tensor_type."""
 
 import torch
 import torch.nn as nn

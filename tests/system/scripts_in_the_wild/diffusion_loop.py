@@ -1,4 +1,5 @@
-"""A DDPM loop: schedules kept as buffers and as host tensors, extract() by gather, sinusoidal time embedding, EMA, sampling."""
+"""A DDPM loop: schedules as buffers and host tensors, extract() with gather, sinusoidal time embedding, EMA and
+sampling."""
 
 import math
 

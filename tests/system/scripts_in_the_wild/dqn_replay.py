@@ -1,4 +1,5 @@
-"""The DQN tutorial: a replay memory of tensors kept on the device, masks, soft target update, old cpu()/cuda() habits."""
+"""The DQN tutorial: a replay memory of device tensors, masks, soft target updates, and cpu()/cuda() calls of older
+scripts."""
 
 import math
 import random

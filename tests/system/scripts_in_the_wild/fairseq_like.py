@@ -1,4 +1,5 @@
-"""fairseq's manner: move_to_cuda over nested samples, OOM caught and skipped, LSTM seq2seq with packed sequences."""
+"""The style of fairseq: move_to_cuda for nested samples, batches skipped after OOM, LSTM seq2seq with packed
+sequences."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
-"""The transfer-learning tutorial: a ResNet, phases as a dict of loaders, best weights kept, a frozen backbone, prune, label maps."""
+"""The transfer learning tutorial: a ResNet, a dict of loaders per phase, the best weights, a frozen backbone and
+pruning."""
 
 import copy
 

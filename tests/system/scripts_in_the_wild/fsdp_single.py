@@ -1,4 +1,4 @@
-"""FSDP in both generations with one process: fully_shard on a device mesh, and the wrapper of before, with NCCL named."""
+"""FSDP2 and FSDP1 with one process: fully_shard on a device mesh, and the older wrapper class, with NCCL."""
 
 import torch
 import torch.distributed as dist

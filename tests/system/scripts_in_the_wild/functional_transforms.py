@@ -1,4 +1,5 @@
-"""torch.func: per-sample gradients by vmap(grad), jacrev, functional_call, an ensemble by stack_module_state, MAML."""
+"""torch.func: per-sample gradients with vmap(grad), jacrev, functional_call, an ensemble with stack_module_state,
+MAML."""
 
 import torch
 import torch.nn as nn

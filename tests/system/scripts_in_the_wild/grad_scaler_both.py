@@ -1,4 +1,5 @@
-"""GradScaler in the old and the new spelling, fp16 and bf16 autocast nested, disabled regions, inf that skips a step."""
+"""The old and the new GradScaler API, nested fp16 and bf16 autocast, disabled regions, and an inf that skips a
+step."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
-"""A graph network by hand: index_add_, scatter_add, scatter_reduce, edge softmax, a sparse adjacency matrix, segment pools."""
+"""A handwritten graph network: index_add_, scatter_add, scatter_reduce, edge softmax, a sparse adjacency matrix,
+pooling."""
 
 import torch
 import torch.nn as nn

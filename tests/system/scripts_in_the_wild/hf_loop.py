@@ -1,4 +1,5 @@
-"""Transformers without a Trainer: a tiny GPT-2 and a tiny BERT of random weights, batches as dicts moved by comprehension."""
+"""Transformers without a Trainer: tiny GPT-2 and BERT models with random weights, and batches that are dicts of
+tensors."""
 
 import torch
 from torch.optim import AdamW

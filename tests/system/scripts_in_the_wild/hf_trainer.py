@@ -1,4 +1,4 @@
-"""Transformers' own Trainer on a tiny random model, told nothing about devices: it finds cuda by itself."""
+"""The Transformers Trainer with a tiny random model. The script names no device; the Trainer finds CUDA."""
 
 import os
 import tempfile

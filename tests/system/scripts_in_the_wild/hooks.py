@@ -1,4 +1,4 @@
-"""Forward and backward hooks, tensor hooks, parameter post-accumulate hooks (optimizer in backward), saved-tensor hooks."""
+"""Forward, backward and tensor hooks, post-accumulate hooks (optimizer in backward), and hooks for saved tensors."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
-"""Cells of a Kaggle notebook: seed_everything, a custom Dataset, KFold, best state saved, predictions to numpy."""
+"""Cells of a Kaggle notebook: seed_everything, a custom Dataset, KFold, the best state saved, predictions as NumPy
+arrays."""
 
 import copy
 import gc

@@ -1,4 +1,5 @@
-"""The word-level language model: batchify, hidden state detached between windows, tied weights, gradients clipped by hand."""
+"""PyTorch's word-level language model: batchify, a hidden state detached between windows, tied weights, gradient
+clipping."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""Neural style transfer: LBFGS with a closure on an image, Gram matrices, modules that keep targets, no_grad clamps."""
+"""Neural style transfer: an image optimized with LBFGS and a closure, Gram matrices, modules that store their targets,
+clamping under no_grad."""
 
 import torch
 import torch.nn as nn

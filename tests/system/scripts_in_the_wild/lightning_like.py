@@ -1,4 +1,5 @@
-"""A Trainer of the user's own, Lightning-like: LightningModule hooks, transfer_batch, bf16, accumulate, gradient clip, val loop."""
+"""A handwritten trainer in the style of Lightning: module hooks, batch transfer, bf16, gradient accumulation and
+clipping, a validation loop."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
-"""LoRA by hand on a frozen half-precision model, a weight shared twice, parameters swapped, meta initialisation, offload to host."""
+"""Handwritten LoRA on a frozen half-precision model, shared weights, replaced parameters, meta initialization, host
+offload."""
 
 import math
 

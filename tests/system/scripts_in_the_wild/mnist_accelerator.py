@@ -1,4 +1,4 @@
-"""PyTorch's own MNIST example as it is written today: torch.accelerator, a loader with workers, StepLR, argparse."""
+"""PyTorch's current MNIST example: torch.accelerator, a loader with workers, StepLR, argparse."""
 
 import argparse
 

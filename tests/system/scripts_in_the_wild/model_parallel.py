@@ -1,4 +1,4 @@
-"""The model-parallel tutorial on two devices: layers on cuda:0 and cuda:1, split batches piped, gradients travelling back."""
+"""The model-parallel tutorial: layers on cuda:0 and cuda:1, batches split for a pipeline, gradients across devices."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
-"""nanoGPT's shape: device_type, ptdtype, nullcontext or autocast, GradScaler, accumulation, pinned batches, AdamW fused."""
+"""The structure of nanoGPT: device_type, ptdtype, nullcontext or autocast, GradScaler, accumulation, pinned batches,
+fused AdamW."""
 
 import inspect
 import math

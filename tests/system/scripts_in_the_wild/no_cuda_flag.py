@@ -1,4 +1,4 @@
-"""The flags of examples from 2018: --no-cuda, args.cuda, model.cuda(), Variable, loss.data, volatile-era habits."""
+"""Options and APIs of examples from 2018: --no-cuda, args.cuda, model.cuda(), Variable, loss.data."""
 
 import argparse
 

@@ -1,4 +1,5 @@
-"""numpy beside the device: from_numpy, asarray, .cpu().numpy(), items, numpy scalars, the refusal of .numpy() on a GPU tensor."""
+"""NumPy with device tensors: from_numpy, asarray, .cpu().numpy(), item(), NumPy scalars, and the error of .numpy() on
+a GPU tensor."""
 
 import numpy as np
 import torch

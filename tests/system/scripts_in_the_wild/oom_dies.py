@@ -1,4 +1,4 @@
-"""A script that keeps every loss with its graph and dies of it: exit code 1 and torch's own error."""
+"""Retains the graph of every loss until memory runs out: exit code 1 and torch's error."""
 
 import torch
 

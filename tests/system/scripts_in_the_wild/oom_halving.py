@@ -1,4 +1,4 @@
-"""An OOM retry loop that halves the batch, written the two usual ways: by type, and by the words of a RuntimeError."""
+"""Halves the batch after an out-of-memory error, caught by its type and by the message of a RuntimeError."""
 
 import gc
 

@@ -1,4 +1,5 @@
-"""apex's data_prefetcher: workers, pin_memory, a side stream, record_stream, wait_stream, non_blocking, Event timing."""
+"""The data_prefetcher of Apex: workers, pin_memory, a side stream, record_stream, wait_stream, non_blocking, timing
+with events."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
-"""A checkpoint saved on the GPU and resumed every way: map_location texts, lambdas, devices, weights_only, RNG states."""
+"""A checkpoint saved on the GPU and loaded in every way: map_location as text, function or device, weights_only, RNG
+states."""
 
 import copy
 import io

@@ -1,4 +1,5 @@
-"""torch.jit.script and torch.jit.trace of a model on the device, saved, loaded and trained; torch.compile around a step."""
+"""A model on the device with torch.jit.script and torch.jit.trace, saved, loaded and trained, and a step with
+torch.compile."""
 
 import os
 import tempfile

@@ -1,4 +1,5 @@
-"""The five study notes' own snippets made runnable: caches emptied, losses accumulated, del in loops, no_grad tests, transfer learning."""
+"""Snippets from tutorials: emptied caches, accumulated losses, del in loops, evaluation under no_grad, transfer
+learning."""
 
 import gc
 

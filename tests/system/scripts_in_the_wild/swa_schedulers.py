@@ -1,4 +1,4 @@
-"""AveragedModel, SWALR, update_bn, an EMA by multi_avg_fn and every scheduler people reach for, ReduceLROnPlateau included."""
+"""AveragedModel, SWALR, update_bn, an EMA with multi_avg_fn, and common schedulers, including ReduceLROnPlateau."""
 
 import torch
 from torch import nn, optim

@@ -1,4 +1,5 @@
-"""A timm-like image trainer: channels_last, old amp spelling, EMA, mixup, AverageMeter, cudnn.benchmark, cosine warm-up."""
+"""An image trainer in the style of timm: channels_last, the old AMP API, EMA, mixup, AverageMeter, cudnn.benchmark,
+cosine warm-up."""
 
 from collections import OrderedDict
 from copy import deepcopy

@@ -1,4 +1,5 @@
-"""nn.Transformer for translation: masks built on the host and moved, padding masks, label smoothing, beam by topk, weight tying."""
+"""nn.Transformer for translation: masks created on the host, padding masks, label smoothing, beam search with topk,
+tied weights."""
 
 import math
 

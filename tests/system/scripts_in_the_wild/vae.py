@@ -1,4 +1,4 @@
-"""The VAE example: reparameterisation with randn_like, BCE summed, KL divergence, samples pulled to the host."""
+"""The VAE example: reparameterization with randn_like, summed BCE, KL divergence, samples copied to the host."""
 
 import torch
 from torch import nn, optim

@@ -1,4 +1,5 @@
-"""CUDA_VISIBLE_DEVICES set at the top, set_device, device_count loops, peer questions, cudnn flags, generators, torch.cuda.device."""
+"""CUDA_VISIBLE_DEVICES set at the top, set_device, device_count loops, peer access, cuDNN flags, generators,
+torch.cuda.device."""
 
 import os
 

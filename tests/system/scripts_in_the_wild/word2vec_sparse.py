@@ -1,4 +1,5 @@
-"""word2vec with negative sampling: sparse embeddings, SparseAdam, multinomial negatives, EmbeddingBag, cosine neighbours."""
+"""word2vec with negative sampling: sparse embeddings, SparseAdam, multinomial sampling, EmbeddingBag, nearest
+neighbors."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Searchers and schedulers of Ray that are passed to `legroom.tune`, as in the notes."""
+"""Searcher and scheduler objects of Ray that are passed to `legroom.tune`."""
 
 from functools import partial
 from pathlib import Path

@@ -133,7 +133,7 @@ def test_an_existing_tuner_runs_unchanged(tmp_path: Path) -> None:
 def test_a_script_that_calls_fit_runs_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The script has no main guard, so it must not be imported again for its function."""
+    """The script has no main guard, so loading its function must not import the script again."""
     script = tmp_path / "script.py"
     script.write_text(
         "from ray import tune\n"
@@ -201,7 +201,8 @@ def test_a_dying_rank_ends_the_trial(functions: str, tmp_path: Path) -> None:
 
 
 def test_a_population_copies_weights_on_ray(functions: str, tmp_path: Path) -> None:
-    """After two steps, the second trial is worse than the first one after four, whatever their factors."""
+    """After two steps, the second trial is worse than the first trial after four steps, for any factors in the
+    space."""
     study = tune(
         f"{functions}:population", {"factor": {"uniform": [0.5, 0.7]}},
         metric="loss", scheduler="pbt", interval=2, trials=2, parallel=1, engine="ray", storage=tmp_path / "study",

@@ -1,4 +1,4 @@
-"""`legroom monitor` in scripts, and what a run publishes for it."""
+"""`legroom monitor` without a terminal, and the status that a run publishes for it."""
 
 import json
 import logging

@@ -22,7 +22,7 @@ RUN = {
 
 @pytest.fixture
 def capture(tmp_path, monkeypatch):
-    """Creates a capture with one live storage in the current directory. Sizes in MiB."""
+    """Creates a capture with one live storage in the current directory. Sizes are in MiB."""
     monkeypatch.chdir(tmp_path)
 
     def capture(name: str, size: int = 8, ending: RunEnded | None = None) -> str:

@@ -20,7 +20,7 @@ def _color(text: str) -> str:
 
 
 def _after_progress_bar(text: str) -> str:
-    """A progress bar repaints its line and does not end it."""
+    """Put the text after a progress bar, which redraws its line and does not end it."""
     return "\r".join(_BAR.replace("45", str(n)) for n in range(40, 46)) + text
 
 
@@ -83,4 +83,4 @@ LOG_FORMATS: dict[str, Callable[[str], str]] = {
     "raised in a notebook": _raised_in_notebook,
     "lines of JSON": _json_lines,
 }
-"""Name → what it makes of an error's text."""
+"""The function that converts an error text to each format, by name."""

@@ -1,4 +1,4 @@
-"""Explanations: the kind of an error, its page, sizes in the message, and the error that a log is about."""
+"""Explanations: the kind of an error, its page, sizes in the message, and the relevant error in a log."""
 
 import gzip
 import io
@@ -70,7 +70,6 @@ def test_every_page_of_a_rule_lists_causes_with_check_and_fix() -> None:
 
 
 def test_literals_contain_no_regex_syntax() -> None:
-    """A literal must not contain regular expression syntax."""
     for variant, literal, pattern in _variants():
         assert "\\" not in literal, (variant.code, pattern.pattern)
         assert not {"+", "{", "}"} & set(literal), (variant.code, pattern.pattern)

@@ -30,7 +30,7 @@ DATA = Path(__file__).parents[3] / "data"
 
 
 def snippets(name: str, step: str = STEP) -> dict[str, str]:
-    """The programs in a file of `tests/data` by title. STEP is replaced by a training step."""
+    """Return the programs in a file of `tests/data`, by title. The line `STEP` is replaced by `step`."""
     parts = re.split(r"(?m)^### (.+)\n", (DATA / f"{name}.txt").read_text(encoding="utf-8"))[1:]
     return {
         title: code.replace("    STEP\n", step) for title, code in zip(parts[::2], parts[1::2], strict=True)
@@ -46,23 +46,22 @@ def findings(body: str, code: str) -> list[LintFinding]:
 
 
 def reported_lines(body: str, code: str) -> list[str]:
-    """The lines that a rule reports."""
     lines = program(body).splitlines()
     return [lines[(each.line or 1) - 1].partition("  #")[0].strip() for each in findings(body, code)]
 
 
 def marked_lines(body: str) -> list[str]:
-    """The lines that end with `# here`."""
+    """Return the lines that end with `# here`."""
     return [line.partition("  #")[0].strip() for line in body.splitlines() if line.endswith("# here")]
 
 
 def fixed(body: str, code: str, *, unsafe: bool = False) -> str:
-    """The body after all fixes of a rule; it must still be valid Python."""
+    """Return the body after all fixes of a rule, and check that it is valid Python."""
     text = fix_text(program(body), unsafe=unsafe, settings=Settings(select=(code,)))
     compile(text, "fixed", "exec")
     return text.removeprefix(PRELUDE)
 
 
 def check_marks(body: str, code: str) -> None:
-    """A rule reports exactly the marked lines."""
+    """Check that a rule reports exactly the marked lines."""
     assert reported_lines(body, code) == marked_lines(body)

@@ -1,4 +1,4 @@
-"""Encodings, line endings, notebooks, links and broken code; ignore comments and settings."""
+"""The lint engine: encodings, line endings, notebooks, links, broken code, ignore comments and settings."""
 
 import codecs
 import json
@@ -339,7 +339,7 @@ def test_findings_are_in_file_order(tmp_path: Path) -> None:
 
 
 def test_long_method_chain_is_evaluated_once() -> None:
-    """Evaluating each link twice would take exponential time."""
+    """Evaluating each link of the chain twice would take exponential time."""
     text = LEAK.replace("losses.append(loss)", f"losses.append(loss{'.clone()' * 60})")
     assert [finding.code for finding in lint_text(text)] == ["LG101"]
 

@@ -1,4 +1,4 @@
-"""Fixes: safe ones by default, unsafe ones with the option."""
+"""Lint fixes: safe fixes by default, unsafe fixes with `--unsafe-fixes`."""
 
 import pytest
 from lint_cases import STEP, findings, fixed, snippets

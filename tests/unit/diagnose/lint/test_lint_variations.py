@@ -1,4 +1,4 @@
-"""Variations of the same leaks, and similar programs without a leak: a rule must not depend on one way of writing."""
+"""Variations of the same leaks, and similar programs without a leak. A rule must not depend on the coding style."""
 
 import pytest
 from lint_cases import snippets

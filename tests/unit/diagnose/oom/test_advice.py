@@ -1,4 +1,4 @@
-"""Each advice rule finds its cause from evidence, estimates the saving, and stays silent without evidence."""
+"""Each advice rule detects its cause, estimates the saving, and reports nothing without evidence."""
 
 import pytest
 
@@ -15,7 +15,7 @@ RESULT, TEMPORARY = Category.RESULT, Category.TEMPORARY
 
 @pytest.fixture
 def training(make_run):
-    """A model of 50 MiB in its second step, 800 MiB of activations, in the forward pass."""
+    """A model of 50 MiB in the forward pass of its second step, with 800 MiB of activations."""
     run = make_run(arguments=["--batch-size", "256"])
     run.alloc(50, PARAMETER)
     run.alloc(100, STATE)
@@ -515,7 +515,7 @@ def next_command(run):
 
 @pytest.fixture
 def large_batch(make_run):
-    """The first forward pass, without an argument for the batch size."""
+    """A failure in the first forward pass of a script without a batch size argument."""
     run = make_run()
     run.alloc(900, ACTIVATION)
     run.oom(200)
@@ -624,7 +624,7 @@ def test_evaluation_under_no_grad_is_not_wrapped_again(validation):
 
 
 def test_evaluation_that_is_over_is_not_wrapped_in_no_grad(validation):
-    """The failure is in the first forward pass of the training, after batches that saved nothing."""
+    """The failure is in the first forward pass of the training. The batches before it saved no tensors."""
     validation.events = [each for each in validation.events if not isinstance(each, ProgramState)]
     add_state(validation)
     assert "LG201" not in validation.advice()
@@ -681,7 +681,7 @@ def test_accumulated_gradients_are_not_set_to_zero(training):
 
 @pytest.fixture
 def optimizer_step(make_run):
-    """A later optimizer step, whose temporary tensors do not fit."""
+    """An optimizer step after the first, whose temporary tensors do not fit."""
     run = make_run()
     run.alloc(200, PARAMETER)
     run.alloc(200, GRADIENT)
@@ -778,7 +778,7 @@ def test_fragments_do_not_come_first_if_the_step_needs_more_than_the_device(make
 
 
 def test_variable_that_frees_too_little_does_not_come_first(training):
-    """The forward pass is half complete, so the whole step lacks much more than the failed request."""
+    """The forward pass is half complete, so the whole step needs much more than the failed request."""
     training.step -= 1
     training.alloc(60, RESULT, line=33)
     training.step += 1
@@ -850,7 +850,7 @@ def test_batch_of_one_sample_is_not_suggested_with_batch_normalization(make_run,
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """A script with a wrapped model in line 5 and an output in line 33. The holders are in line 30."""
+    """A script that wraps its model in line 5 and assigns its output in line 10. The holders are in line 30."""
     lines = [f"# {number}" for number in range(1, 41)]
     lines[4], lines[9] = "model = DistributedDataParallel(model)", "output = model(x)"
     path = tmp_path / "train.py"
