@@ -110,6 +110,11 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
     )
 
 
+def stored_output(program: Program, store: StoreFact, node: cst.BaseExpression) -> bool:
+    """Return True if a node in a storing statement is the output of a model, or a tensor of similar size."""
+    return _contains_output(program, node, _Place(store.function, store.loops, store.order), [])
+
+
 def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
     """Return the innermost loop over a loader, or over a dataset if the loop does not train."""
     for loop in reversed(store.loops):

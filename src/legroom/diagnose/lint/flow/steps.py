@@ -18,6 +18,9 @@ STEP_FUNCTIONS = frozenset(
         "train_step",
         "on_train_batch_end",
         "on_validation_batch_end",
+        "on_test_batch_end",
+        "on_predict_batch_end",
+        "write_on_batch_end",
         "on_after_backward",
         "on_step_end",
         "on_batch_end",
@@ -28,7 +31,15 @@ STEP_FUNCTIONS = frozenset(
 )
 """Methods that frameworks call in every step."""
 EVALUATION_HOOKS = frozenset(
-    ["validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"]
+    [
+        "validation_step",
+        "test_step",
+        "predict_step",
+        "on_validation_batch_end",
+        "on_test_batch_end",
+        "on_predict_batch_end",
+        "forward",
+    ]
 )
 """Methods that frameworks may call with gradients disabled."""
 

@@ -16,6 +16,8 @@ The rule also flags code that keeps the following values alive, even if they hav
 - the intermediate samples of all steps of a diffusion model, if they are collected on the GPU
 - the logits of a language model or a segmentation model that a Transformers `Trainer` collects on the GPU for
   `compute_metrics`
+- the outputs that a Lightning callback or module adds to a list in every batch, on the GPU or in host memory, if no code
+  clears the list
 - torchmetrics metrics that store every prediction and are never reset
 - the states in a replay buffer on the GPU, if the states are images, or if the program moves sampled states to the GPU
   anyway
@@ -88,6 +90,7 @@ from legroom.diagnose.lint.collected.additions import (
 from legroom.diagnose.lint.collected.at_once import collected_at_once
 from legroom.diagnose.lint.collected.copies import KeyCheck, collected_gradients, collected_models
 from legroom.diagnose.lint.collected.idle_models import idle_models, idle_optimizers
+from legroom.diagnose.lint.collected.lightning import kept_by_lightning
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models, models_of_trials, sequential_models
 from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new
@@ -136,7 +139,12 @@ _FINDERS = (
 
 
 def check(program: Program) -> Iterator[Problem]:
+    by_lightning = list(kept_by_lightning(program))
+    yield from by_lightning
+    kept = {each.node for each in by_lightning}
     for store in program.stores:
+        if store.expression in kept:
+            continue
         if _collects_graph(program, store):
             scope = outlives_its_step(program, store, every_step=is_closure(program, store.expression))
             if scope is not None and key_is_new(program, store, scope):
