@@ -195,7 +195,7 @@ def _is_missing_once(test: cst.BaseExpression) -> bool:
 
 def is_used_on_gpu(program: Program, target: str) -> bool:
     """Return True if the program computes with the collection on the GPU, for example in a nearest-neighbor search."""
-    names = derived_names(program, target)
+    names = derived_names(program, target, on_gpu=True)
     for node in program.nodes:
         if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
             if names & {last_name(path) for path in names_in(node)}:

@@ -5,7 +5,9 @@ import libcst as cst
 from legroom.diagnose.lint.flow.facts import CallSite, Fact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import is_forward
-from legroom.diagnose.lint.flow.syntax import last_name, names_in
+from legroom.diagnose.lint.flow.syntax import last_name, method_name, moves_to_host, names_in
+
+_TO_HOST = {"cpu", "numpy", "tolist"}
 
 
 def feeds_backward(program: Program, target: str, function: Function, loop: LoopFact) -> bool:
@@ -44,8 +46,10 @@ def is_used_in_backward(program: Program, target: str) -> bool:
     )
 
 
-def derived_names(program: Program, target: str) -> set[str]:
+def derived_names(program: Program, target: str, *, on_gpu: bool = False) -> set[str]:
     """Return `target` and the names of all values in the file that are computed from it.
+
+    With `on_gpu`, copies in host memory, such as `torch.cat(outputs).cpu()`, are omitted.
 
     Only the last component of each name is returned, such as `loss` for `self.loss`. Two values whose names have the
     same last component are treated as one value.
@@ -54,7 +58,8 @@ def derived_names(program: Program, target: str) -> set[str]:
     for _ in range(4):
         before = len(names)
         for function in program.functions.values():  # results of functions, and of models
-            if any(names & {last_name(path) for path in names_in(each)} for each in function.returned_nodes):
+            returned = (each for each in function.returned_nodes if not (on_gpu and _is_on_host(each)))
+            if any(names & {last_name(path) for path in names_in(each)} for each in returned):
                 names.add(function.name)
         for loop in program.loops:  # for log_prob, reward in zip(agent.log_probs, rewards)
             iterable = names_in(loop.node.iter) if isinstance(loop.node, cst.For) else set()
@@ -63,10 +68,20 @@ def derived_names(program: Program, target: str) -> set[str]:
             last_name(each.target)
             for each in program.stores
             if each.how != "item" and names & {last_name(path) for path in names_in(each.expression)}
+            if not (on_gpu and _is_on_host(each.expression))
         }
         if len(names) == before:
             break
     return names
+
+
+def _is_on_host(node: cst.BaseExpression) -> bool:
+    """Return True for `x.cpu()`, and for calls and items of it, such as `x.cpu().numpy()`."""
+    while isinstance(node, (cst.Call, cst.Attribute, cst.Subscript)):
+        if isinstance(node, cst.Call) and (method_name(node) in _TO_HOST or moves_to_host(node)):
+            return True
+        node = node.func if isinstance(node, cst.Call) else node.value
+    return False
 
 
 def _returned_to_backward(program: Program, function: Function, wanted: set[str]) -> bool:

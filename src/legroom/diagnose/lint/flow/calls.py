@@ -182,9 +182,10 @@ class Calls(Expressions):
             and arguments[0].kind is ValueKind.MODEL
         ):
             return arguments[0]  # accelerator.unwrap_model(model): a model does not receive a model
+        runs_other = local is not None and any(each.kind is ValueKind.MODEL for each in arguments)
         is_other_method = local is not None and local.name not in {"forward", "__call__"}
         is_part = owner.kind is not ValueKind.MODEL or local is not None or self._is_submodule(node)
-        if called.kind is ValueKind.MODEL and is_part and not is_other_method:
+        if called.kind is ValueKind.MODEL and is_part and not is_other_method and not runs_other:
             no_grad = no_grad or (local is not None and local.no_grad)
             return split_result(model_call(called, arguments, no_grad=no_grad), local)
         if called.kind is ValueKind.CRITERION:

@@ -63,7 +63,7 @@ def _runs_without_training(program: Program, call: CallFact, test: cst.BaseExpre
 
     An outer loop or an argument of a call sets the phase.
     """
-    name, value = _compared(test)
+    name, value = _compared(_definition(program, call.function, test))
     if name is None or not _PHASE.search(name):
         return False
     if isinstance(value, str):
@@ -88,6 +88,15 @@ def _runs_without_training(program: Program, call: CallFact, test: cst.BaseExpre
         elif dotted(given) in {"False", "None"}:
             return True
     return False
+
+
+def _definition(program: Program, function: Function, test: cst.BaseExpression) -> cst.BaseExpression:
+    """Return `phase == "train"` for `training`, if the function assigns `training = phase == "train"`."""
+    path = dotted(test)
+    made = [each for each in program.stores if each.target == path and each.function is function]
+    if path is None or path in function.parameters or len(made) != 1 or made[0].loops:
+        return test
+    return made[0].expression
 
 
 def _compared(test: cst.BaseExpression) -> tuple[str | None, str | bool]:

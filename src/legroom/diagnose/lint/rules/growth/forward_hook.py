@@ -30,6 +30,7 @@ alive. A module may return a tuple, which has no `detach` method. The container 
 it.
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -69,6 +70,10 @@ _REGISTERING = {
     "register_module_forward_hook",
     "register_hook",
 }
+
+
+_SUBMODULE = re.compile(r"modules\(|children\(|get_submodule\(|getattr\(|\w\[")
+"""Expressions that get a module of a model."""
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -169,7 +174,7 @@ def _is_registered_per_call(program: Program, call: CallFact) -> bool:
         return False
     if call.method == "register_hook" or is_forward(program, function):
         return False  # a hook of a tensor is freed with the tensor
-    path = dotted(receiver(call.node))
+    path = _module_path(program, call)
     if path is None or root(path) not in function.parameters:
         return False
     if program.is_conditional(call.node, function.node):
@@ -187,6 +192,23 @@ def _is_registered_per_call(program: Program, call: CallFact) -> bool:
         and any(_repeats(program, outer, site.caller, path) for outer in site.caller.call_sites)
         for site in function.call_sites
     )
+
+
+def _module_path(program: Program, call: CallFact) -> str | None:
+    """Return the path of the module with the hook, or of the model from which the function gets this module.
+
+    An example is `model` for `layer = dict(model.named_modules())[name]`.
+    """
+    path = dotted(receiver(call.node))
+    made = [each for each in program.stores if each.target == path and each.function is call.function]
+    if path is None or path in call.function.parameters or len(made) != 1 or made[0].how != "assign":
+        return path
+    source = program.source(made[0].expression)
+    if dotted(made[0].expression) is None and not _SUBMODULE.search(source):
+        return path
+    owners = {root(each) for each in names_in(made[0].expression)}
+    models = {each for each in owners if each == "self" or program.guess(each).kind is ValueKind.MODEL}
+    return models.pop() if len(models) == 1 else path
 
 
 def _runs_model_after(program: Program, function: Function, order: int) -> bool:

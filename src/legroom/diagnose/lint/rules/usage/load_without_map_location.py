@@ -49,6 +49,7 @@ from legroom.diagnose.lint.flow.syntax import (
     method_name,
     names_in,
     positional,
+    root,
     string_value,
     walk,
 )
@@ -297,6 +298,18 @@ def _is_loaded_into_model(program: Program, call: CallFact) -> bool:
         store.target
         for store in program.stores
         if store.function is call.function and program.inside(call.node, store.expression)
+    }
+    loaded |= {  # state[key] = value, in `for key, value in checkpoint["model"].items()`
+        root(store.target)
+        for store in program.stores
+        if store.how == "item"
+        and store.function is call.function
+        and any(
+            isinstance(loop.node, cst.For)
+            and names_in(loop.node.iter) & loaded
+            and names_in(store.expression) & loop.bound
+            for loop in store.loops
+        )
     }
     for other in program.calls:
         if other.method == "load_state_dict" and other.node.args:
