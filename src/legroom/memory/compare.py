@@ -94,7 +94,7 @@ def _lines(state: State, capture: Capture) -> list[_Line]:
 
 
 def _matched(before: list[_Line], after: list[_Line]) -> tuple[list[_Line], list[_Line]]:
-    """Return both lists. A line of `before` that moved within its file is listed under its line number in `after`."""
+    """Return both lists. If a line of `before` moved within its file, it gets its new line number from `after`."""
     unchanged = {(line.file, line.number, line.text) for line in before} & {
         (line.file, line.number, line.text) for line in after
     }

@@ -70,8 +70,8 @@ class AllocatorSettings:
     max_split_size: int | None = None
     """Blocks of this size or larger are never split. With None, every block can be split."""
     max_non_split_rounding: int = 20 * MiB
-    """For a request of at least `max_split_size`, a cached block is used only if the block is less than this many
-    bytes larger than the request.
+    """A request of at least `max_split_size` uses a cached block only if the block exceeds the request by less than
+    this many bytes.
     """
     roundup_power2_divisions: tuple[int, ...] = (0,) * POWER_OF_TWO_INTERVALS
     """The number of divisions for rounding, for each power of two from 1 MiB to 64 GiB.

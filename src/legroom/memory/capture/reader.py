@@ -50,7 +50,9 @@ class Capture:
     """
     events: list[Event]
     truncated: bool
-    """True if the end mark is missing: the run was killed, is still running, or the file is damaged."""
+    """True if the end mark is missing, because the run was killed or is still running, or because the file is
+    damaged.
+    """
     dropped: int
     damaged: bool = False
     """True if the file contains invalid data. Only the events before this data are read."""

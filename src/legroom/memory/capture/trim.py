@@ -33,7 +33,7 @@ class Chunk:
     is_complete: bool = True
     """True if the chunk contains all its events, and False if it contains only the steps of dropped chunks."""
     every: int = 1
-    """If `every` is 4, a chunk that contains only steps contains every fourth step."""
+    """If `every` is 4, a chunk that is not complete contains only every fourth step."""
 
 
 def trim(

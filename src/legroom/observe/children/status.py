@@ -102,7 +102,7 @@ class ChildStatus:
 
 
 def rank_of_this_process() -> dict[str, Any]:
-    """Return the rank of this process and the number of ranks, or an empty dictionary without a process group."""
+    """Return the rank of this process and the number of ranks, or an empty dictionary if there is no process group."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return {}

@@ -23,7 +23,7 @@ MAY_REPLACE = (
     if "allow_override" in inspect.signature(torch.library.Library.impl).parameters
     else {}
 )
-"""The option that allows replacing a kernel written in Python, which older versions of torch do not have."""
+"""The option that allows replacing a kernel written in Python. Older versions of torch do not have this option."""
 
 
 class Overrides:

@@ -78,7 +78,7 @@ _UNSEEN: Any = object()
 
 @functools.cache
 def _is_regular(func: Any) -> bool:
-    """Return whether only the metadata of the arguments determines the result shapes, according to the schema of the
+    """Return whether the metadata of the arguments alone determines the result shapes, according to the schema of the
     operation.
     """
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":

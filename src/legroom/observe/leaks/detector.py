@@ -258,7 +258,7 @@ class LeakDetector:
         self._timed(self._scan, iteration)
 
     def _lowest_use(self) -> int:
-        """Return the lowest memory use in bytes after one of the last sampled iterations."""
+        """Return the lowest memory use in bytes that was measured after the last few sampled iterations."""
         device, host = map(min, self._recent.values())
         return device or host - HOST_GROWTH * self.iteration
 

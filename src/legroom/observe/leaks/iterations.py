@@ -235,8 +235,8 @@ class IterationTracker:
             self.optimizers.append(weakref.ref(optimizer))
 
     def _ends_iteration(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether a step of this optimizer ends an iteration. Only the steps of the main optimizer do, and this
-        step may make the optimizer the main optimizer.
+        """Return whether a step of this optimizer ends an iteration. Only the steps of the main optimizer end
+        iterations. This call may choose a new main optimizer.
         """
         main = self._main_optimizer() if self._main_optimizer is not None else None
         if main is optimizer:

@@ -114,7 +114,7 @@ class RareGrowthScans:
 
     def is_due(self, iteration: int, *, new_maximum: bool, in_use: Callable[[], int]) -> bool:
         """Return whether a scan is due. `new_maximum` means that a counter has reached a new maximum. `in_use` returns
-        the lowest memory use in bytes that was measured after one of the last iterations.
+        the lowest memory use in bytes that was measured after the last few sampled iterations.
         """
         scheduled = iteration >= self._next
         if not scheduled and not (new_maximum and iteration >= self._not_before):

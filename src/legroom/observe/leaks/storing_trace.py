@@ -1,14 +1,14 @@
 """Finds the line that stores items in a container by tracing the program, if the source code does not show the line.
 
 The detector first searches the source code for the name of the container, which does not slow down the loop. This
-search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no source
-code. The search finds too many lines if several lines store items under the same name. In these cases, the user's lines
-are traced for at most two iterations, until the container grows once. If the tensors in a small container are replaced
-and none are added, the trace ends when a tensor is replaced. The trace always ends after `MAX_EVENTS`, because a
-program may run for a long time after its last iteration. A tuple cannot grow: the attribute that refers to the tuple is
-traced instead. A trace function that is already set (by a debugger or a
-coverage tool) is not replaced. The trace keeps a reference to the container. The trace drops this reference when no
-other object references the container.
+search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no
+source code. The search finds too many lines if several lines store items under the same name. In these cases, the
+user's lines are traced for at most two iterations, until the container grows once. If the tensors in a small container
+are replaced and none are added, the trace ends when a tensor is replaced. The trace always ends after `MAX_EVENTS`,
+because a program may run for a long time after its last iteration. A tuple cannot grow, so the attribute that refers
+to the tuple is traced instead. A trace function that is already set (by a debugger or a coverage tool) is not
+replaced. The trace keeps a reference to the container. The trace drops this reference when no other object references
+the container.
 """
 
 import gc
@@ -40,7 +40,8 @@ class StoringTrace:
         self._replaced = replaced
         self._attribute = ""
         """The attribute that refers to the container, if the container is a tuple. In this case, `_container` is the
-        object that has the attribute."""
+        object that has the attribute.
+        """
         self._state: Any = 0
         self._events = 0
         self._lines: dict[int, int] = {}

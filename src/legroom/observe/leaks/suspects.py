@@ -58,7 +58,9 @@ MAX_FRUITLESS_SECONDS = 4.0
 loop.
 """
 COLLECTED_RESULTS = 48
-"""An evaluation that collects its results on the device and then reads them may have up to this many iterations."""
+"""Growth that ends within this many iterations is not a leak if the program reads the collected results, as an
+evaluation does.
+"""
 
 
 class Suspect(NamedTuple):

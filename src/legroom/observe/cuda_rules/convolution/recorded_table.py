@@ -99,8 +99,8 @@ def look_up(layer: ConvLayer, c: Convolution) -> ConvWorkspaces | None:
 
 
 def convolution_of(layer: ConvLayer, batch: int, output_padding: int = 0) -> Convolution:
-    """Return the sizes of a layer at a batch size. If the padding is not recorded, the layer is assumed to keep the
-    image size. A layer that splits images into patches is assumed to have no padding.
+    """Return the sizes of a layer for a given batch size. If the padding is not recorded, the layer is assumed to keep
+    the image size. A layer that splits images into patches is assumed to have no padding.
     """
     padding: Sequence[int] | None = layer.padding
     if padding is None:

@@ -1,8 +1,8 @@
-"""Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes.
+"""Formulas that compute the workspace size of a kernel for convolutions of any size.
 
-cuDNN's kernels differ in the copies that they make in a different layout, and in their partial sums. The copies and the
-partial sums follow exactly from the number of the kernel and a few of its settings. The formulas were derived from
-424,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
+A workspace contains copies of tensors in a different layout, and partial sums. Both follow exactly from the number of
+the kernel and a few of its settings. The formulas were derived from 424,000 queries to cuDNN 9.19 on an H200. The
+kernel numbers apply to cuDNN 9.19.
 """
 
 # | formula | bytes |

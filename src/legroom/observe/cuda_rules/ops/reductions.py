@@ -90,7 +90,7 @@ def buffers(
 
 
 def _merged(dimensions: list[tuple[int, int]]) -> list[Dimension]:
-    """Sort the dimensions from fast to slow, and merge adjacent dimensions, as TensorIterator does."""
+    """Sort the dimensions by stride, smallest first, and merge adjacent dimensions, as TensorIterator does."""
     merged: list[Dimension] = []
     # An expanded dimension has stride 0: it comes last.
     for size, stride in sorted((d for d in dimensions if d[0] != 1), key=lambda d: (d[1] == 0, d[1], d[0])):

@@ -392,7 +392,7 @@ def _reordered(arguments: dict[str, Any]) -> bool:
 
 
 def _has_steps_first(arguments: dict[str, Any]) -> bool:
-    """Return whether the memory of the output gradient contains the values step by step, whatever the order of its
+    """Return whether the values of the output gradient are stored step by step, regardless of the order of its
     dimensions.
     """
     gradient = arguments["grad_output"]
