@@ -66,9 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 _LONGEST = (
     "test_a_pipeline_keeps_fewer_activations_than_a_split_batch",
-    "test_a_study_is_the_same_without_fork",
+    "test_a_study_has_the_same_results_without_fork",
     "test_an_estimate_and_its_largest_batch_are_the_same_without_fork",
-    "test_every_module_is_imported_and_commands_run_without_the_functions_of_posix",
+    "test_modules_and_commands_work_without_posix_functions",
     "test_minilm_learns_and_a_second_run_resumes",
     "test_the_example_shows_a_summary_and_an_estimate_once",
     "test_trials_and_ranks_are_placed_on_both_nodes",

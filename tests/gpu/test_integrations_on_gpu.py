@@ -55,7 +55,7 @@ def assert_is_report(text: str) -> None:
     assert "test_integrations_on_gpu.py" in text
 
 
-def test_the_callback_of_lightning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lightning_callback_works_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     lightning = pytest.importorskip("pytorch_lightning")
     from legroom.integrations.lightning import LegroomCallback
 
@@ -94,7 +94,7 @@ def test_the_callback_of_lightning(capsys: pytest.CaptureFixture[str]) -> None:
     assert trainer.global_step == 2
 
 
-def test_the_callback_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_transformers_callback_works_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers")
     from legroom.integrations.transformers import LegroomCallback, find_batch
 
@@ -124,7 +124,7 @@ def test_the_callback_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
-def test_guard_inside_accelerate(precision: str) -> None:
+def test_guard_works_with_accelerate_on_a_gpu(precision: str) -> None:
     accelerate = pytest.importorskip("accelerate")
     from legroom.integrations.accelerate import make_guard
 
@@ -147,7 +147,7 @@ def test_guard_inside_accelerate(precision: str) -> None:
     torch.testing.assert_close(*trained, rtol=1e-3, atol=1e-5)
 
 
-def test_the_pytest_marks(pytester: pytest.Pytester) -> None:
+def test_the_pytest_marks_work_on_a_gpu(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest, torch

@@ -18,7 +18,7 @@ def test_the_history_of_a_run_agrees_with_torch(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", runs.CHECKS)
-def test_the_command_reports_what_happened(name: str, tmp_path: Path) -> None:
+def test_the_report_of_the_command_agrees_with_the_run(name: str, tmp_path: Path) -> None:
     run = runs.command(name, tmp_path)
     wrong = [
         f"{what}: {figures}"

@@ -248,7 +248,7 @@ for batch in DataLoader(rows, batch_size=4, collate_fn={padded}):
     ]
 
 
-def test_inference_without_a_loader_and_a_compiled_model(tmp_path: Path) -> None:
+def test_inference_without_a_loader_and_with_a_compiled_model_is_estimated(tmp_path: Path) -> None:
     script = """
 import torch
 from torch import nn
@@ -341,7 +341,7 @@ for _ in range(2):
         ),
     ],
 )
-def test_a_script_that_cannot_be_traced_is_refused_in_one_line(
+def test_a_script_that_cannot_be_traced_is_rejected_in_one_line(
     tmp_path: Path, script: str, words: tuple[str, ...], message: str
 ) -> None:
     done = estimate(tmp_path, script, *words)

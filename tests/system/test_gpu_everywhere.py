@@ -101,13 +101,13 @@ def step(batch: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("function", [legroom.estimate, legroom.max_batch, legroom.plan])
-def test_in_the_functions_that_trace_a_step(function: Callable[..., object], gpu: str) -> None:
+def test_functions_that_trace_a_step_use_the_given_gpu(function: Callable[..., object], gpu: str) -> None:
     Seen.answer = None
     function(step, torch.zeros(8, 8), gpu=gpu)
     assert Seen.answer == ANSWERS[gpu]
 
 
-def test_in_virtual_gpu(gpu: str) -> None:
+def test_virtual_gpu_uses_the_given_gpu(gpu: str) -> None:
     with legroom.VirtualGPU(gpu):
         assert ask() == ANSWERS[gpu]
     with legroom.VirtualGPU(f"{gpu},{gpu}"):
@@ -115,11 +115,11 @@ def test_in_virtual_gpu(gpu: str) -> None:
         assert torch.cuda.get_device_capability(1) == ANSWERS[gpu].capability
 
 
-def test_in_run(gpu: str, command) -> None:
+def test_run_uses_the_given_gpu(gpu: str, command) -> None:
     assert command("run", gpu)[0] == 0
 
 
-def test_in_estimate(gpu: str, command) -> None:
+def test_estimate_uses_the_given_gpu(gpu: str, command) -> None:
     code, output = command("estimate", gpu, "--format", "json")
     assert code == 0
     answer = json.loads(output)
@@ -130,12 +130,12 @@ def test_in_estimate(gpu: str, command) -> None:
 
 @pytest.mark.parametrize("gpu", ["t4"])
 @pytest.mark.parametrize("option", ["--watch", "--dry-run"])
-def test_in_launch(option: str, gpu: str, command) -> None:
+def test_launch_uses_the_given_gpu(option: str, gpu: str, command) -> None:
     assert command("launch", gpu, option, "--format", "json")[0] == 0
 
 
 @pytest.mark.parametrize("gpu", ["t4"])
-def test_in_tune(gpu: str, tmp_path: Path) -> None:
+def test_tune_uses_the_given_gpu(gpu: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     study = legroom.tune(
         f"{tmp_path / 'train.py'}:train",

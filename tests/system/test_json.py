@@ -29,7 +29,7 @@ KEYS = [
 OOM_KEYS = ["file", "line", "op", "requested_bytes", "by_category", "top", "holders", "advice"]
 
 
-def test_json_of_a_failed_run(write, legroom, tmp_path: Path):
+def test_failed_run_is_printed_as_json(write, legroom, tmp_path: Path):
     done = legroom("run", "--gpu", "64MiB", "--format", "json", write(SOURCE))
     document = json.loads(done.stdout)
     assert done.returncode == document["exit_code"] == 1
@@ -54,7 +54,7 @@ def test_json_of_a_failed_run(write, legroom, tmp_path: Path):
     assert json.loads(again.stdout) == document
 
 
-def test_json_of_a_successful_run(write, legroom):
+def test_successful_run_is_printed_as_json(write, legroom):
     done = legroom("run", "--gpu", "64MiB", "--format", "json", write("print('hello')"))
     document = json.loads(done.stdout)
     assert done.stderr == "hello\n"

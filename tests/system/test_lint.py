@@ -89,7 +89,7 @@ def test_stdout_contains_only_json(project: Path) -> None:
     assert finding["fix"]["applicability"] == "safe"
 
 
-def test_github_annotations(project: Path) -> None:
+def test_findings_are_printed_as_github_annotations(project: Path) -> None:
     line = lint("train.py", "--format", "github", folder=project).stdout
     assert line.startswith(
         "::error title=legroom LG101,file=train.py,line=9,col=19,endLine=9,endColumn=23::`losses`"
@@ -139,7 +139,9 @@ def test_standard_input_is_fixed_on_standard_output(project: Path) -> None:
         ),
     ],
 )
-def test_invalid_usage_is_one_line(project: Path, arguments: tuple[str, ...], sentence: str) -> None:
+def test_invalid_usage_is_reported_in_one_line(
+    project: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
     done = lint(*arguments, folder=project)
     assert (done.returncode, done.stderr) == (2, f"legroom: {sentence}\n")
 

@@ -74,16 +74,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ra
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in DIES])
-def test_script_prints_on_a_virtual_gpu_what_it_prints_on_the_cpu(
-    name: str, ran: Callable[[str], Ran]
-) -> None:
+def test_script_prints_the_same_on_a_virtual_gpu_as_on_the_cpu(name: str, ran: Callable[[str], Ran]) -> None:
     run = ran(name)
     assert run.exit_codes == (0, 0), run.errors
     assert _compared(run.on_gpu) == _compared(run.on_cpu)
     assert _is_plausible(run.report, name)
 
 
-def test_script_that_runs_out_of_memory_dies_of_it_after_the_same_steps(ran: Callable[[str], Ran]) -> None:
+def test_script_that_runs_out_of_memory_fails_after_the_same_output(ran: Callable[[str], Ran]) -> None:
     run = ran("oom_dies")
     assert run.exit_codes == (1, 0)
     assert run.report["oom"]["file"].endswith("oom_dies.py")
@@ -93,7 +91,7 @@ def test_script_that_runs_out_of_memory_dies_of_it_after_the_same_steps(ran: Cal
     assert _is_plausible(run.report, "oom_dies")
 
 
-def test_script_that_halves_its_batch_after_an_oom_goes_on(ran: Callable[[str], Ran]) -> None:
+def test_script_that_halves_its_batch_after_an_oom_continues(ran: Callable[[str], Ran]) -> None:
     figures = [line for line in ran("oom_halving").on_gpu if line.startswith("memory")]
     assert "after [8192" in figures[0]
     assert "ran out after" in figures[1]

@@ -56,7 +56,7 @@ def test_commands_without_a_script_run_unchanged(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "", "off"])
-def test_it_can_be_switched_off(value: str) -> None:
+def test_startup_can_be_disabled(value: str) -> None:
     assert legroom_command(["python", "train.py"], value) is None
 
 

@@ -31,7 +31,7 @@ def test_importing_legroom_loads_only_legroom() -> None:
     assert loaded_by("import legroom") <= ALLOWED
 
 
-def test_the_check_above_can_fail() -> None:
+def test_the_check_for_loaded_packages_can_fail() -> None:
     assert not loaded_by("import legroom, rich") <= ALLOWED
 
 

@@ -23,7 +23,7 @@ def test_every_case_has_a_builder() -> None:
     assert {case.model for case in cases} <= BUILDERS.keys()
 
 
-def test_two_models_with_the_same_name_are_refused() -> None:
+def test_two_models_with_the_same_name_are_rejected() -> None:
     cases = CaseSet()
 
     def digits() -> None: ...

@@ -34,7 +34,7 @@ def test_workflows_run_existing_targets_of_the_makefile(workflow: str) -> None:
     assert {word for words in run for word in words.split()} <= targets
 
 
-def test_a_bug_report_asks_for_the_output_of_doctor() -> None:
+def test_the_bug_report_template_requests_the_output_of_doctor() -> None:
     assert "`legroom doctor --json`" in (ROOT / ".github/ISSUE_TEMPLATE/bug.yml").read_text()
 
 

@@ -68,7 +68,7 @@ print("all commands ended")
 """
 
 
-def test_every_module_is_imported_and_commands_run_without_the_functions_of_posix(tmp_path: Path) -> None:
+def test_modules_and_commands_work_without_posix_functions(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     sources = Path(legroom.__file__).parents[1]
     done = subprocess.run(

@@ -60,7 +60,7 @@ def browser() -> Iterator["playwright.Browser"]:
         browser.close()
 
 
-def test_the_page_in_a_browser(browser: "playwright.Browser", tmp_path: Path) -> None:
+def test_the_page_works_in_a_browser(browser: "playwright.Browser", tmp_path: Path) -> None:
     file = tmp_path / "run.html"
     file.write_text(page_of(figures_from_capture(leaking_run().capture(), path="run.legroom")))
     context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme="light")

@@ -96,7 +96,7 @@ for episode in range(6):
             target_net.load_state_dict(target)
     print(episode, loss if len(memory) >= 16 else None)
 
-# REINFORCE beside it: log-probabilities of a distribution on the device.
+# REINFORCE: log-probabilities of a distribution on the device.
 dist = torch.distributions.Categorical(logits=policy_net(torch.ones(3, 4, device=device)))
 sampled = dist.sample()
 loss = (

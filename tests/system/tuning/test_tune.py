@@ -62,7 +62,7 @@ def test_a_search_prints_the_best_trial_and_writes_its_files(
 @pytest.mark.parametrize(
     ("modes", "expected"), [([], None), (["max"], "max"), (["min", "max"], ["min", "max"])]
 )
-def test_several_metrics_are_repeated_options(
+def test_several_metrics_are_passed_as_repeated_options(
     folder: Path, monkeypatch: pytest.MonkeyPatch, modes: list[str], expected: object
 ) -> None:
     given: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def test_several_metrics_are_repeated_options(
     assert given.get("mode") == expected
 
 
-def test_json_is_alone_on_stdout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdout_contains_only_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "train.py:train", "space.toml", "--trials", "2", "--format", "json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["schema"] == "legroom.tune/1"
@@ -107,7 +107,7 @@ def test_a_trial_at_max_steps_is_finished(folder: Path) -> None:
     assert not _ended(folder), "it was stopped at its second report"
 
 
-def test_a_trial_that_was_lost_to_memory_is_visible_in_the_exit_code(
+def test_a_trial_that_ran_out_of_memory_changes_the_exit_code(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = read_space({"x": [1, 2]})

@@ -9,7 +9,7 @@ from legroom.cli import main
 pytestmark = pytest.mark.slow
 
 
-def test_a_setting_that_is_neither_on_nor_off_nor_a_file_is_one_line(tmp_path, monkeypatch, capsys):
+def test_an_invalid_setting_is_reported_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEGROOM_CUDNN", "yes")
     Path("train.py").write_text("import torch\n")

@@ -31,11 +31,11 @@ def test_json_has_the_documented_keys(tmp_path: Path, capsys: pytest.CaptureFixt
     log = tmp_path / "error.log"
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
     assert main(["explain", str(log), "--format", "json", "--no-checks"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "legroom.explain/1"
-    assert {"schema", "kind", "certainty", "code", "causes"} <= set(told)
-    assert (told["kind"], told["certainty"], told["figures"]["requested"]) == ("oom", "sure", 2 * GiB)
-    assert all(set(cause) == {"cause", "check", "fix"} for cause in told["causes"])
+    output = json.loads(capsys.readouterr().out)
+    assert output["schema"] == "legroom.explain/1"
+    assert {"schema", "kind", "certainty", "code", "causes"} <= set(output)
+    assert (output["kind"], output["certainty"], output["figures"]["requested"]) == ("oom", "sure", 2 * GiB)
+    assert all(set(cause) == {"cause", "check", "fix"} for cause in output["causes"])
 
 
 def test_code_on_a_page_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,8 +99,8 @@ def test_doctor_exits_with_1_and_shows_the_fix(
     out = capsys.readouterr().out
     assert out.startswith("1 problem found.\n\nLG915  Only 64.0 MiB of shared memory is free in /dev/shm")
     assert main(["doctor", "--format", "json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["sound"], [finding["code"] for finding in told["findings"]]) == (False, ["LG915"])
+    output = json.loads(capsys.readouterr().out)
+    assert (output["sound"], [finding["code"] for finding in output["findings"]]) == (False, ["LG915"])
 
 
 def test_a_known_error_is_explained_below_its_traceback(

@@ -12,7 +12,9 @@ COMMANDS = sorted(command.name for command in app.registered_commands if command
 
 
 @pytest.mark.parametrize("command", ["legroom", *COMMANDS])
-def test_help(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_80_columns_without_python_types(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["--help"] if command == "legroom" else [command, "--help"]) == 0
     text = capsys.readouterr().out

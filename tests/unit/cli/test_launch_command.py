@@ -77,9 +77,9 @@ def test_all_ranks_are_restarted_with_max_restarts(launch):
 
 def test_json_names_the_failed_rank_and_its_output(launch):
     done = launch(FAILING, ["--nproc", "2", "--format", "json"])
-    told = json.loads(done.stdout)
-    assert (told["schema"], told["exit_code"], told["first_failure"]) == ("legroom.launch/1", 1, 1)
-    first, second = told["ranks"]
+    report = json.loads(done.stdout)
+    assert (report["schema"], report["exit_code"], report["first_failure"]) == ("legroom.launch/1", 1, 1)
+    first, second = report["ranks"]
     assert (first["signal"], second["error"]) == ("SIGTERM", "ValueError: the loss is not a number")
     assert second["stderr"] == "train.launch/rank-1.err"
 

@@ -13,7 +13,7 @@ from legroom.cli import app, main
 from legroom.cli.options import ScriptCommand
 
 
-def test_version(capsys):
+def test_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"legroom {legroom.__version__}\n"
 
@@ -68,7 +68,7 @@ def test_help_is_shown_without_a_command(capsys):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["report", "--help"]])
-def test_help(capsys, words):
+def test_help_shows_the_usage(capsys, words):
     assert main(words) == 0
     assert "Usage: legroom" in capsys.readouterr().out
 
@@ -80,7 +80,7 @@ def test_each_command_has_a_short_help_that_fits(capsys):
     assert all(line.endswith((".", "?")) and not line.endswith("...") for line in verbs)
 
 
-def test_python_m_legroom_is_the_same_command():
+def test_python_m_legroom_runs_the_command():
     done = subprocess.run([sys.executable, "-m", "legroom", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"legroom {legroom.__version__}\n")
 
@@ -142,12 +142,12 @@ def test_options_end_after_the_module(words, ended):
         (["-o", "--spill", "train.py"], ["-o", "--spill", "train.py"]),
     ],
 )
-def test_an_omitted_optional_value_is_filled_in(words, given):
+def test_an_omitted_optional_value_is_added(words, given):
     assert mark_script("run", words) == given
 
 
 @pytest.mark.parametrize("command", ["run", "estimate", "launch"])
-def test_every_option_with_a_value_keeps_it(command):
+def test_options_keep_values_that_look_like_options(command):
     """An option whose value looks like `-m` must not end the options."""
     with_values = [
         option

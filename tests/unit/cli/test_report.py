@@ -52,25 +52,25 @@ def capture(tmp_path, monkeypatch):
     return capture
 
 
-def test_text(capture, capfd):
+def test_the_report_is_printed_as_text(capture, capfd):
     assert main(["report", capture("a.legroom")]) == 0
     out = capfd.readouterr().out
     assert out.startswith("Ended after 0.1 s. Peak memory: 8.0 MiB allocated (20.0 MiB")
     assert out.endswith("legroom report a.legroom --html a.html   # a web page with charts\n")
 
 
-def test_json(capture, capfd):
+def test_the_report_is_printed_as_json(capture, capfd):
     assert main(["report", "--format", "json", capture("a.legroom")]) == 0
     assert json.loads(capfd.readouterr().out)["peak_allocated_bytes"] == 8 * MiB
 
 
-def test_a_comparison(capture, capfd):
+def test_two_captures_are_compared(capture, capfd):
     assert main(["report", capture("b.legroom", 12), "--compare", capture("a.legroom")]) == 0
     sentence = "Peak memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB, mostly input."
     assert sentence in " ".join(capfd.readouterr().out.split())
 
 
-def test_a_comparison_as_json(capture, capfd):
+def test_a_comparison_is_printed_as_json(capture, capfd):
     assert (
         main(["report", capture("b.legroom", 12), "--compare", capture("a.legroom"), "--format", "json"]) == 0
     )
@@ -138,7 +138,7 @@ def test_a_comparison_with_a_missing_capture_is_rejected(capture, capfd):
     assert capfd.readouterr() == ("", "legroom: missing.legroom does not exist. Check the path.\n")
 
 
-def test_a_page(capture, tmp_path, capfd):
+def test_an_html_page_is_written(capture, tmp_path, capfd):
     words = ["report", capture("a.legroom"), "--html", "a.html"]
     assert main(words) == 0
     assert capfd.readouterr().out.startswith("Wrote a.html (")
@@ -162,7 +162,7 @@ def test_a_page_overwrites_only_html_files(capture, tmp_path, capfd, name):
     assert (tmp_path / name).read_bytes() == before
 
 
-def test_a_page_is_opened(capture, tmp_path, monkeypatch, capfd):
+def test_a_page_is_opened_in_the_browser(capture, tmp_path, monkeypatch, capfd):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or len(opened) == 1)
     words = ["report", capture("a.legroom"), "--html", "a.html", "--force", "--open"]
@@ -183,12 +183,12 @@ def test_a_page_is_opened(capture, tmp_path, monkeypatch, capfd):
         (["--html", "a.html", "--compare", "a.legroom"], "--html and --compare cannot be combined."),
     ],
 )
-def test_a_page_that_cannot_be_written(capture, capfd, words, message):
+def test_a_page_that_cannot_be_written_is_an_error(capture, capfd, words, message):
     assert main(["report", capture("a.legroom"), *words]) == 2
     assert capfd.readouterr().err.startswith(f"legroom: {message}")
 
 
-def test_a_diff(capture, tmp_path, capfd):
+def test_a_comparison_page_is_written(capture, tmp_path, capfd):
     words = ["diff", capture("a.legroom", 8), capture("b.legroom", 12)]
     assert main(words) == 0
     shown = " ".join(capfd.readouterr().out.split())
@@ -221,7 +221,7 @@ def test_a_diff(capture, tmp_path, capfd):
         ([], "Missing argument 'AFTER'. See `legroom diff --help`."),
     ],
 )
-def test_an_invalid_diff(capture, capfd, words, message):
+def test_an_invalid_comparison_is_an_error(capture, capfd, words, message):
     assert main(["diff", capture("a.legroom"), *words]) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)

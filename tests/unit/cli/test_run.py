@@ -208,7 +208,7 @@ def test_the_excepthook_of_the_script_prints_the_error(run, monkeypatch):
     assert "Traceback" not in err
 
 
-def test_a_run_without_gpu_memory_is_reported(run):
+def test_a_run_that_uses_no_gpu_memory_says_so(run):
     _, _, err = run("print(1)", "--gpu", "64MiB")
     assert "No GPU memory was used." in err
 
@@ -241,7 +241,7 @@ def test_an_unknown_gpu_is_rejected_with_similar_names(run):
     assert "`rtx4090`" in err
 
 
-def test_several_gpus(run):
+def test_several_virtual_gpus_are_reported(run):
     source = (
         "import torch\na = torch.zeros(1 << 20, device='cuda:0')\nb = torch.zeros(3 << 20, device='cuda:1')"
     )

@@ -32,7 +32,7 @@ def test_a_size_can_have_a_compute_capability(text, capability):
     assert (gpu.total, gpu.usable, gpu.capability) == (8 * GiB, 8 * GiB, capability)
 
 
-def test_a_name_is_that_card_less_its_cuda_context():
+def test_a_named_gpu_has_the_memory_of_the_card_without_the_cuda_context():
     t4 = find_gpu("t4")
 
     assert (t4.capability, t4.sm_count, t4.shared_memory_per_sm) == ((7, 5), 40, 64 * KiB)
@@ -75,7 +75,7 @@ def test_several_gpus_are_separated_by_commas():
         ),
     ],
 )
-def test_an_invalid_gpu_is_refused_in_one_line_with_the_remedy(text, message):
+def test_an_invalid_gpu_is_rejected_in_one_line_with_the_remedy(text, message):
     with pytest.raises(UsageError) as caught:
         find_gpu(text)
     assert str(caught.value) == message
@@ -84,7 +84,7 @@ def test_an_invalid_gpu_is_refused_in_one_line_with_the_remedy(text, message):
 @pytest.mark.parametrize(
     "text", ["", "0", "1.5", "24", "4090xyz", "0GiB", "-8GiB", "8GiB:", "t4:sm90", "8GiB,8GiB"]
 )
-def test_an_invalid_gpu_is_refused(text):
+def test_an_invalid_gpu_is_rejected(text):
     with pytest.raises(UsageError):
         find_gpu(text)
 
@@ -95,7 +95,7 @@ def test_no_two_gpus_share_a_name():
     assert len(names) == len(set(names))
 
 
-def test_the_total_of_a_gpu_is_less_than_the_number_on_its_box():
+def test_the_total_of_a_gpu_is_less_than_its_nominal_memory():
     assert 79 * GiB < find_gpu("a100-80gb").total < 80 * GiB
     assert 14 * GiB < find_gpu("t4").total < 16 * GiB
 

@@ -202,7 +202,7 @@ def test_control_groups_v1_are_read(tmp_path: Path) -> None:
     assert (host.limit, host.used_of_limit) == (700, 30)
 
 
-def test_without_a_limit_it_is_not_available(tmp_path: Path) -> None:
+def test_without_a_limit_the_memory_limit_is_not_available(tmp_path: Path) -> None:
     host = machine.host_usage(tmp_path / "sys", process(tmp_path, "0::/"))
     assert host.limit is NA
 

@@ -73,7 +73,7 @@ def test_a_guarded_step_equals_the_step_of_the_accelerator(
     torch.testing.assert_close(trained[1], trained[0], rtol=tolerance, atol=tolerance)
 
 
-def test_accumulation_an_unprepared_optimizer_and_a_second_precision_are_one_line() -> None:
+def test_unsupported_settings_of_the_accelerator_are_reported_in_one_line() -> None:
     accelerator, model, optimizer = prepare(gradient_accumulation_steps=4)
     with pytest.raises(UsageError, match="Remove `gradient_accumulation_steps`"):
         make_guard(accelerator, model, optimizer)

@@ -151,7 +151,7 @@ def test_the_batch_size_may_be_a_hyperparameter_of_a_data_module() -> None:
     assert data.hparams.batch_size == 4
 
 
-def test_a_module_without_a_batch_size_is_one_line() -> None:
+def test_a_module_without_a_batch_size_is_reported_in_one_line() -> None:
     module = Regression()
     del module.batch_size
     with (

@@ -422,7 +422,7 @@ def test_a_report_folder_that_is_a_file_is_a_usage_error(project: pytest.Pyteste
         ("gpu_memory(2.5)", "The GPU must be given as a string such as `8GiB` or `t4`, not float."),
     ],
 )
-def test_a_wrong_size_is_one_line(project: pytest.Pytester, mark: str, message: str) -> None:
+def test_an_invalid_size_is_reported_in_one_line(project: pytest.Pytester, mark: str, message: str) -> None:
     result = run(project, f"@pytest.mark.{mark}\ndef test_marked(): pass\n\ndef test_other(): pass\n")
     result.assert_outcomes(errors=1, passed=1)
     errors = result.stdout.str().partition("ERROR at setup")[2].partition("=====")[0].splitlines()[1:]
@@ -430,7 +430,7 @@ def test_a_wrong_size_is_one_line(project: pytest.Pytester, mark: str, message: 
     pytest.LineMatcher([line]).fnmatch_lines([message])
 
 
-def test_a_marked_test_without_gpu_memory_is_a_warning_of_one_line(project: pytest.Pytester) -> None:
+def test_a_marked_test_without_gpu_memory_has_a_warning_of_one_line(project: pytest.Pytester) -> None:
     result = run(project, '@pytest.mark.gpu_memory("6 GiB")\ndef test_on_the_cpu(): torch.zeros(100)')
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines(
@@ -440,7 +440,7 @@ def test_a_marked_test_without_gpu_memory_is_a_warning_of_one_line(project: pyte
     )
 
 
-def test_a_size_in_the_mark_and_in_a_parameter_is_one_line(project: pytest.Pytester) -> None:
+def test_a_size_in_the_mark_and_in_a_parameter_is_reported_in_one_line(project: pytest.Pytester) -> None:
     result = run(
         project,
         """

@@ -138,7 +138,7 @@ def test_another_precision_is_suggested_once_for_a_gpu(
     assert "To change the precision, use `TrainingArguments(fp16=True)`." in caplog.text
 
 
-def test_a_batch_size_that_the_trainer_would_change_is_one_line(tmp_path: Path) -> None:
+def test_a_batch_size_that_the_trainer_would_change_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Remove `auto_find_batch_size=True`"):
         find_batch(make_trainer(tmp_path, auto_find_batch_size=True))
     with pytest.raises(UsageError, match="The search for a batch size needs a GPU"):

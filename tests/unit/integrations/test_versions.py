@@ -24,7 +24,7 @@ def test_a_supported_version_is_accepted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", versions.MINIMUM)
-def test_an_old_version_is_one_line(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_old_version_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     installed(monkeypatch, {name: "0.9.12"})
     with pytest.raises(UnsupportedLibrary) as error:
         check_library(name)
@@ -34,7 +34,7 @@ def test_an_old_version_is_one_line(monkeypatch: pytest.MonkeyPatch, name: str) 
     )
 
 
-def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, {})
     with pytest.raises(ImportError, match="^lightning is not installed. Run `pip install lightning`.$"):
         check_library("lightning", "pytorch-lightning")

@@ -191,7 +191,7 @@ def test_coverage_is_the_fraction_of_bytes_with_a_line() -> None:
     assert Ledger().now().coverage() == 1.0
 
 
-def test_the_state_at_a_step() -> None:
+def test_the_state_at_a_step_is_found() -> None:
     ledger = Ledger([alloc(1, 10), step(0), alloc(2, 20), step(1), step(1, device=1), Free(0.5, 1)])
     assert ledger.at_step(0).allocated == 10
     assert ledger.at_step(1).allocated == 30
@@ -206,7 +206,7 @@ def test_an_unknown_step_is_an_error() -> None:
         Ledger().at_step(0)
 
 
-def test_the_state_and_the_holders_at_an_oom() -> None:
+def test_the_state_and_the_holders_at_an_oom_are_found() -> None:
     holder = Holder("losses (list, 3 items)", 10, 3, HERE)
     stream = [alloc(1, 10, device=1), oom(device=1), holder, Free(0.5, 1), oom()]
     ledger = Ledger(stream)
@@ -261,7 +261,7 @@ def test_a_gap_has_no_peaks_and_its_steps_have_only_totals() -> None:
         ledger.at_step(0)
 
 
-def test_events_from_several_threads() -> None:
+def test_events_from_several_threads_are_counted() -> None:
     from threading import Thread
 
     ledger = Ledger()
@@ -282,7 +282,7 @@ def test_events_from_several_threads() -> None:
     assert ledger.now().allocated == 0
 
 
-def test_an_event_during_a_query() -> None:
+def test_an_event_during_a_query_is_counted_afterwards() -> None:
     class Meddler(str):
         def __hash__(self) -> int:
             for _ in range(10):
@@ -382,7 +382,7 @@ def test_growth_equals_the_reference(stream: list[Event]) -> None:
     assert found == expected
 
 
-def test_growth_over_a_given_number_of_steps() -> None:
+def test_growth_requires_the_given_number_of_steps() -> None:
     ledger = Ledger(growing([1, 2, 3, 4, 5, 6]))
     assert ledger.growth(min_steps=6)
     assert not ledger.growth(min_steps=7)

@@ -178,7 +178,7 @@ def test_results_are_shown_once_and_escaped(notebook: Executed) -> None:
     assert "<script" not in data["text/html"]
 
 
-def test_a_recording_on_the_virtual_gpu_of_the_notebook(notebook: Executed) -> None:
+def test_a_cell_is_recorded_on_the_virtual_gpu_of_the_notebook(notebook: Executed) -> None:
     number = notebook["record"].number
     assert notebook["record"].printed == f"virtual GPU 0 cell [{number}] 2\n"
 
@@ -209,13 +209,13 @@ def test_variables_of_the_user_are_listed_and_deleted_on_request(notebook: Execu
     assert "Deleted: many." in result["text/plain"]
 
 
-def test_other_errors_pass_after_the_report(notebook: Executed) -> None:
+def test_other_errors_are_raised_after_the_report(notebook: Executed) -> None:
     failed = notebook["other error"]
     assert failed.shown[0]["text/plain"].startswith("Failed with ZeroDivisionError")
     assert f"Cell In[{failed.number}], line 2" in failed.traceback
 
 
-def test_wrong_use_is_one_line(notebook: Executed) -> None:
+def test_incorrect_use_is_reported_in_one_line(notebook: Executed) -> None:
     assert notebook["usage"].stderr.startswith("UsageError: Usage: `%%legroom` records a cell")
     assert "takes at most one argument" in notebook["bad name"].stderr
     assert not notebook["use off"].shown

@@ -62,7 +62,7 @@ def test_fused_is_known_for_the_optimizers_that_have_it_on_cuda(name: str) -> No
         ({"foreach": True}, "foreach"),
     ],
 )
-def test_how_an_optimizer_updates(options: dict[str, Any], update: str) -> None:
+def test_the_update_method_of_an_optimizer_is_recorded(options: dict[str, Any], update: str) -> None:
     described = describe(torch.optim.Adam([nn.Parameter(torch.ones(92, 3))], **options))
     assert described.update == update
     assert (described.temporary_bytes > 0) == (update == "foreach")

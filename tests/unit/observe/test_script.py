@@ -184,11 +184,11 @@ def test_ctrl_c_exits_with_130(write):
 def test_the_excepthook_of_the_script_is_called(write, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     source = "import sys\nsys.excepthook = lambda *a: open('hook', 'w').write(a[0].__name__)\n1 / 0"
-    told = []
+    hooks = []
     script = Script(write("train.py", source))
     with installed(script):
-        execute(script, uncaught=lambda error, hooked: (told.append(hooked), ("", ""))[1])
-    assert (told, Path("hook").read_text()) == ([True], "ZeroDivisionError")
+        execute(script, uncaught=lambda error, hooked: (hooks.append(hooked), ("", ""))[1])
+    assert (hooks, Path("hook").read_text()) == ([True], "ZeroDivisionError")
 
 
 def test_classes_of_the_script_can_be_pickled_while_it_is_installed(write):
@@ -267,9 +267,9 @@ def test_os_exit_is_restored():
 
 
 @pytest.mark.parametrize(("name", "stem"), [("a/train.py", "train"), ("folder", "folder")])
-def test_the_stem_of_a_script(name, stem):
+def test_the_stem_of_a_script_is_its_file_name(name, stem):
     assert Script(name).stem == stem
 
 
-def test_the_stem_of_a_module():
+def test_the_stem_of_a_module_is_its_last_part():
     assert Script("package.train", (), is_module=True).stem == "train"

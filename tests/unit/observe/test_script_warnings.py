@@ -43,7 +43,7 @@ def test_warnings_of_the_program_are_unchanged() -> None:
     assert [(each.filename, each.lineno) for each in caught] == [("library.py", 7)]
 
 
-def test_a_replaced_showwarning_stays() -> None:
+def test_a_replaced_showwarning_is_kept() -> None:
     def mine(*_: object) -> None:
         pass
 

@@ -52,7 +52,7 @@ def test_other_threads_train_while_they_are_alive() -> None:
     assert not other_threads_train()
 
 
-def test_the_own_training_is_not_that_of_another_thread() -> None:
+def test_training_in_the_current_thread_does_not_count_as_another_thread() -> None:
     register_training_thread()
     assert not other_threads_train()
 

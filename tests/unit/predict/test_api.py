@@ -20,7 +20,7 @@ def model_and_batch() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     return model, (torch.randn(32, 256), torch.randint(0, 10, (32,)))
 
 
-def test_a_model_and_a_batch() -> None:
+def test_a_model_and_a_batch_are_estimated() -> None:
     model, batch = model_and_batch()
     result = legroom.estimate(model, batch, gpu="1GiB")
     parameters = sum(p.numel() for p in model.parameters()) * 4
@@ -50,7 +50,7 @@ def test_the_objects_of_the_caller_do_not_change() -> None:
     assert not torch.cuda.is_available()
 
 
-def test_a_step_function_with_a_closure() -> None:
+def test_a_step_function_with_a_closure_is_estimated() -> None:
     model, batch = model_and_batch()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     device = torch.device("cpu")
@@ -83,7 +83,7 @@ def test_the_largest_batch_fits_and_one_that_is_slightly_larger_does_not() -> No
         assert (replay(trace, capacity).failed_at is None) is fits
 
 
-def test_a_step_that_does_not_fit() -> None:
+def test_a_step_that_does_not_fit_is_reported() -> None:
     model = nn.Linear(8192, 8192)
     result = legroom.estimate(model, torch.zeros(4, 8192), gpu="1GiB", search=False)
     assert result.verdict == "does-not-fit"
@@ -161,7 +161,7 @@ def test_an_option_without_effect_is_not_listed() -> None:
     assert "fused optimizer" not in names, "this optimizer has no fused implementation"
 
 
-def test_a_model_that_copies_its_layers_while_it_is_built() -> None:
+def test_a_model_that_copies_its_layers_is_estimated() -> None:
     def step() -> None:
         layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
         model = nn.TransformerEncoder(layer, 2).cuda()
@@ -193,7 +193,7 @@ def test_the_repr_is_one_line() -> None:
     assert "Trace(" not in shown
 
 
-def test_the_html_repr() -> None:
+def test_the_html_repr_shows_the_verdict_and_the_gpu() -> None:
     model, batch = model_and_batch()
     page = legroom.estimate(model, batch, gpu="rtx4090", search=False)._repr_html_()
     assert "Fits" in page
@@ -207,7 +207,7 @@ def test_the_html_repr() -> None:
         (nn.Linear(2, 2), (), "Pass a model and one batch"),
     ],
 )
-def test_bad_input_is_refused_with_the_remedy(target: Any, args: tuple[Any, ...], message: str) -> None:
+def test_invalid_input_is_rejected_with_the_remedy(target: Any, args: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         legroom.estimate(target, *args, gpu="1GiB")
 

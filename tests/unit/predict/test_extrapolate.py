@@ -43,7 +43,7 @@ def test_there_is_no_extrapolation_if_blocks_are_freed_in_another_order() -> Non
     assert extrapolation(4, first, 8, second) is None
 
 
-def test_workspaces_that_only_one_size_needs_are_kept_as_they_are() -> None:
+def test_workspaces_that_only_one_size_needs_are_not_extrapolated() -> None:
     first, second = (
         trace_of(4 * MiB, 40 * MiB, freed=(2, 1)),
         trace_of(8 * MiB, 3 * MiB, 80 * MiB, freed=(2, 3, 1)),

@@ -14,7 +14,7 @@ def trace_of(size: int) -> Trace:
     return Trace(gpu=find_gpu("h200"), mode="fake", events=[allocation])
 
 
-def test_the_margin_of_a_large_run_is_a_share_of_its_peak() -> None:
+def test_the_margin_of_a_large_run_is_a_fraction_of_its_peak() -> None:
     trace = trace_of(2000 * MiB)
 
     assert safe_reserved(trace, replay(trace)) == 2000 * MiB + round(MARGIN * 2000 * MiB)

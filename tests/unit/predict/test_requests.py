@@ -108,7 +108,7 @@ def test_without_a_limit_handles_do_not_fail() -> None:
     assert replay_requests(backward_after(1000 * MiB), handle=HANDLE).failed_at is None
 
 
-def test_libraries_that_a_program_uses_take_memory_outside_pytorch() -> None:
+def test_libraries_that_a_program_uses_need_memory_outside_pytorch() -> None:
     def make() -> Callable[[], None]:
         x = torch.empty(32, 3, 16, 16, device="cuda")
         convolution, square = nn.Conv2d(3, 8, 3).cuda(), torch.eye(8, device="cuda")

@@ -181,7 +181,7 @@ def test_a_run_that_the_script_has_finished_is_resumed_for_the_report(
     assert resumed.summary["legroom"].startswith("Finished in 12 s.")
 
 
-def test_an_error_of_the_log_is_one_warning(wandb: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_log_is_reported_in_one_warning(wandb: Any, caplog: pytest.LogCaptureFixture) -> None:
     def fail(**options: Any) -> None:
         raise ConnectionError("no route to host")
 

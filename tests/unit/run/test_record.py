@@ -128,7 +128,7 @@ def test_reserved_memory_agrees_with_torch() -> None:
     assert (recording.peak, recording.peak_reserved) == expected
 
 
-def test_an_out_of_memory_error_passes_and_leaves_a_report() -> None:
+def test_an_out_of_memory_error_is_propagated_after_the_report() -> None:
     held = []
     with legroom.VirtualGPU("32MiB"), pytest.raises(torch.OutOfMemoryError) as caught:
         with legroom.record() as recording:
@@ -154,7 +154,7 @@ def test_a_caught_out_of_memory_error_is_reported() -> None:
     assert "caught 1 out-of-memory error" in " ".join(str(recording).split())
 
 
-def test_another_error_passes_and_is_named() -> None:
+def test_another_error_is_propagated_and_named() -> None:
     error = ValueError("wrong \x1b[31mvalue")
     with pytest.raises(ValueError, match="wrong") as caught:
         with legroom.record() as recording:
@@ -165,7 +165,7 @@ def test_another_error_passes_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_interrupts_pass(kind: type[BaseException]) -> None:
+def test_interrupts_are_propagated(kind: type[BaseException]) -> None:
     with pytest.raises(kind), legroom.record() as recording:
         raise kind
     assert isinstance(str(recording), str)
@@ -224,7 +224,7 @@ def test_a_value_that_is_not_a_function_is_rejected() -> None:
 # --- inside other recordings
 
 
-def test_a_recording_inside_a_recording() -> None:
+def test_recordings_can_be_nested() -> None:
     with legroom.record() as outer:
         first = torch.empty(2 * MiB, dtype=torch.uint8)
         with legroom.record() as inner:
@@ -236,7 +236,7 @@ def test_a_recording_inside_a_recording() -> None:
     assert inner.device == outer.device == "host memory"
 
 
-def test_recordings_that_end_in_another_order() -> None:
+def test_recordings_can_end_in_any_order() -> None:
     with legroom.VirtualGPU("64MiB") as gpu:
         sink = gpu.recorder.allocations.sink
         first, second = legroom.record(), legroom.record()
@@ -347,7 +347,7 @@ def _patched() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("gpu", [None, "64MiB"])
-def test_nothing_stays_replaced(gpu: str | None) -> None:
+def test_replaced_functions_are_restored(gpu: str | None) -> None:
     before = _patched()
     during = {}
 

@@ -67,7 +67,7 @@ def test_drop_last_drops_an_incomplete_batch() -> None:
     assert len(distributed) == 3
 
 
-def test_it_resumes_at_its_position_with_another_number_of_ranks() -> None:
+def test_a_loader_resumes_at_its_position_with_another_number_of_ranks() -> None:
     distributed = loader()
     batches_of(distributed)
     batches = iter(distributed)

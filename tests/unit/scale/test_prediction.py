@@ -102,7 +102,7 @@ def test_without_a_batch_the_prediction_includes_only_the_weights() -> None:
     assert 4 * weights <= without < with_batch
 
 
-def test_shares_depend_on_the_memory_next_to_the_weights() -> None:
+def test_shares_depend_on_the_memory_that_weights_leave_free() -> None:
     even = strategy_memory.fair_shares(setup((1 << 30, 1 << 30)))
     uneven = strategy_memory.fair_shares(setup((200 << 20, 60 << 20)))
     assert even == [1.0, 1.0]

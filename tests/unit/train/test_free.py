@@ -84,7 +84,7 @@ def test_frames_of_the_last_error_are_freed_even_if_a_variable_references_it():
     assert not hasattr(sys, "last_value")
 
 
-def test_inside_except_the_hint_advises_to_call_it_later():
+def test_inside_an_except_block_the_hint_suggests_calling_free_later():
     try:
         raise ValueError
     except ValueError:

@@ -249,7 +249,7 @@ def test_a_state_of_another_format_can_be_loaded():
     assert resumed.state_dict()["scaler"] is None
 
 
-def test_another_state_is_rejected():
+def test_the_state_of_another_object_is_rejected():
     with pytest.raises(UsageError, match="not the state of legroom.precision"):
         precision("fp32", device="cpu").load_state_dict({"scale": 1.0})
 
@@ -269,7 +269,7 @@ def test_a_collapsed_loss_scale_is_reported_once(gpu):
 
 
 @pytest.mark.slow
-def test_initial_skips_are_not_reported(gpu):
+def test_skipped_steps_at_the_start_are_not_reported(gpu):
     model, optimizer, batch = network("cuda")
     chosen, findings = with_findings("fp16")
     train(chosen, model, optimizer, batch, steps=5, factor=float("inf"))

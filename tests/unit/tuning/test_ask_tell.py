@@ -17,7 +17,7 @@ SPACE = {"x": {"uniform": [-4, 4]}}
 
 
 @pytest.mark.slow
-def test_results_are_told_and_a_resumed_search_asks_for_the_open_trial_first(tmp_path: Path) -> None:
+def test_a_resumed_search_asks_for_the_unfinished_trial_first(tmp_path: Path) -> None:
     with AskTell(SPACE, search="optuna", storage=tmp_path, points_to_evaluate=[{"x": 1.0}]) as search:
         first, failed, left_open = search.ask(), search.ask(), search.ask()
         assert first.config == {"x": 1.0}

@@ -137,7 +137,7 @@ def test_the_requested_number_of_trials_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_configuration_that_never_fits_is_not_started_or_counted_but_learned(tmp_path: Path) -> None:
+def test_a_configuration_that_never_fits_is_learned_but_not_started_or_counted(tmp_path: Path) -> None:
     notes = Notes()
     runner = make_runner(tmp_path, trials=4, gate=RuleGate(most=40), callbacks=[notes])
     numbers = start_all(runner)
@@ -298,7 +298,7 @@ def test_a_learning_searcher_proposes_one_trial_at_a_time_after_the_random_ones(
     assert runner.learns
 
 
-def test_the_searcher_gets_the_last_value_and_the_record_has_the_best(tmp_path: Path) -> None:
+def test_the_searcher_gets_the_last_value_and_the_record_contains_the_best(tmp_path: Path) -> None:
     runner = make_runner(tmp_path, trials=1)
     start_all(runner)
     run(runner, 0, 0.2, 0.4)
@@ -382,7 +382,7 @@ def test_a_trial_that_copied_weights_does_not_delete_the_best_checkpoint_of_the_
     assert paths[0].exists()
 
 
-def test_a_final_state_that_a_kill_cut_short_is_completed_on_resuming(tmp_path: Path) -> None:
+def test_an_incomplete_final_state_is_completed_on_resuming(tmp_path: Path) -> None:
     first = make_runner(tmp_path, trials=1)
     start_all(first)
     first.started(0, "cpu", None)
@@ -442,7 +442,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         make_runner(blocked / "study", trials=1)
 
 
-def test_a_full_disk_is_an_error_and_keeps_what_was_written(
+def test_a_full_disk_is_an_error_and_keeps_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sqlite3

@@ -151,7 +151,7 @@ def test_cuda_libraries_on_the_library_path_are_named(tmp_path: Path) -> None:
         ((12, 0), ("sm_90", "compute_90"), True),
     ],
 )
-def test_which_architectures_support_a_gpu(
+def test_architectures_that_support_a_gpu_are_recognized(
     capability: tuple[int, int], architectures: tuple[str, ...], has: bool
 ) -> None:
     assert checks._has_kernels(capability, architectures) is has

@@ -134,7 +134,7 @@ class TestLines:
     def test_metric_called_error_is_not_an_error(self) -> None:
         assert explain("epoch 3 loss 0.2 error: 0.31\nERROR 0.3").kind == "unknown"
 
-    def test_error_line_of_a_notebook_traceback(self) -> None:
+    def test_error_line_of_a_notebook_traceback_is_found(self) -> None:
         explanation = explain(
             "RuntimeError          Traceback (most recent call last)\nCell In[3], line 5\n      4 x = 1\n----> 5 f(x)\n\n"
             "File ~/lib/thing.py:10, in f(x)\n---> 10 return g(x)\n\nRuntimeError: 3 widgets expected\n"
@@ -151,7 +151,7 @@ class TestLines:
         )
         assert (explanation.kind, explanation.message) == ("not-memory", "queue.Empty")
 
-    def test_warning_is_not_memory(self) -> None:
+    def test_warning_is_not_an_out_of_memory_error(self) -> None:
         assert explain("a.py:3: UserWarning: something is deprecated\n  f(x)").kind == "not-memory"
 
 

@@ -139,14 +139,14 @@ class TestExceptions:
             2 << 30,
         )
 
-    def test_shape_mismatch_raised_by_torch(self) -> None:
+    def test_shape_mismatch_raised_by_torch_is_explained(self) -> None:
         try:
             torch.nn.Linear(4, 2)(torch.ones(3, 5))
         except RuntimeError as error:
             explanation = explain(error)
         assert (explanation.kind, explanation.code, explanation.certainty) == ("not-memory", "LG714", "sure")
 
-    def test_value_error_is_not_memory_whatever_its_text(self) -> None:
+    def test_value_error_is_never_an_out_of_memory_error(self) -> None:
         explanation = explain(ValueError("CUDA out of memory is spelled wrongly"))
         assert (explanation.kind, explanation.code) == ("not-memory", "")
 
@@ -166,7 +166,7 @@ class TestExceptions:
 
 
 class TestLogs:
-    def test_last_error_counts_and_an_earlier_one_is_mentioned(self, tmp_path: Path) -> None:
+    def test_last_error_is_explained_and_an_earlier_one_is_mentioned(self, tmp_path: Path) -> None:
         log = tmp_path / "train.log"
         log.write_text(
             "step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
@@ -211,7 +211,7 @@ class TestLogs:
         )
         assert explanation.message == "KeyError: 'labels'"
 
-    def test_log_that_ends_inside_a_traceback(self) -> None:
+    def test_log_that_ends_inside_a_traceback_is_explained(self) -> None:
         explanation = explain(
             'step 1\nstep 2\nTraceback (most recent call last):\n  File "train.py", line 3, in main\n    loss.ba'
         )
@@ -282,7 +282,7 @@ class TestLogs:
             assert len(search._carried) < 1 << 17
 
     @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-    def test_other_encodings_and_line_endings(self, tmp_path: Path, encoding: str) -> None:
+    def test_other_encodings_and_line_endings_are_read(self, tmp_path: Path, encoding: str) -> None:
         log = tmp_path / "log"
         log.write_bytes("ok\r\nRuntimeError: CUDA error: out of memory\r\n".encode(encoding))
         assert explain_file(str(log)).kind == "oom"
@@ -292,14 +292,14 @@ class TestLogs:
         log.write_bytes(gzip.compress(b"IndexError: Target 10 is out of bounds.\n"))
         assert explain_file(str(log)).code == "LG712"
 
-    def test_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_standard_input_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             "sys.stdin",
             io.TextIOWrapper(io.BytesIO(b"x\nDataLoader worker (pid 3) is killed by signal: Killed.")),
         )
         assert explain_file("-").code == "LG705"
 
-    def test_text_without_an_error(self) -> None:
+    def test_text_without_an_error_is_reported_as_unknown(self) -> None:
         explanation = explain("all is well\n")
         assert (explanation.kind, explanation.sentence) == (
             "unknown",
@@ -351,7 +351,7 @@ def test_page_of_an_explained_error_has_its_kind() -> None:
         ),
     ],
 )
-def test_status_number_in_a_check_and_cudnn_graph_errors(text: str, kind: str, code: str) -> None:
+def test_status_numbers_and_cudnn_graph_errors_are_recognized(text: str, kind: str, code: str) -> None:
     explanation = explain(text)
     assert (explanation.kind, explanation.code) == (kind, code)
 

@@ -28,7 +28,7 @@ for x, y in train_loader:
     losses.append(loss)
 """
 )
-MENDED = LEAK.replace("losses.append(loss)", "losses.append(loss.detach())")
+FIXED = LEAK.replace("losses.append(loss)", "losses.append(loss.detach())")
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +65,15 @@ def test_json_has_the_documented_keys() -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (LEAK.encode(), MENDED.encode()),
-        (codecs.BOM_UTF8 + LEAK.encode(), codecs.BOM_UTF8 + MENDED.encode()),
-        (LEAK.replace("\n", "\r\n").encode(), MENDED.replace("\n", "\r\n").encode()),
+        (LEAK.encode(), FIXED.encode()),
+        (codecs.BOM_UTF8 + LEAK.encode(), codecs.BOM_UTF8 + FIXED.encode()),
+        (LEAK.replace("\n", "\r\n").encode(), FIXED.replace("\n", "\r\n").encode()),
         (
             f"# -*- coding: latin-1 -*-\n# é\n{LEAK}".encode("latin-1"),
-            f"# -*- coding: latin-1 -*-\n# é\n{MENDED}".encode("latin-1"),
+            f"# -*- coding: latin-1 -*-\n# é\n{FIXED}".encode("latin-1"),
         ),
-        (LEAK.replace("    ", "\t").encode(), MENDED.replace("    ", "\t").encode()),
-        (LEAK.rstrip("\n").encode(), MENDED.rstrip("\n").encode()),
+        (LEAK.replace("    ", "\t").encode(), FIXED.replace("    ", "\t").encode()),
+        (LEAK.rstrip("\n").encode(), FIXED.rstrip("\n").encode()),
     ],
     ids=["plain", "byte order mark", "CRLF", "latin-1", "tabs", "no newline at the end"],
 )

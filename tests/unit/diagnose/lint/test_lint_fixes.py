@@ -41,7 +41,7 @@ UNSAFE_FIXES = {
 
 
 @pytest.mark.parametrize("title", SAFE_FIXES)
-def test_safe_fixes(title: str) -> None:
+def test_safe_fixes_are_applied(title: str) -> None:
     assert SAFE_FIXES[title] in fixed(REPORTED[title], title[:5])
 
 

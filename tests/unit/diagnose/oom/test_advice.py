@@ -110,7 +110,7 @@ def test_a_layer_larger_than_the_device_needs_a_smaller_batch(training):
     assert "LG601" in codes
 
 
-def test_weights_that_do_not_fit(make_run):
+def test_weights_that_do_not_fit_are_reported(make_run):
     run = make_run()
     run.phase = Phase.OTHER
     for _ in range(9):
@@ -128,7 +128,7 @@ def test_first_weights_that_do_not_fit_are_the_only_finding(make_run):
     assert "With 0 B of weights on the device, an allocation of 900.0 MiB failed" in advice["LG602"].message
 
 
-def test_growth_comes_first(make_run):
+def test_growing_memory_is_the_first_finding(make_run):
     run = make_run()
     run.alloc(50, PARAMETER)
     for _ in range(8):
@@ -152,7 +152,7 @@ def test_container_that_retains_a_growing_graph_is_named(make_run):
     )
 
 
-def test_activations_of_an_earlier_step(training):
+def test_activations_of_an_earlier_step_are_reported(training):
     training.end_step()
     training.oom(100)
     assert training.advice()["LG104"].saves == 800 * MiB
@@ -163,7 +163,7 @@ def test_activations_of_this_step_are_not_reported(training):
     assert "LG104" not in training.advice()
 
 
-def test_evaluation_without_no_grad(training):
+def test_evaluation_without_no_grad_is_reported(training):
     for _ in range(3):
         training.alloc(5, INPUT, line=40)
         training.alloc(5, INPUT, line=40)  # the labels
@@ -185,7 +185,7 @@ def test_batches_with_backward_passes_are_training(training):
     assert "LG201" not in training.advice()
 
 
-def test_dataset_on_the_device(make_run):
+def test_dataset_on_the_device_is_reported(make_run):
     run = make_run()
     run.alloc(600, INPUT, line=3)
     run.alloc(300, ACTIVATION)
@@ -197,7 +197,7 @@ def test_dataset_on_the_device(make_run):
     )  # the dataset does not scale with the batch size
 
 
-def test_result_retained_through_the_backward_pass(training):
+def test_result_retained_through_the_backward_pass_is_reported(training):
     training.alloc(100, TEMPORARY, line=33)
     training.phase = Phase.BACKWARD
     training.oom(100)
@@ -239,7 +239,7 @@ def test_result_of_the_current_pass_is_not_reported(training):
     assert "LG102" not in training.advice()
 
 
-def test_gradients_during_the_forward_pass(training):
+def test_gradients_during_the_forward_pass_are_reported(training):
     training.alloc(60, GRADIENT)
     training.oom(100)
     assert training.advice()["LG103"].saves == 60 * MiB
@@ -252,7 +252,7 @@ def test_gradients_during_the_backward_pass_are_not_reported(training):
     assert "LG103" not in training.advice()
 
 
-def test_optimizer_state_of_the_first_step(make_run):
+def test_optimizer_state_of_the_first_step_is_reported(make_run):
     run = make_run()
     run.alloc(300, PARAMETER)
     run.alloc(300, GRADIENT)
@@ -262,7 +262,7 @@ def test_optimizer_state_of_the_first_step(make_run):
     assert run.advice()["LG605"].saves == 300 * MiB
 
 
-def test_optimizer_temporaries(make_run):
+def test_optimizer_temporaries_are_reported(make_run):
     run = make_run()
     run.alloc(200, PARAMETER)
     run.alloc(200, GRADIENT)
@@ -276,7 +276,7 @@ def test_optimizer_temporaries(make_run):
     assert "LG605" not in advice
 
 
-def test_fragmentation(make_run):
+def test_fragmentation_is_reported(make_run):
     run = make_run()
     run.alloc(500, ACTIVATION)
     run.oom(300, fragmented=450)
@@ -290,7 +290,7 @@ def test_small_fragments_are_not_reported(make_run):
     assert "LG607" not in run.advice()
 
 
-def test_other_processes(make_run):
+def test_other_processes_are_reported(make_run):
     run = make_run(capacity=8000, other=3000)
     run.alloc(4900, ACTIVATION)
     run.oom(300)
@@ -304,7 +304,7 @@ def test_cuda_context_is_not_another_process(make_run):
     assert "LG608" not in run.advice()
 
 
-def test_process_with_memory_fraction(make_run):
+def test_memory_fraction_is_reported(make_run):
     run = make_run()
     run.alloc(450, ACTIVATION)
     run.oom(100, limit=500)
@@ -320,7 +320,7 @@ def test_every_finding_has_a_message_and_a_fix(training):
         assert finding.saves > 0
 
 
-def test_container_of_results(make_run):
+def test_container_of_results_is_reported(make_run):
     run = make_run()
     run.phase = Phase.OTHER
     run.alloc(100, PARAMETER)
@@ -480,7 +480,7 @@ def test_progress_of_the_forward_pass_scales_the_batch_size(make_run):
 
 
 @pytest.mark.parametrize("fraction", [-0.5, 1.0, 2.0])
-def test_a_strangers_progress_is_not_trusted(make_run, fraction):
+def test_invalid_progress_is_ignored(make_run, fraction):
     run = make_run()
     run.alloc(900, ACTIVATION)
     run.oom(100)

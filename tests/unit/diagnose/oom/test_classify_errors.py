@@ -105,7 +105,7 @@ def test_memory_fraction_limits_free_memory():
         del kept
 
 
-def test_sizes_of_the_current_message():
+def test_sizes_of_the_current_message_are_parsed():
     result = classify(texts.CUDA_NOW)
     assert result.device == 1
     assert result.requested == 546 * MiB
@@ -118,7 +118,7 @@ def test_sizes_of_the_current_message():
     assert result.others == 2 * GiB
 
 
-def test_sizes_of_older_messages():
+def test_sizes_of_older_messages_are_parsed():
     result = classify(texts.CUDA_2_0)
     assert (result.device, result.requested, result.free) == (0, 20 * MiB, int(13.31 * MiB))
     assert (result.allocated, result.reserved) == (int(6.84 * GiB), int(6.88 * GiB))
@@ -187,7 +187,7 @@ def test_literal_is_contained_in_every_match():
         (r"torch\.(?:cuda\.)?Error", "torch."),
     ],
 )
-def test_longest_literal_of_a_pattern(pattern, literal):
+def test_longest_literal_of_a_pattern_is_found(pattern, literal):
     assert longest_literal(pattern) == literal
 
 
@@ -216,7 +216,7 @@ def test_enomem_is_host_memory():
     assert classify(OSError(12, "Cannot allocate memory")).certainty is Certainty.HOST
 
 
-def test_text_of_a_value_error_does_not_count():
+def test_value_error_is_not_oom():
     assert classify(ValueError("on_oom must be 'CUDA out of memory' or None")).certainty is (
         Certainty.NOT_MEMORY
     )
@@ -271,7 +271,7 @@ def test_certain_cause_takes_precedence_over_ambiguous_error():
     assert classify(error, free_memory=mostly_free).certainty is Certainty.SURE
 
 
-def test_interrupt_during_oom_handling_is_not_memory():
+def test_interrupt_during_oom_handling_is_not_oom():
     for interruption in (KeyboardInterrupt(), SystemExit(1)):
         assert classify(raised_while_handling(interruption, oom())).certainty is Certainty.NOT_MEMORY
 
@@ -294,7 +294,7 @@ def test_group_with_another_error_is_not_oom():
     assert "also contains an error that is unrelated to memory" in result.reason
 
 
-def test_exception_with_broken_str_is_not_memory():
+def test_exception_with_broken_str_is_not_oom():
     class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("out of memory")

@@ -16,7 +16,7 @@ LOSSES = DetectedLeak(
 )  # fmt: skip
 
 
-def test_holder_path() -> None:
+def test_holder_path_is_shown() -> None:
     expected = "train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB per step"
     assert holder_path(LOSSES) == expected
 
@@ -49,7 +49,7 @@ def test_the_advice_for_a_growing_number_of_objects_does_not_suggest_a_limited_c
     assert "maxlen" not in text
 
 
-def test_last_report_of_a_leak_counts() -> None:
+def test_last_report_of_a_leak_is_used() -> None:
     later = replace(LOSSES, described="list, 900 items", step=40)
     assert latest_leaks([LOSSES, later]) == [later]
 

@@ -8,7 +8,7 @@ from legroom.diagnose.report.device_memory import to_milliseconds
 
 @given(st.floats(0, 1e6))
 @example(1.5384999996)
-def test_a_time_is_the_same_from_its_capture(seconds: float) -> None:
+def test_times_are_equal_before_and_after_storage_in_a_capture(seconds: float) -> None:
     stored = round(seconds * 1e6)
     assert to_milliseconds(seconds) == to_milliseconds(stored / 1e6)
     assert abs(to_milliseconds(seconds) - seconds) < 0.00051

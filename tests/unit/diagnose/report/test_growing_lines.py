@@ -65,7 +65,7 @@ def test_correct_loop_has_no_leak(make_run):
 
 
 @pytest.mark.parametrize("steps", [2, 4])
-def test_few_steps_are_not_enough(make_run, steps):
+def test_few_steps_are_not_reported_as_a_leak(make_run, steps):
     run = make_run()
     for _ in range(steps):
         run.alloc(30, ACTIVATION)
@@ -73,7 +73,7 @@ def test_few_steps_are_not_enough(make_run, steps):
     assert run.report().leaks == ()
 
 
-def test_leaks_as_json(make_run):
+def test_leaks_are_printed_as_json(make_run):
     run = make_run()
     for _ in range(6):
         run.alloc(30, ACTIVATION, line=11)

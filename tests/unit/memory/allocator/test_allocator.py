@@ -43,7 +43,7 @@ class TestSegments:
             (101 * MiB, 102 * MiB),
         ],
     )
-    def test_the_size_of_the_first_segment(self, asked: int, segment: int) -> None:
+    def test_the_size_of_the_first_segment_depends_on_the_request(self, asked: int, segment: int) -> None:
         allocator = Allocator()
 
         allocator.malloc(asked)
@@ -67,14 +67,14 @@ class TestSegments:
         assert allocator.reserved == 40 * MiB
 
     def test_the_callback_receives_every_segment_change(self) -> None:
-        told: list[int] = []
-        allocator = Allocator(on_segment=told.append)
+        changes: list[int] = []
+        allocator = Allocator(on_segment=changes.append)
 
         allocator.free(allocator.malloc(30 * MiB))
         allocator.malloc(1)
         allocator.empty_cache()
 
-        assert told == [30 * MiB, 2 * MiB, -30 * MiB]
+        assert changes == [30 * MiB, 2 * MiB, -30 * MiB]
 
     def test_segments_are_placed_at_given_addresses(self) -> None:
         allocator = Allocator(base_address=lambda size, stream: 0x1000_0000 + size + stream)

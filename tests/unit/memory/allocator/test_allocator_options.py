@@ -104,17 +104,17 @@ class TestRoundupPower2Divisions:
 
 
 class TestGarbageCollection:
-    def make(self, told: list[int] | None = None) -> Allocator:
+    def make(self, changes: list[int] | None = None) -> Allocator:
         settings = AllocatorSettings.parse("garbage_collection_threshold:0.5")
         allocator = Allocator(
-            200 * MiB, settings=settings, on_segment=told.append if told is not None else None
+            200 * MiB, settings=settings, on_segment=changes.append if changes is not None else None
         )
         allocator.set_limit(190 * MiB)
         return allocator
 
     def test_segments_idle_for_longer_than_the_average_are_released(self) -> None:
-        told: list[int] = []
-        allocator = self.make(told)
+        changes: list[int] = []
+        allocator = self.make(changes)
         idle, busy = allocator.malloc(50 * MiB), allocator.malloc(60 * MiB)
         allocator.free(idle)
         for _ in range(5):
@@ -124,7 +124,7 @@ class TestGarbageCollection:
 
         allocator.malloc(62 * MiB)
 
-        assert told == [50 * MiB, 60 * MiB, -50 * MiB, 62 * MiB]
+        assert changes == [50 * MiB, 60 * MiB, -50 * MiB, 62 * MiB]
 
     def test_below_the_threshold_the_cache_is_kept(self) -> None:
         allocator = self.make()

@@ -126,7 +126,7 @@ class AnySequence(RuleBasedStateMachine):
         assert allocated == {(block.address, block.size, block.requested) for block in self.live}
 
     @invariant()
-    def free_neighbours_are_merged(self) -> None:
+    def adjacent_free_blocks_are_merged(self) -> None:
         for segment in self.allocator.segments():
             for one, other in pairwise(segment["blocks"]):
                 assert (one["state"], other["state"]) != ("inactive", "inactive")

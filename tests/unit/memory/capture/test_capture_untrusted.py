@@ -265,12 +265,12 @@ def test_reading_stops_at_a_repeated_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["events", "until", "every"])
 def test_reading_stops_at_an_invalid_replacement_of_dropped_chunks(tmp_path: Path, field: str) -> None:
-    stand_in = {**HEADER, "holds": "steps", "events": 3, "until": 1, "every": 1}
+    replacement = {**HEADER, "holds": "steps", "events": 3, "until": 1, "every": 1}
     step_row = ["p", 5, 0, 0.1, 0, 0, 0, 0, 0]
-    assert len(read_capture(make(tmp_path / "a", step_row, header=stand_in)).events) == 2
+    assert len(read_capture(make(tmp_path / "a", step_row, header=replacement)).events) == 2
     path = tmp_path / "run.legroom"
     good = make(tmp_path / "b", ["b", 0], SITE, ALLOC).read_bytes()
-    bad = make(tmp_path / "c", step_row, header={**stand_in, "first_event": 1, field: "many"}).read_bytes()
+    bad = make(tmp_path / "c", step_row, header={**replacement, "first_event": 1, field: "many"}).read_bytes()
     path.write_bytes(good + bad)
     assert len(read_capture(path).events) == 1
 

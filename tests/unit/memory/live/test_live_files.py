@@ -140,7 +140,9 @@ def test_long_texts_and_lists_are_limited() -> None:
     assert read.history == tuple(range(10_000 - HISTORY, 10_000))
 
 
-def test_a_folder_that_cannot_be_created_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_created_is_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LEGROOM_LIVE", str(tmp_path / "file" / "live"))
     file = LiveFile()

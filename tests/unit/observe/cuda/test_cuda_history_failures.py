@@ -52,7 +52,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> None:
     optimizer.step()  # step
 
 
-def test_a_failure_in_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_forward_pass_has_its_phase_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
     (oom,) = ledger.ooms()
     assert (oom.phase, oom.frame.line, oom.requested) == (Phase.FORWARD, line("layer"), 4 * MiB)
@@ -71,7 +71,7 @@ def test_a_failure_in_the_backward_pass_has_the_forward_line(monkeypatch: pytest
     assert ledger.at_oom().by_category()[Category.GRADIENT] == MiB
 
 
-def test_a_failure_in_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_optimizer_has_its_phase_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = run_out(Simulation(monkeypatch, limit=12 * MiB), rows=64, optimizer="Adam")
     (oom,) = ledger.ooms()
     assert (oom.phase, oom.frame.line) == (Phase.OPTIMIZER, line("step"))
@@ -88,7 +88,7 @@ def test_a_failure_has_the_statistics_at_that_time(monkeypatch: pytest.MonkeyPat
     assert oom.message == f"CUDA out of memory. Tried to allocate {4 * MiB} bytes."
 
 
-def test_variables_that_hold_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_retain_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
     held = {holder.path.split(" ")[0]: holder.bytes for holder in ledger.holders()}
     assert held["batch"] == 4 * MiB

@@ -89,9 +89,9 @@ def test_overwritten_steps_are_sent_before_the_end(monkeypatch: pytest.MonkeyPat
     simulation = Simulation(monkeypatch, entries=length * 8)
     with simulation:
         loop([500, *[8] * 60])
-        told = [event.step for event in simulation.events if isinstance(event, Step)]
-        assert told == list(range(len(told)))
-        assert len(told) > 45
+        steps = [event.step for event in simulation.events if isinstance(event, Step)]
+        assert steps == list(range(len(steps)))
+        assert len(steps) > 45
 
 
 def test_if_every_step_is_the_highest_the_ring_is_read_once(
@@ -144,9 +144,9 @@ def test_finishing_twice_sends_events_once(monkeypatch: pytest.MonkeyPatch) -> N
     with simulation:
         loop([8])
         simulation.history.finish()
-        told = len(simulation.events)
+        count = len(simulation.events)
         simulation.history.finish()
-    assert len(simulation.events) == told
+    assert len(simulation.events) == count
 
 
 def test_cuda_is_not_used_before_it_is_initialized() -> None:

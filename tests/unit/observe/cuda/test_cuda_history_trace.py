@@ -72,10 +72,10 @@ class Program:
                 for address, size in blocks
             ],
         }
-        told = self.history.read(self.trace, [segment] if reserved or blocks else [], **options)
+        timed_events = self.history.read(self.trace, [segment] if reserved or blocks else [], **options)
         self.trace = []
-        assert [time for time, _ in told] == sorted(time for time, _ in told)
-        return [event for _, event in told]
+        assert [time for time, _ in timed_events] == sorted(time for time, _ in timed_events)
+        return [event for _, event in timed_events]
 
 
 @pytest.fixture

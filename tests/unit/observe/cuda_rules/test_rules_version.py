@@ -9,7 +9,7 @@ from legroom.observe.cuda_rules.rules import MEASURED_RELEASE, CudaRules
 from legroom.observe.cuda_rules.versions import RULES_VERSION
 
 
-def test_the_rules_state_the_torch_the_cudnn_and_the_gpu_they_come_from():
+def test_the_rules_state_the_versions_and_the_gpu_of_their_measurements():
     assert (RULES_VERSION.torch, RULES_VERSION.cudnn, RULES_VERSION.gpu) == ("2.11", "9.19", "NVIDIA H200")
     assert MEASURED_RELEASE == (2, 11)
 

@@ -108,7 +108,7 @@ def test_results_of_the_model_have_no_values() -> None:
         (scores > 0).nonzero()
 
 
-def test_a_write_by_the_model_forgets_the_values(device: VirtualGPU) -> None:
+def test_values_are_unknown_after_a_write_by_the_model(device: VirtualGPU) -> None:
     counts = torch.zeros(3, device="cuda")
     counts += nn.Linear(4, 3).cuda()(torch.randn(4, device="cuda")).detach()
     assert counts.tolist() == [1.0, 1.0, 1.0]

@@ -64,7 +64,7 @@ def test_a_view_shares_the_storage_of_its_base(fakes: CountingCache) -> None:
     assert result.untyped_storage()._cdata == args[0].untyped_storage()._cdata
 
 
-def test_a_list_of_views(fakes: CountingCache) -> None:
+def test_views_in_a_list_share_the_storage_of_their_base(fakes: CountingCache) -> None:
     result, args, expected = fakes.twice(aten.split.Tensor, lambda: (fakes.tensor(2, 6), 2, 1))
     assert fakes.was_cached
     assert [metadata(one) for one in result] == [metadata(one) for one in expected]
@@ -77,7 +77,7 @@ def test_an_in_place_operation_returns_its_first_argument(fakes: CountingCache) 
     assert result is args[0]
 
 
-def test_several_results_some_of_them_none(fakes: CountingCache) -> None:
+def test_results_that_are_none_are_cached(fakes: CountingCache) -> None:
     def make() -> tuple[Any, ...]:
         x, mean = fakes.tensor(2, 8), fakes.tensor(2, 1)
         return x, x, [8], mean, mean, None, None, [True, False, False]
@@ -87,7 +87,7 @@ def test_several_results_some_of_them_none(fakes: CountingCache) -> None:
     assert metadata(result[0]) == metadata(expected[0])
 
 
-def test_a_list_of_new_tensors(fakes: CountingCache) -> None:
+def test_new_tensors_in_a_list_are_cached(fakes: CountingCache) -> None:
     result, _, expected = fakes.twice(
         aten._foreach_sqrt.default, lambda: ([fakes.tensor(2), fakes.tensor(3, 3)],)
     )

@@ -47,7 +47,7 @@ def clean() -> Iterator[None]:
     Owner.shared.clear()
 
 
-def test_a_local_list() -> None:
+def test_a_local_list_is_reported_by_its_variable() -> None:
     losses = [torch.ones(1) for _ in range(5)]
     path = path_to(lambda: losses[2])
     assert (path.name, path.how, path.described) == ("losses", "container", "list, 5 items")
@@ -60,31 +60,31 @@ def test_an_object_of_legroom_is_not_a_holder() -> None:
 
 
 @pytest.mark.usefixtures("imported_objects")
-def test_a_global_list() -> None:
+def test_a_global_list_is_reported_by_its_variable() -> None:
     GLOBAL.extend(torch.ones(1) for _ in range(3))
     path = path_to(lambda: GLOBAL[1])
     assert (path.name, path.how, path.file) == ("GLOBAL", "container", __file__)
 
 
-def test_an_attribute() -> None:
+def test_an_attribute_is_reported_by_its_path() -> None:
     owner = Owner()
     owner.history.extend(torch.ones(1) for _ in range(4))
     path = path_to(lambda: owner.history[0])
     assert (path.name, path.stored_as, path.is_attribute) == ("owner.history", "history", True)
 
 
-def test_slots() -> None:
+def test_a_slot_is_reported_as_an_attribute() -> None:
     slotted = Slotted(torch.ones(1))
     assert path_to(lambda: slotted.kept).name == "slotted.kept"
 
 
 @pytest.mark.usefixtures("imported_objects")
-def test_a_class_attribute() -> None:
+def test_a_class_attribute_is_reported_by_its_class() -> None:
     Owner.shared.extend(torch.ones(1) for _ in range(4))
     assert path_to(lambda: Owner.shared[3]).name == "Owner.shared"
 
 
-def test_a_closure() -> None:
+def test_a_closure_is_reported_by_its_variable() -> None:
     def make() -> Any:
         hidden = [torch.ones(1) for _ in range(3)]
         return lambda: hidden[0]
@@ -94,7 +94,7 @@ def test_a_closure() -> None:
     assert (path.name, path.how) == ("hidden", "closure")
 
 
-def test_a_hook_on_a_module() -> None:
+def test_a_module_hook_is_reported() -> None:
     def hooked() -> torch.nn.Module:
         outputs: list[Any] = []
         module = torch.nn.Linear(2, 2)
@@ -108,7 +108,7 @@ def test_a_hook_on_a_module() -> None:
     assert path.name == "outputs"
 
 
-def test_an_unbounded_cache() -> None:
+def test_an_unbounded_cache_is_reported() -> None:
     @functools.cache
     def table(n: int) -> torch.Tensor:
         return torch.ones(n)
@@ -127,7 +127,7 @@ def test_a_bounded_cache_is_marked() -> None:
     assert path_to(lambda: table(3)).bounded
 
 
-def test_a_stored_exception() -> None:
+def test_a_stored_exception_is_reported() -> None:
     def fails() -> None:
         local = torch.ones(1)
         raise ValueError(local.shape)
@@ -151,7 +151,7 @@ def test_a_stored_exception() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("imported_objects")
-def test_the_last_traceback_of_an_interactive_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_traceback_of_an_interactive_session_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         local = torch.ones(1)
         raise ValueError(local.shape)
@@ -168,7 +168,7 @@ def test_the_last_traceback_of_an_interactive_session(monkeypatch: pytest.Monkey
     assert (path.how, path.name) == ("exception", "sys.last_value")
 
 
-def test_notebook_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_outputs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = ModuleType("notebook_main")
     notebook.__dict__["Out"] = {n: torch.ones(1) for n in range(4)}
     monkeypatch.setitem(sys.modules, "notebook_main", notebook)
@@ -176,7 +176,7 @@ def test_notebook_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (path.name, path.described) == ("Out", "dict, 4 items")
 
 
-def test_a_generator() -> None:
+def test_a_variable_of_a_generator_is_reported() -> None:
     def batches() -> Iterator[int]:
         seen = [torch.ones(1) for _ in range(4)]
         yield len(seen)
@@ -188,7 +188,7 @@ def test_a_generator() -> None:
     generator.close()
 
 
-def test_a_reference_cycle_without_a_name() -> None:
+def test_a_reference_cycle_without_a_name_is_reported() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -222,7 +222,7 @@ def test_the_longer_of_two_containers_is_reported() -> None:
     assert len(sample) == 3
 
 
-def test_no_repr_comparison_or_property_runs() -> None:
+def test_a_search_calls_no_repr_comparison_or_property() -> None:
     class Raises:
         def __init__(self) -> None:
             self.kept = [torch.ones(1) for _ in range(3)]
@@ -283,7 +283,7 @@ def test_a_parameter_list_is_reported_as_an_attribute() -> None:
     assert (path.name, path.stored_as) == ("model.prompts", "prompts")
 
 
-def test_a_context_variable() -> None:
+def test_a_context_variable_is_reported() -> None:
     variable: contextvars.ContextVar[list[Any]] = contextvars.ContextVar("history")
     token = variable.set([torch.ones(1) for _ in range(4)])
     assert path_to(lambda: variable.get()[1]).name == "history"

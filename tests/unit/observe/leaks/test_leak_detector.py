@@ -67,7 +67,7 @@ def test_a_list_of_floats_does_not_hide_a_graph_that_starts_late() -> None:
     assert (leak.name, leak.step <= 46) == ("losses", True)
 
 
-def test_one_graph_node_per_step_is_enough() -> None:
+def test_a_leak_of_one_graph_node_per_step_is_reported() -> None:
     class Total:
         value: Any = 0.0
 
@@ -80,7 +80,7 @@ def test_one_graph_node_per_step_is_enough() -> None:
     assert (leak.kind, leak.name) == ("graph", "total.value")
 
 
-def test_a_single_tensor_that_grows() -> None:
+def test_a_single_growing_tensor_is_reported() -> None:
     class Store:
         history = torch.zeros(0, 2)
 

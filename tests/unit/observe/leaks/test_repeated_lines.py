@@ -43,11 +43,11 @@ def test_loop_of_one_line_is_recognized() -> None:
     assert _iterations([5] * 200) > 100
 
 
-def test_straight_code_has_no_iterations() -> None:
+def test_code_without_a_loop_has_no_iterations() -> None:
     assert _iterations(list(range(2000))) == 0
 
 
-def test_better_sign_of_an_iteration_ends_the_watching() -> None:
+def test_watching_of_lines_ends_if_the_callback_returns_false() -> None:
     watched = RepeatedLines(lambda: False)
     for line in [1, 2] * 30:
         watched.ran(Frame("train.py", line, "main"))

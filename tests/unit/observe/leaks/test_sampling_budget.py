@@ -32,7 +32,7 @@ def test_short_iterations_are_sampled_within_the_budget() -> None:
     assert 0.002 < len(found) * UNTIMED_FACTOR * 30e-6 / (2000 * 0.002) <= 0.003
 
 
-def test_an_extra_sample_is_paid_back_later() -> None:
+def test_an_extra_sample_delays_later_samples() -> None:
     budget = SamplingBudget(0.01, free=0)
     budget.spend(1.001, 0.001, again=True)
     assert budget.is_due(1.002)

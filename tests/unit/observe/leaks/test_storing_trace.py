@@ -97,7 +97,7 @@ def test_a_trace_ends_after_a_number_of_events(monkeypatch: pytest.MonkeyPatch) 
     store: list[int] = []
     trace = StoringTrace(id(store))
     assert trace.begin(sys._getframe())
-    for number in range(30):  # the program goes on, but there is no further iteration
+    for number in range(30):  # the program continues, but there is no further iteration
         number += 1
     ended = sys.gettrace() is None
     trace.end()

@@ -19,7 +19,9 @@ def make(name: str, file: Path) -> ModuleType:
     return module
 
 
-def test_added_replaced_and_removed_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_added_replaced_and_removed_modules_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert "first_module" not in names()
     first = make("first_module", tmp_path / "first.py")
     monkeypatch.setitem(sys.modules, "first_module", first)

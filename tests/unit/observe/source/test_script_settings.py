@@ -41,7 +41,7 @@ def described(setting: BatchSetting) -> str:
         ("--test-batch-size 64 --batch-norm 64", "Add `--batch-size 9`: --batch-size 9 --test-batch-size 64 --batch-norm 64"),
     ],
 )  # fmt: skip
-def test_options_of_argparse(arguments: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_argparse_are_found(arguments: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script = followed(monkeypatch, *arguments.split())
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch-norm", type=int, default=1)
@@ -53,7 +53,7 @@ def test_options_of_argparse(arguments: str, found: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("no_sources")
-def test_an_option_whose_destination_is_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_is_found_by_its_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     script = followed(monkeypatch, "-n", "16", "32")
     parser = argparse.ArgumentParser()
     parser.add_argument("-n", dest="batch_size", type=int)
@@ -74,7 +74,7 @@ def test_an_option_of_a_subcommand_comes_after_it(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("no_sources")
-def test_options_of_typer() -> None:
+def test_options_of_typer_are_found() -> None:
     found: list[str] = []
     app = typer.Typer()
 
@@ -97,11 +97,11 @@ def test_options_of_typer() -> None:
         ("--hidden 64", []),
     ],
 )
-def test_arguments_that_no_known_parser_reads(arguments: str, found: list[str]) -> None:
+def test_arguments_without_a_known_parser_are_found(arguments: str, found: list[str]) -> None:
     assert [each.how(9) for each in ScriptSettings(tuple(arguments.split())).candidates(32)] == found
 
 
-def test_variables_of_a_script_that_reads_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_found_if_the_script_parses_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter([("x.py", "for each in sys.argv:")]))
     batch_size, config = 12, {"inner": {"micro_batch": 3}}
     found = [each.how(9) for each in ScriptSettings(("a",)).candidates(12)]
@@ -111,7 +111,7 @@ def test_variables_of_a_script_that_reads_its_own_arguments(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_lines_and_variables_in_the_files_of_a_script(
+def test_lines_and_variables_in_script_files_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_module_of_test.py").write_text(

@@ -35,7 +35,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-un
         "kept = kept + [x]", "heapq.heappush(kept, x)", 'kept["loss"].append(x)', "kept.add(x)", "kept.extend([x])",
     ],
 )  # fmt: skip
-def test_statements_that_store(read, statement: str) -> None:
+def test_storing_statements_are_found(read, statement: str) -> None:
     usage = read(f"kept = []\nfor step in range(9):\n    x = model()\n    {statement}\n", "kept")
     assert usage.best is not None
     assert usage.best.line == 4
@@ -51,7 +51,7 @@ def test_statements_that_store(read, statement: str) -> None:
         "kept = [each for each in kept if each.step > step - 10]",
     ],
 )  # fmt: skip
-def test_statements_that_limit(read, statement: str) -> None:
+def test_limiting_statements_are_found(read, statement: str) -> None:
     assert read(f"kept = []\nfor step in range(9):\n    kept.append(x)\n    {statement}\n", "kept").shrinks
 
 
@@ -99,7 +99,9 @@ def test_a_statement_that_stores_a_number_is_not_the_best_candidate(read) -> Non
     [("h = cell(x, h)", False, False), ("h = h + x", True, False), ("h += x", True, False),
      ("h = torch.cat([h, x])", False, True), ("y, h = model(x, h)", False, False)],
 )  # fmt: skip
-def test_a_name_computed_from_itself(read, statement: str, adds: bool, concatenates: bool) -> None:
+def test_a_statement_that_computes_a_name_from_itself_is_recognized(
+    read, statement: str, adds: bool, concatenates: bool
+) -> None:
     usage = read(f"h = None\nfor x in data:\n    {statement}\n", "h")
     (found,) = [each for each in usage.statements if each.uses_itself]
     assert (found.line, found.adds, found.concatenates) == (3, adds, concatenates)
@@ -118,7 +120,7 @@ def test_local_variables_of_two_functions_are_distinct(read) -> None:
     assert [each.line for each in usage.statements] == [6]
 
 
-def test_calls_that_pass_something_to_a_library_object(tmp_path: Path) -> None:
+def test_calls_that_pass_a_value_to_a_library_object_are_found(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(
         "for x in data:\n    optimizer.zero_grad()\n    optimizer.add_param_group({'params': [x]})\n"
@@ -348,7 +350,7 @@ def test_the_key_of_an_inner_loop_repeats(read) -> None:
     assert [each.repeats_keys for each in read(source.format("epoch, i"), "kept").statements] == [False]
 
 
-def test_slices_of_a_shrinking_pool_come_to_an_end(read) -> None:
+def test_slices_of_a_shrinking_pool_are_limited(read) -> None:
     source = "for _ in range(9):\n    kept, pool = torch.cat([kept, pool[:8]]), pool[8:]\n"
     assert read(source, "kept").limited
 
@@ -369,7 +371,7 @@ def test_appending_the_name_to_another_list_is_not_storing_into_it(read) -> None
     assert [each.line for each in read(source, "kept").statements] == [2]
 
 
-def test_a_list_subclass_that_limits_itself(tmp_path: Path) -> None:
+def test_a_list_subclass_that_limits_itself_is_a_limit(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(
         "class Short(list):\n    def append(self, x):\n        super().append(x)\n        del self[:-9]\n"

@@ -23,7 +23,7 @@ def tensor(size: int) -> torch.Tensor:
     return torch.empty(size * MiB, dtype=torch.uint8, device="cuda")
 
 
-def test_a_virtual_gpu_without_a_block() -> None:
+def test_use_activates_a_virtual_gpu_without_a_block() -> None:
     gpu = legroom.use("64MiB")
     assert repr(gpu) == "<virtual GPU: cuda:0 64.0 MiB, active>"
     kept = tensor(40)
@@ -52,12 +52,12 @@ def test_an_invalid_size_leaves_the_virtual_gpu_unchanged() -> None:
 
 
 @pytest.mark.parametrize("gpus", [(), ("8GiB", None)])
-def test_use_needs_a_size_or_none(gpus: tuple[str | None, ...]) -> None:
+def test_use_requires_a_size_or_none(gpus: tuple[str | None, ...]) -> None:
     with pytest.raises(UsageError, match=r"legroom.use\('8GiB'\)"):
         legroom.use(*gpus)
 
 
-def test_a_block_inside_use_is_refused() -> None:
+def test_a_block_inside_use_is_rejected() -> None:
     legroom.use("64MiB")
     with (
         pytest.raises(UsageError, match=r"deactivate it with `legroom.use\(None\)`"),
@@ -66,7 +66,7 @@ def test_a_block_inside_use_is_refused() -> None:
         pass
 
 
-def test_use_inside_a_block_is_refused() -> None:
+def test_use_inside_a_block_is_rejected() -> None:
     with legroom.VirtualGPU("32MiB"):
         with pytest.raises(UsageError, match="already active"):
             legroom.use("64MiB")
@@ -74,7 +74,7 @@ def test_use_inside_a_block_is_refused() -> None:
         assert VirtualGPU.active() is not None
 
 
-def test_use_inside_a_recording_is_refused() -> None:
+def test_use_inside_a_recording_is_rejected() -> None:
     with legroom.record(), pytest.raises(UsageError, match="A recording is running"):
         legroom.use("64MiB")
     legroom.use("64MiB")
@@ -82,7 +82,7 @@ def test_use_inside_a_recording_is_refused() -> None:
         legroom.use(None)
 
 
-def test_estimates_and_summaries_use_the_active_virtual_gpu_and_leave_its_memory() -> None:
+def test_estimates_and_summaries_use_the_active_virtual_gpu_without_changing_its_memory() -> None:
     legroom.use("64MiB")
     model = nn.Linear(256, 256).cuda()
     batch = torch.randn(64, 256).cuda()
@@ -113,7 +113,7 @@ def test_tensors_that_are_freed_during_an_estimate_free_their_memory() -> None:
     assert torch.cuda.memory_allocated() == 0
 
 
-def test_an_estimate_inside_a_recording_on_a_virtual_gpu_is_refused() -> None:
+def test_an_estimate_inside_a_recording_on_a_virtual_gpu_is_rejected() -> None:
     legroom.use("64MiB")
     model, batch = nn.Linear(8, 8).cuda(), torch.randn(4, 8).cuda()
     with legroom.record() as recording, pytest.raises(UsageError, match="Move the call out of"):

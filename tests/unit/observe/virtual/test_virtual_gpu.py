@@ -222,7 +222,7 @@ def test_categories_are_known_at_an_out_of_memory_in_the_forward_pass() -> None:
     assert by_category[Category.ACTIVATION] >= 0.75 * held
 
 
-def test_a_memory_fraction_caps_the_process() -> None:
+def test_a_memory_fraction_limits_the_process() -> None:
     with VirtualGPU("100MiB"):
         torch.cuda.set_per_process_memory_fraction(0.5)
         with pytest.raises(torch.OutOfMemoryError, match="50.00 MiB allowed"):
@@ -310,13 +310,13 @@ def trained(device: str, make_optimizer: Callable[[Any], torch.optim.Optimizer])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_gives_the_same_bits_as_on_the_cpu(gpu: VirtualGPU, optimizer: str) -> None:
+def test_training_has_bit_for_bit_the_results_of_the_cpu(gpu: VirtualGPU, optimizer: str) -> None:
     there = trained("cuda", OPTIMIZERS[optimizer])
     here = trained("cpu", OPTIMIZERS[optimizer])
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
 
 
-def test_data_parallel_over_two_virtual_gpus_gives_the_gradients_of_one(gpu: VirtualGPU) -> None:
+def test_data_parallel_on_two_virtual_gpus_has_the_gradients_of_one(gpu: VirtualGPU) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
     x = torch.randn(6, 8, device="cuda")

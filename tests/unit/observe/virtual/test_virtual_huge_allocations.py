@@ -67,7 +67,7 @@ def test_results_without_a_dense_storage_are_allowed(device: str) -> None:
         assert torch.zeros(1, large, device=device, layout=torch.sparse_coo).numel() == large
 
 
-def test_memory_that_only_the_cache_holds_is_available() -> None:
+def test_memory_in_the_cache_is_available() -> None:
     with legroom.VirtualGPU("64MiB"):
         for _ in range(4):
             torch.ones(11 * 2**20, device="cuda")

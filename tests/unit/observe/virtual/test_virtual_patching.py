@@ -93,7 +93,7 @@ def test_replacements_made_before_one_fails_are_undone() -> None:
     assert Owner.name == "plain"
 
 
-def test_an_inherited_attribute_is_inherited_again() -> None:
+def test_an_inherited_attribute_is_inherited_again_after_the_block() -> None:
     class Parent:
         def speak(self) -> str:
             return "parent"
@@ -101,8 +101,8 @@ def test_an_inherited_attribute_is_inherited_again() -> None:
     class Child(Parent):
         pass
 
-    with replaced([Replacement(Child, "speak", lambda self: "stand-in")]):
-        assert Child().speak() == "stand-in"
+    with replaced([Replacement(Child, "speak", lambda self: "replacement")]):
+        assert Child().speak() == "replacement"
     assert "speak" not in vars(Child)
 
 
@@ -118,7 +118,7 @@ def test_a_missing_module_is_none() -> None:
     assert optional_module("torch.no_such_module") is None
 
 
-def test_a_function_imported_meanwhile_calls_torchs_function_afterwards() -> None:
+def test_a_function_imported_in_the_block_calls_torchs_function_afterwards() -> None:
     with virtual_gpus(GiB) as host:
         kept = host.put(torch.zeros(3))
         memory_allocated, is_built = torch.cuda.memory_allocated, torch.backends.cuda.is_built

@@ -241,7 +241,7 @@ def test_a_script_reads_back_what_it_wrote_and_no_file_changes(
 
 
 @pytest.mark.parametrize("name", REFUSED_CHANGES)
-def test_python_calls_below_the_overlay_are_refused(name: str, printed: Callable[[str], str]) -> None:
+def test_python_calls_below_the_overlay_are_rejected(name: str, printed: Callable[[str], str]) -> None:
     assert "`legroom estimate` blocked a change to" in printed(name)
 
 
@@ -257,7 +257,7 @@ def test_code_outside_of_python_cannot_change_files(name: str, printed: Callable
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_without_landlock_programs_that_could_change_files_are_refused(
+def test_without_landlock_programs_that_could_change_files_are_rejected(
     name: str, printed: Callable[[str], str]
 ) -> None:
     assert printed(name).startswith("`legroom estimate` does not start `")
@@ -268,7 +268,7 @@ def test_without_landlock_programs_that_change_nothing_run(printed: Callable[[st
     assert printed("harmless") == "hi"
 
 
-def test_forks_write_to_copies_of_their_own(printed: Callable[[str], str]) -> None:
+def test_each_fork_writes_to_its_own_copies(printed: Callable[[str], str]) -> None:
     assert printed("forks").splitlines() == ["common 0", "common 1"]
 
 

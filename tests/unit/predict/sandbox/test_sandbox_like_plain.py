@@ -113,7 +113,7 @@ print(json.dumps(wrong))
 """
 
 
-def test_random_operations_have_the_results_that_they_have_without_the_sandbox(tmp_path: Path) -> None:
+def test_random_operations_have_the_same_results_as_without_the_sandbox(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", DRIVER, str(tmp_path), str(SEQUENCES)],
         capture_output=True,

@@ -24,7 +24,7 @@ def test_a_drive_is_a_folder_of_the_layer(path: str, expected: str) -> None:
     assert path_in_layer(path, ntpath) == expected
 
 
-def test_a_path_of_posix_is_the_same_in_the_layer() -> None:
+def test_a_posix_path_is_unchanged_in_the_layer() -> None:
     assert path_in_layer("/home/me/C:/log.csv", posixpath) == "/home/me/C:/log.csv"
 
 
@@ -34,7 +34,7 @@ def test_the_prefix_of_long_paths_is_removed() -> None:
     assert without_prefix("/home/me") == "/home/me"
 
 
-def test_paths_of_windows_are_compared_without_case_and_with_either_slash() -> None:
+def test_windows_paths_ignore_case_and_the_kind_of_slash() -> None:
     assert slashes(r"C:\Python\Lib\site-packages\torch\x.py", ntpath) == slashes(
         "c:/python/lib/Site-Packages/torch/x.py", ntpath
     )

@@ -43,7 +43,7 @@ def test_imported_objects_are_frozen(imported: Path) -> None:
     assert gc.get_freeze_count() - before > MANY_OBJECTS
 
 
-def test_nothing_is_frozen_if_it_is_not_allowed(imported: Path) -> None:
+def test_nothing_is_frozen_if_freezing_is_disabled(imported: Path) -> None:
     before = gc.get_freeze_count()
     with gc_paused_during_imports(lambda: False):
         import recording  # noqa: F401
@@ -69,7 +69,7 @@ def test_the_collector_is_enabled_after_a_failed_import(imported: Path) -> None:
     assert gc.isenabled()
 
 
-def test_frozen_objects_are_found() -> None:
+def test_instances_of_a_class_include_frozen_objects() -> None:
     class Wanted:
         pass
 

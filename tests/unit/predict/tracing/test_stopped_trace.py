@@ -61,7 +61,7 @@ def test_a_second_step_has_the_optimizer_state_of_the_first_from_its_start() -> 
     assert estimate_from_trace(trace).peak_requested == 300 * MiB
 
 
-def test_a_trace_without_a_complete_step_never_fits_for_certain() -> None:
+def test_a_trace_without_a_complete_step_is_never_certain_to_fit() -> None:
     trace = Trace(gpu=GPU, mode="fake", events=[alloc(1, 100 * MiB)], is_partial=True)
     assert estimate_from_trace(trace).verdict == "uncertain"
     trace.events.append(alloc(2, 2048 * MiB))
@@ -79,7 +79,7 @@ def test_a_step_that_ends_with_a_long_generation_has_a_verdict(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_error_that_a_trace_may_have_caused_is_not_reported_as_the_scripts(tmp_path: Path) -> None:
+def test_an_error_that_a_trace_may_have_caused_is_not_an_error_of_the_script(tmp_path: Path) -> None:
     with traced(tmp_path, FAILS) as script, pytest.raises(CannotTrace) as raised:
         script.trace()
     assert raised.value.needs_data

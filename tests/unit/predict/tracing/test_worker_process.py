@@ -110,7 +110,7 @@ def test_workers_have_their_own_job_and_environment_and_answer_requests(
     assert second.receive(60) is not None, "the other worker continues"
 
 
-def test_workers_end_with_their_server(serve: Serve) -> None:
+def test_workers_exit_with_their_server(serve: Serve) -> None:
     server = serve(CHILD)
     worker = server.start({})
     worker.receive(60)
@@ -120,7 +120,7 @@ def test_workers_end_with_their_server(serve: Serve) -> None:
     assert _is_dead(pid)
 
 
-def test_a_server_that_cannot_import_has_its_output_and_exit_code(start: Start) -> None:
+def test_a_server_with_a_failed_import_reports_its_output_and_exit_code(start: Start) -> None:
     process = start("print('a line before'); raise SystemExit('no such file')")
     with pytest.raises(EOFError):
         process.receive(60)
@@ -131,7 +131,7 @@ def test_a_server_that_cannot_import_has_its_output_and_exit_code(start: Start) 
         process.send({})
 
 
-def test_a_server_is_not_used_after_a_change_of_what_python_reads_at_startup(
+def test_a_server_is_not_reused_after_a_startup_setting_changes(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(ECHO)
@@ -145,7 +145,7 @@ def test_receiving_ends_after_the_timeout(start: Start) -> None:
     assert start(ECHO).receive(0.01) is None
 
 
-def test_a_failed_worker_has_its_output_and_exit_code(start: Start) -> None:
+def test_a_failed_worker_reports_its_output_and_exit_code(start: Start) -> None:
     process = start(FAILING)
     with pytest.raises(EOFError):
         process.receive(60)
@@ -156,7 +156,7 @@ def test_a_failed_worker_has_its_output_and_exit_code(start: Start) -> None:
         process.send({})
 
 
-def test_killing_it_kills_the_processes_that_it_started(start: Start) -> None:
+def test_killing_a_worker_kills_the_processes_that_it_started(start: Start) -> None:
     process = start(CHILD)
     child = process.receive(60)
     assert child is not None
@@ -177,14 +177,14 @@ def _is_dead(pid: int) -> bool:
     return True
 
 
-def test_it_has_a_terminal_without_input(start: Start) -> None:
+def test_a_worker_has_a_terminal_without_input(start: Start) -> None:
     columns, rows, lines, is_terminal = start(TERMINAL).receive(10)
     assert (columns, rows) == shutil.get_terminal_size()
     assert lines == ["", "", ""]
     assert is_terminal
 
 
-def test_it_reports_the_line_that_it_is_running_and_continues(start: Start) -> None:
+def test_a_worker_reports_its_current_line_and_continues(start: Start) -> None:
     process = start(SLEEP)
     assert process.running_line() == ""  # not ready
     process.receive(10)

@@ -66,7 +66,7 @@ def test_color_and_layout_are_kept() -> None:
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_every_name_in_a_report(make_run, failed: bool) -> None:
+def test_names_in_a_report_have_no_control_characters(make_run, failed: bool) -> None:
     run = make_run(arguments=["--name", HOSTILE])
     run.source({10: f"x = {HOSTILE}", 20: HOSTILE})
     for _ in range(6):
@@ -82,7 +82,7 @@ def test_every_name_in_a_report(make_run, failed: bool) -> None:
     assert_clean(render_to_string(render_report(poisoned(run.report())), color=True))
 
 
-def test_names_in_a_comparison() -> None:
+def test_names_in_a_comparison_have_no_control_characters() -> None:
     change = Change(f"{HOSTILE}:3", 1 << 20, 2 << 20, 1 << 20)
     difference = Difference(
         allocated=change, reserved=change, by_category=[change], by_line=[change], by_module=[]
@@ -90,12 +90,12 @@ def test_names_in_a_comparison() -> None:
     assert_clean(render_to_string(render_comparison(difference, before=HOSTILE)))
 
 
-def test_error_texts_in_an_explanation() -> None:
+def test_error_texts_in_an_explanation_have_no_control_characters() -> None:
     assert_clean(render_to_string(render_explanation(explain(f"RuntimeError: CUDA out of memory {HOSTILE}"))))
     assert_clean(str(explain(f"ValueError: {HOSTILE}")))
 
 
-def test_messages_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_and_progress_have_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     say(str(UsageError(f"{HOSTILE} does not exist.")))
     assert_clean(capsys.readouterr().err)
 
@@ -113,7 +113,7 @@ def test_messages_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert_clean(bar_text(stats, 200))
 
 
-def test_tracebacks_with_a_hostile_file_and_message() -> None:
+def test_names_in_a_traceback_have_no_control_characters() -> None:
     code = compile(f"raise RuntimeError({HOSTILE!r})", f"/tmp/{HOSTILE}.py", "exec")
     with contextlib.suppress(RuntimeError):
         try:

@@ -31,12 +31,12 @@ def test_missing_file_is_an_unknown_line():
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.44, "0.4 s"), (42.4, "42 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
 )
-def test_durations(seconds, text):
+def test_durations_have_a_suitable_unit(seconds, text):
     assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 steps"), (1, "1 step"), (12000, "12,000 steps")])
-def test_counts(number, text):
+def test_counts_are_singular_or_plural(number, text):
     assert format_count(number, "step") == text
 
 

@@ -61,7 +61,7 @@ def difference(before: int, after: int) -> Difference:
     return Difference(allocated=change, reserved=change, by_category=[change], by_line=[line], by_module=[])
 
 
-def test_decrease_of_the_peak():
+def test_decrease_of_the_peak_is_shown():
     text = render_to_string(render_comparison(difference(12, 8), before="old.legroom"))
     assert text.splitlines()[1:3] == [
         "Peak memory decreased by 4.0 MiB, from 12.0 MiB in old.legroom to 8.0 MiB,",
@@ -70,7 +70,7 @@ def test_decrease_of_the_peak():
     assert "  /project/train.py:3   12.0 MiB    8.0 MiB   -4.0 MiB" in text
 
 
-def test_unchanged_peak():
+def test_unchanged_peak_is_described():
     text = render_to_string(render_comparison(difference(8, 8), before="old.legroom"))
     assert "Peak memory is the same as in old.legroom: 8.0 MiB." in text
     assert "memory by line" not in text

@@ -150,7 +150,7 @@ def test_the_largest_batch_as_an_option_just_fits() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_fits_by_freeing_its_cache_needs_no_more_than_the_gpu_has() -> None:
+def test_a_run_that_fits_by_freeing_its_cache_does_not_exceed_the_gpu() -> None:
     option = replace(SMALLER_BATCH, peak_device=3 << 29, verdict="fits")
     assert "batch size 32   1.00 GiB  fits after the cache is freed" in text_of("1GiB", options=(option,))
 

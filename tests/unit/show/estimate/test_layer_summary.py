@@ -163,7 +163,7 @@ def test_an_operation_with_the_wrong_input_is_named_with_the_edit(
     assert result.mismatch.file.endswith("test_layer_summary.py")
 
 
-def test_another_error_of_the_model_is_shown_as_it_is() -> None:
+def test_another_error_of_the_model_is_shown_unchanged() -> None:
     def fails(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no such thing")
 
@@ -180,7 +180,7 @@ def test_another_error_of_the_model_is_shown_as_it_is() -> None:
         ((Digits(), (0, 8)), "A size must be a tuple of positive integers"),
     ],
 )
-def test_bad_input_is_refused_with_the_remedy(arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_input_is_rejected_with_the_remedy(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         legroom.summary(*arguments)
 

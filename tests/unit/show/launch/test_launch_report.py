@@ -75,7 +75,7 @@ def test_rank_that_exited_early_is_named_first():
     assert text.startswith("Rank 1 exited without an error while other ranks were waiting")
 
 
-def test_failure_on_another_node():
+def test_failure_on_another_node_is_reported():
     text = summary(rank(0, code=1, error=LOST), nodes=(2, 2), rendezvous="node1:29400")
     assert text.startswith(
         "The connection to other nodes was lost after 3.0 s, probably because a rank on another node failed first"

@@ -182,7 +182,7 @@ def test_a_resized_terminal_shows_other_columns() -> None:
     play(script)
 
 
-def test_a_driver_that_fails_midway_gives_n_a(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_fails_midway_is_shown_as_n_a(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     made = Sampler(GpuSampler(), lambda: (RUN,))
@@ -261,7 +261,7 @@ def test_markup_and_escapes_in_names_are_text() -> None:
     play(script, size=(160, 50), app=MonitorApp(sampler(runs=(run,), processes=processes), interval=3600))
 
 
-def test_without_textual_one_line_names_the_extra(
+def test_without_textual_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [name for name in sys.modules if name.startswith(("textual", "legroom.show.monitor"))]:

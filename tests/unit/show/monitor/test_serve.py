@@ -63,7 +63,7 @@ def test_data_is_the_json_of_the_monitor_with_history(server: MonitorServer) -> 
 
 @pytest.mark.parametrize("path", ["/", "/data", "/nothing"])
 @pytest.mark.parametrize("query", ["", "?token=", "?token=wrong", "?token=%ff", "?" + "&a=1" * 50])
-def test_a_wrong_token_is_refused(server: MonitorServer, path: str, query: str) -> None:
+def test_a_wrong_token_is_rejected(server: MonitorServer, path: str, query: str) -> None:
     status, body, _ = ask(server, path + query)
     assert status == 403
     assert server.token not in body
@@ -72,7 +72,7 @@ def test_a_wrong_token_is_refused(server: MonitorServer, path: str, query: str) 
 @pytest.mark.parametrize(
     "host", ["attacker.example", "127.0.0.1.attacker.example", "localhost.evil:80", "", "10.0.0.1", "[::2]"]
 )
-def test_a_host_that_is_not_loopback_is_refused(server: MonitorServer, host: str) -> None:
+def test_a_host_that_is_not_loopback_is_rejected(server: MonitorServer, host: str) -> None:
     status, body, _ = ask(server, with_token(server), host=host)
     assert status == 403
     assert "gpus" not in body
@@ -84,7 +84,7 @@ def test_loopback_names_work_with_any_port(server: MonitorServer, host: str) -> 
     assert ask(server, with_token(server), host=host)[0] == 200
 
 
-def test_a_request_without_a_host_is_refused(server: MonitorServer) -> None:
+def test_a_request_without_a_host_is_rejected(server: MonitorServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(f"GET {with_token(server)} HTTP/1.0\r\n\r\n".encode())
         assert b" 403 " in connection.makefile("rb").readline()
@@ -144,7 +144,9 @@ def test_the_machine_is_read_at_most_once_per_interval() -> None:
     assert Counting.reads == 1
 
 
-def test_a_port_in_use_is_one_line(server: MonitorServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_reported_in_one_line(
+    server: MonitorServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["monitor", "--serve", "--port", str(server.port)]) == 2
     error = capsys.readouterr().err
     assert f"Cannot use port {server.port}" in error
@@ -152,9 +154,7 @@ def test_a_port_in_use_is_one_line(server: MonitorServer, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("words", [["--port", "80"], ["--serve", "--once"], ["--serve", "--port", "70000"]])
-def test_options_that_do_not_fit_are_usage_errors(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_incompatible_options_are_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["monitor", *words]) == 2
     assert "--" in capsys.readouterr().err
 

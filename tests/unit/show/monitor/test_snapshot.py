@@ -39,7 +39,7 @@ def text(shown: Snapshot, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 40])
-def test_text(width: int) -> None:
+def test_text_matches_the_snapshot(width: int) -> None:
     rendered = text(snapshot(), width)
     file = SNAPSHOTS / f"monitor_{width}.txt"
     if os.environ.get("UPDATE_SNAPSHOTS"):
@@ -123,7 +123,7 @@ def test_without_gpus_the_host_and_virtual_gpus_are_shown() -> None:
     assert "small.py" in rendered
 
 
-def test_an_empty_machine_says_so() -> None:
+def test_an_empty_machine_is_described_as_such() -> None:
     assert "No process is using a GPU" in text(snapshot(gpus=(), runs=()))
 
 
@@ -172,7 +172,7 @@ def test_history_is_limited_and_forgets_devices() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"), [([], "    "), ([0, 50, None, 100], "▁▅ █"), ([0, 100, 100, 100, 0], "███▁")]
 )
-def test_sparkline(values: list[float | None], expected: str) -> None:
+def test_sparkline_shows_the_history(values: list[float | None], expected: str) -> None:
     assert sparkline(values, 4) == expected
 
 

@@ -60,12 +60,12 @@ def trained(make_run):
     return run
 
 
-def test_finished_run(trained):
+def test_report_of_a_finished_run_matches_the_snapshot(trained):
     trained.ends(0, "finished")
     check_snapshots("finished", trained.report())
 
 
-def test_run_that_failed_with_oom(trained, monkeypatch):
+def test_report_of_an_oom_matches_the_snapshot(trained, monkeypatch):
     trained.phase = Phase.FORWARD
     trained.alloc(20, Category.INPUT)
     trained.alloc(700, Category.ACTIVATION, line=11, module="layer1")
@@ -85,7 +85,7 @@ def test_run_that_failed_with_oom(trained, monkeypatch):
     check_snapshot("out_of_memory_verbose", render_report(trained.report()))  # English
 
 
-def test_run_with_a_leak(make_run):
+def test_report_of_a_leak_matches_the_snapshot(make_run):
     run = make_run()
     run.source(CODE)
     for _ in range(9):
@@ -103,19 +103,19 @@ def test_run_without_gpu_memory_gets_a_hint(make_run):
     )
 
 
-def test_interrupted_run_without_gpu_memory(make_run):
+def test_report_of_an_interrupted_run_without_gpu_memory(make_run):
     run = make_run()
     run.ends(130, "interrupted", "KeyboardInterrupt at train.py:3")
     check_snapshots("interrupted", run.report())
 
 
-def test_run_that_caught_oom(trained):
+def test_report_of_a_run_that_caught_an_oom(trained):
     trained.oom(900, line=11)
     trained.ends(0, "finished")
     check_snapshots("caught", trained.report())
 
 
-def test_oom_on_a_shared_device_with_a_memory_fraction(make_run):
+def test_report_of_an_oom_on_a_shared_device_with_a_memory_fraction(make_run):
     run = make_run(capacity=16000, other=3000)
     run.alloc(7000, Category.ACTIVATION, line=11)
     run.oom(1500, line=11, limit=8000, fragmented=700)
@@ -141,7 +141,7 @@ def test_control_characters_in_a_capture_are_removed(make_run):
     assert "\x1b" not in render_to_string(render_report(run.report()))
 
 
-def test_ascii_output(trained):
+def test_ascii_output_contains_only_ascii(trained):
     trained.oom(900, line=11)
     trained.ends(1, "raised")
     assert render_to_string(render_report(trained.report()), ascii_only=True).isascii()
@@ -158,7 +158,7 @@ def test_lines_fit_the_terminal(trained):
         )
 
 
-def test_what_the_watcher_could_not_see_is_said(trained):
+def test_failed_recording_is_reported(trained):
     trained.events.append(RecordingFailed(1.0, "watching the GPU ended early"))
     trained.ends(0, "finished")
     assert "Watching the GPU ended early.\n" in render_to_string(render_report(trained.report()))
@@ -174,7 +174,7 @@ def test_unknown_line_is_omitted_from_the_summary(make_run):
     assert first.startswith("Out of memory at step 0 in the forward pass. Tried to allocate 200.0 MiB")
 
 
-def test_the_size_is_the_one_of_pytorchs_message(make_run):
+def test_requested_size_is_that_of_pytorchs_message(make_run):
     run = make_run()
     run.alloc(1023)
     run.oom(1)

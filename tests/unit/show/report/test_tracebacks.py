@@ -80,7 +80,7 @@ def test_error_line_is_one_line():
     assert "\n" not in format_error_line(error)
 
 
-def test_error_line_of_a_syntax_error():
+def test_error_line_of_a_syntax_error_starts_with_its_type():
     assert format_error_line(caught(lambda: compile("f(:", "x", "exec"))).startswith("SyntaxError:")
 
 

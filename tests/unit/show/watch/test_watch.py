@@ -131,7 +131,7 @@ def test_without_a_total_no_bar_is_shown() -> None:
 @pytest.mark.parametrize(
     ("rate", "text"), [(None, ""), (0, "steady"), (2048, "+2.0 KiB/step"), (-MiB, "-1.0 MiB/step")]
 )
-def test_trend_text(rate: int | None, text: str) -> None:
+def test_trend_is_described(rate: int | None, text: str) -> None:
     assert trend_text(rate) == text
 
 

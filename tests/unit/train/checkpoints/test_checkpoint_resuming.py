@@ -134,7 +134,7 @@ def test_the_fallbacks_of_a_guard_are_restored():
     assert other.state_dict()["fallbacks"] == ["spill"]
 
 
-def test_a_guard_rejects_another_state():
+def test_a_guard_rejects_the_state_of_another_object():
     model = nn.Linear(4, 2)
     guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(UsageError, match="The argument is not the state of a Guard"):
@@ -276,7 +276,7 @@ class StatefulLoader(DataLoader):
         self.position = state["position"]
 
 
-def test_a_stateful_dataloader_is_tracked_as_it_is_with_a_state_per_rank(tmp_path, monkeypatch):
+def test_a_stateful_dataloader_is_tracked_unchanged_with_a_state_per_rank(tmp_path, monkeypatch):
     module = types.SimpleNamespace(StatefulDataLoader=StatefulLoader)
     monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", module)
     loader = StatefulLoader([1, 2, 3])

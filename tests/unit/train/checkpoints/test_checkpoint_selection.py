@@ -321,7 +321,7 @@ def test_the_closest_name_has_the_same_last_part():
         (lambda folder: with_losses(folder, [0.1])[1].save("5"), "must be the step, a non-negative integer"),
     ],
 )
-def test_bad_input_is_rejected(tmp_path, call, message):
+def test_invalid_input_is_rejected(tmp_path, call, message):
     with pytest.raises(UsageError, match=message):
         call(tmp_path)
 

@@ -63,7 +63,7 @@ def test_backward_adds_to_gradients_and_optimizer_step_ends_the_step():
     assert not same(model.parameters(), before)
 
 
-def test_keyword_arguments_and_models_that_return_their_loss():
+def test_keyword_arguments_and_models_that_return_their_loss_are_supported():
     class WithLoss(nn.Module):
         def __init__(self):
             super().__init__()

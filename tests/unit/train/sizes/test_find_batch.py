@@ -72,48 +72,48 @@ def found() -> FoundBatchSize:
 
 class TestResult:
     @pytest.mark.slow
-    def test_is_the_largest_size_that_fits(self, found: FoundBatchSize) -> None:
+    def test_the_result_is_the_largest_size_that_fits(self, found: FoundBatchSize) -> None:
         assert runs(found.batch_size)
         assert not runs(round(found.batch_size * 1.03) + 1)
 
     @pytest.mark.slow
-    def test_was_run(self, found: FoundBatchSize) -> None:
+    def test_the_result_was_run(self, found: FoundBatchSize) -> None:
         assert found.batch_size in [trial.batch_size for trial in found.trials if trial.fits]
 
     @pytest.mark.slow
-    def test_needs_at_most_four_trials_and_no_failure(self, found: FoundBatchSize) -> None:
+    def test_the_search_needs_at_most_four_trials_and_no_failure(self, found: FoundBatchSize) -> None:
         assert len(found.trials) <= 4
         assert found.oom_count == 0
 
     @pytest.mark.slow
-    def test_has_a_reason(self, found: FoundBatchSize) -> None:
+    def test_the_result_has_a_reason(self, found: FoundBatchSize) -> None:
         assert str(found).startswith(f"A batch size of {found.batch_size} uses ")
         assert "none ran out of memory" in found.reason
 
     @pytest.mark.slow
-    def test_is_a_multiple_of_multiple_of(self) -> None:
+    def test_the_result_is_a_multiple_of_the_option(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, multiple_of=16))
         assert found.batch_size % 16 == 0
         assert not runs(found.batch_size + 32)
 
-    def test_does_not_exceed_the_maximum(self) -> None:
+    def test_the_result_does_not_exceed_the_maximum(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, max_batch_size=20))
         assert found.batch_size == 20
         assert "maximum allowed size is 20" in found.reason
 
-    def test_of_a_single_trial_has_a_reason_in_the_singular(self) -> None:
+    def test_the_reason_for_a_single_trial_is_in_the_singular(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, max_batch_size=1))
         assert len(found.trials) == 1
         assert found.reason.endswith(" No other size was tested. The maximum allowed size is 1.")
 
     @pytest.mark.slow
-    def test_leaves_memory_free(self) -> None:
+    def test_the_result_leaves_memory_free(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, leave_free="24MiB"))
         assert found.peak_reserved <= 40 * 2**20
         assert runs(found.batch_size, "40MiB")
 
     @pytest.mark.slow
-    def test_respects_the_memory_fraction_of_the_process(self) -> None:
+    def test_the_memory_fraction_of_the_process_is_respected(self) -> None:
         def limited(training: Training) -> FoundBatchSize:
             torch.cuda.set_per_process_memory_fraction(0.5)
             return find_batch(training.step, make_batch)
@@ -121,7 +121,7 @@ class TestResult:
         assert runs(on_gpu(limited).batch_size, "32MiB")
 
     @pytest.mark.slow
-    def test_respects_memory_that_is_already_allocated(self, found: FoundBatchSize) -> None:
+    def test_memory_that_is_already_allocated_is_respected(self, found: FoundBatchSize) -> None:
         def with_other_tensors(training: Training) -> FoundBatchSize:
             other = torch.zeros(24 << 20, dtype=torch.uint8, device="cuda")
             result = find_batch(training.step, make_batch)
@@ -131,7 +131,7 @@ class TestResult:
         assert on_gpu(with_other_tensors).batch_size < 0.8 * found.batch_size
 
     @pytest.mark.slow
-    def test_includes_optimizer_state_that_the_first_step_creates(self) -> None:
+    def test_optimizer_state_that_the_first_step_creates_is_included(self) -> None:
         with legroom.VirtualGPU("48MiB"):
             wide = nn.Linear(1024, 1024, bias=False).cuda()
             optimizer = torch.optim.Adam(wide.parameters())
@@ -160,7 +160,7 @@ class TestResult:
                 step(torch.randn(round(found.batch_size * 1.05), 16))
 
     @pytest.mark.slow
-    def test_recovers_from_a_first_size_that_is_too_large(self) -> None:
+    def test_the_search_recovers_from_a_first_size_that_is_too_large(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, start=100_000 // 16))
         assert found.oom_count >= 1
         assert runs(found.batch_size)
@@ -269,7 +269,7 @@ def test_without_a_gpu_the_error_names_the_alternatives() -> None:
 
 class TestWithAGuard:
     @pytest.mark.slow
-    def test_its_largest_micro_batch_is_found_and_the_state_is_restored(self) -> None:
+    def test_the_largest_micro_batch_of_a_guard_is_found_and_the_state_is_restored(self) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training()
             guard = legroom.Guard(training.model, training.optimizer)
@@ -284,7 +284,7 @@ class TestWithAGuard:
             assert guard.last_step is not None
             assert guard.last_step.split == (found.batch_size,)
 
-    def test_the_loss_function_is_required(self) -> None:
+    def test_a_guard_requires_the_loss_function(self) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training()
             guard = legroom.Guard(training.model, training.optimizer)

@@ -86,7 +86,9 @@ class TestOnAnyDevice:
 
     @settings(max_examples=50)
     @given(device=devices, batch=st.integers(2, 4096))
-    def test_settles_at_the_fewest_micro_batches_or_one_more(self, device: Device, batch: int) -> None:
+    def test_the_number_of_micro_batches_settles_at_the_minimum_or_one_more(
+        self, device: Device, batch: int
+    ) -> None:
         sizer = MicroBatchSizer()
         if device.max_size < 1:
             return
@@ -142,7 +144,7 @@ class TestAfterAFailure:
         )
         assert MicroBatchSizer().failed(64, 64, failure, phase="backward", allocated_before=0) < 64
 
-    def test_halves_without_memory_figures(self) -> None:
+    def test_the_size_is_halved_without_memory_figures(self) -> None:
         sizer = MicroBatchSizer()
         assert sizer.failed(64, 64) == 32
         assert "does not show how much" in sizer.choice.reason
@@ -165,7 +167,7 @@ class TestAfterAFailure:
         assert first == 512  # 963 samples fit, and two equal micro-batches have 512
         assert sizer.failed(1024, 512, failure, phase="backward", allocated_before=2 * GiB) == 256
 
-    def test_returns_zero_if_a_single_sample_fails(self) -> None:
+    def test_the_size_is_zero_if_a_single_sample_fails(self) -> None:
         assert MicroBatchSizer().failed(64, 1) == 0
 
     def test_measured_peaks_take_precedence(self) -> None:
@@ -181,7 +183,7 @@ class TestGrowing:
         sizer.failed(64, 64)
         return sizer
 
-    def test_waits_for_successful_steps(self) -> None:
+    def test_the_size_grows_only_after_successful_steps(self) -> None:
         sizer = self.sizer_after_failure()
         for _ in range(MIN_WAIT):
             assert sizer.micro_batch(64) == 32
@@ -199,7 +201,7 @@ class TestGrowing:
             sizer.succeeded(64, 32)
         assert sizer.micro_batch(64) == 64
 
-    def test_grows_at_once_as_far_as_measured_peaks_allow(self) -> None:
+    def test_the_size_grows_at_once_as_far_as_measured_peaks_allow(self) -> None:
         sizer = MicroBatchSizer()
         sizer.set_size(10, "test")
         for _ in range(MIN_WAIT):
@@ -253,7 +255,7 @@ class TestSpeed:
 
 
 class TestAcrossRuns:
-    def test_starts_with_the_size_of_the_last_run(self) -> None:
+    def test_a_run_starts_with_the_size_of_the_last_run(self) -> None:
         sizer = MicroBatchSizer()
         sizer.failed(64, 64)
         assert MicroBatchSizer(state=sizer.state_dict()).micro_batch(64) == 32

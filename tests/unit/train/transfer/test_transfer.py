@@ -399,7 +399,7 @@ def test_nested_stacks_are_split_into_layers():
     ]
 
 
-def test_one_more_stage_every_n_epochs():
+def test_a_stage_is_unfrozen_every_n_epochs():
     model, _, stages = unfreezing(every_n_epochs=2)
     unfrozen = [(epoch, stages.at(epoch)) for epoch in range(5)]
     assert unfrozen == [

@@ -59,7 +59,7 @@ def test_every_trial_runs_and_the_best_one_has_its_checkpoint(tmp_path: Path) ->
     assert Path(study.best_checkpoint).is_file()
 
 
-def test_several_metrics_with_a_sampler_of_the_user_have_a_pareto_front_that_optuna_agrees_on(
+def test_the_pareto_front_of_several_metrics_is_that_of_optuna(
     tmp_path: Path,
 ) -> None:
     sampler = optuna.samplers.NSGAIISampler(population_size=4, seed=0)
@@ -283,7 +283,7 @@ def test_a_study_runs_in_a_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no fork to compare with")
-def test_a_study_is_the_same_without_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_has_the_same_results_without_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = {"width": [64], "batch_size": [16], "lr": [0.01]}
     studies = []
     for setting in ("on", "off"):

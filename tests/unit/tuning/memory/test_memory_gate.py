@@ -256,7 +256,9 @@ def test_an_out_of_memory_error_increases_later_estimates(quick: MemoryGate) -> 
     )  # 9 MiB fits; 14 MiB does not
 
 
-def test_a_correction_does_not_reject_what_fits_by_its_own_estimate(quick: MemoryGate) -> None:
+def test_a_correction_does_not_reject_a_configuration_that_fits_by_its_own_estimate(
+    quick: MemoryGate,
+) -> None:
     small, large = {"batch_size": 1, "lr": 0.1}, {"batch_size": 8, "lr": 0.1}
     quick.record_oom(small, admit(quick, small).fits[0], needed=11 * MiB)
     admission = admit(quick, large)

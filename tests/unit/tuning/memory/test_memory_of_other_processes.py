@@ -40,7 +40,7 @@ def used_by_others(reader: FakeDriver, given: float) -> float:
     return other_processes.used(GPU) / GiB
 
 
-def test_before_the_first_query_the_use_is_that_at_the_start() -> None:
+def test_before_the_first_query_the_use_at_the_start_applies() -> None:
     assert OtherProcessUsage([GPU], FakeDriver(0)).used(GPU) == 10 * GiB
 
 
@@ -48,7 +48,7 @@ def test_without_trials_all_used_memory_belongs_to_others() -> None:
     assert used_by_others(FakeDriver(60), given=0) == 60
 
 
-def test_memory_of_our_trials_is_subtracted() -> None:
+def test_memory_of_trials_is_subtracted() -> None:
     assert used_by_others(FakeDriver(70, p17=8, p99=62), given=40) == 62
 
 

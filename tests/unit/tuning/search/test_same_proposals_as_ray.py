@@ -98,7 +98,9 @@ def test_a_learning_searcher_proposes_the_same_as_rays(search: str, trials: int,
 
 
 @pytest.mark.parametrize(("search", "random_first"), [("optuna", 10), ("hyperopt", 20), ("bayes", 10)])
-def test_random_proposals_are_the_same_whatever_does_not_fit(search: str, random_first: int) -> None:
+def test_random_proposals_do_not_depend_on_configurations_that_do_not_fit(
+    search: str, random_first: int
+) -> None:
     pairs = both(search, random_first, never_fits=lambda config: config["dropout"] > 0.3)
     for mine, other in pairs:
         assert_same(mine, other)

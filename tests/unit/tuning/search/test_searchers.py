@@ -21,7 +21,7 @@ def value_of(config: Config) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("search", ["random", "optuna", "hyperopt", "bayes"])
-def test_a_replayed_searcher_continues_in_the_same_way(search: str) -> None:
+def test_a_replayed_searcher_continues_with_the_same_proposals(search: str) -> None:
     first = make_searcher(search, SPACE, "min", 7)
     results: list[tuple[int, Config, Result]] = []
     for number in range(14):

@@ -130,14 +130,14 @@ def test_a_layer_that_was_never_measured_at_this_batch_is_not_in_the_table():
 
 
 def test_a_depthwise_layer_is_uncertain_only_if_cudnn_computes_it():
-    for dtype, doubted in ((torch.float16, True), (torch.float32, False)):
+    for dtype, uncertain in ((torch.float16, True), (torch.float32, False)):
         log = run(
             lambda dtype=dtype: nn.Conv2d(80, 80, 3, padding=1, groups=80, bias=False, dtype=dtype),
             lambda dtype=dtype: torch.empty(31, 80, 57, 57, dtype=dtype),
         )
         plan = log.plan_of("convolution_backward")
         assert plan is not None
-        assert any(step.alternatives for step in plan.steps if isinstance(step, ScratchAlloc)) is doubted
+        assert any(step.alternatives for step in plan.steps if isinstance(step, ScratchAlloc)) is uncertain
 
 
 def test_the_table_is_not_used_for_other_gpu_generations():

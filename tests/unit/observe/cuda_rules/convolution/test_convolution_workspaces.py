@@ -412,7 +412,7 @@ def test_a_skipped_gpu_only_kernel_comes_before_the_selected_kernel(monkeypatch)
     assert Cudnn(None, H200).workspaces(query, ConvOperation.WEIGHT_GRADIENT, c) == (117_964_800,)
 
 
-def test_a_kernel_skipped_for_another_reason_does_not(monkeypatch):
+def test_a_kernel_skipped_for_another_reason_is_ignored(monkeypatch):
     query, c = conv(64, 64, 16, 3, batch=100)
     selecting(monkeypatch, KernelChoice(4711, 20, 0, {2: 1}), 39, 62)
 
@@ -454,7 +454,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr(workspace_source, "look_up", lambda *_: RECORDED)
 
 
-def test_the_library_that_is_installed_is_asked_before_the_recorded_table(monkeypatch):
+def test_the_installed_library_is_queried_before_the_recorded_table(monkeypatch):
     recorded(monkeypatch)
     with_library(monkeypatch, 4711, logs_skipped=True, recorded_version=False)
 
@@ -464,14 +464,14 @@ def test_the_library_that_is_installed_is_asked_before_the_recorded_table(monkey
     assert RECORDED in found.others
 
 
-def test_the_recorded_table_holds_the_answers_of_its_own_version(monkeypatch):
+def test_the_recorded_table_is_used_for_its_own_version(monkeypatch):
     recorded(monkeypatch)
     with_library(monkeypatch, 4711, logs_skipped=True)
 
     assert guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200) == WorkspaceGuess(RECORDED)
 
 
-def test_without_a_library_the_recorded_table_decides(monkeypatch):
+def test_without_a_library_the_recorded_table_is_used(monkeypatch):
     recorded(monkeypatch)
     monkeypatch.setattr(workspace_source, "cudnn_process", lambda: None)
 
@@ -495,7 +495,7 @@ def test_a_layer_that_crashes_cudnn_and_was_never_measured_falls_back_to_the_for
     assert found.crashed
 
 
-def test_the_recorded_table_answers_for_operations_that_the_library_cannot(monkeypatch):
+def test_the_recorded_table_is_used_for_operations_that_the_library_rejects(monkeypatch):
     recorded(monkeypatch)
     with_library(monkeypatch, 4711, recorded_version=False)
     monkeypatch.setattr(
@@ -568,7 +568,7 @@ def test_a_huge_size_without_a_majority_affects_the_bound_only(monkeypatch):
     assert max(max(sizes) for sizes in found.others) == giant
 
 
-def test_only_the_library_answers_for_other_gpu_generations(monkeypatch):
+def test_only_the_library_is_used_for_other_gpu_generations(monkeypatch):
     voting(monkeypatch, (5, 1.0, "P"))
     with_library(monkeypatch, 4711)
 

@@ -74,7 +74,7 @@ def test_a_library_that_aborts_leaves_this_process_alive_and_is_queried_again(pr
 
 
 @pytest.mark.slow
-def test_a_library_that_keeps_crashing_is_not_queried_any_more(process):
+def test_a_library_that_keeps_crashing_is_no_longer_queried(process):
     for _ in range(MAX_CRASHES):
         assert ask(process, ABORTS_AT) is None
 
@@ -108,7 +108,7 @@ def test_forks_that_query_at_the_same_time_get_their_own_answers(process):
 
 
 @pytest.mark.slow
-def test_a_crash_in_one_fork_costs_the_others_no_answer(process):
+def test_a_crash_in_one_fork_does_not_affect_answers_to_others(process):
     ask(process, 5)
     os.waitpid(forked(lambda: ask(process, ABORTS_AT) is None), 0)
 
@@ -190,7 +190,7 @@ def test_off_disables_the_query(setting, monkeypatch, tmp_path):
     assert cudnn_process() is None
 
 
-def test_on_means_the_library_that_is_installed(setting, monkeypatch, tmp_path):
+def test_on_selects_the_installed_library(setting, monkeypatch, tmp_path):
     library = installed(monkeypatch, tmp_path)
 
     for value in ("on", ""):
@@ -199,7 +199,7 @@ def test_on_means_the_library_that_is_installed(setting, monkeypatch, tmp_path):
         assert library in library_paths()
 
 
-def test_a_path_names_another_library(setting, tmp_path):
+def test_a_path_selects_another_library(setting, tmp_path):
     library = tmp_path / "libcudnn.so.9"
     library.touch()
     setting(str(library))

@@ -114,7 +114,7 @@ def test_kernels_without_group_support_run_up_to_eight_groups_at_once(
     )
 
 
-def test_a_workspace_that_the_formula_of_its_kernel_gives_has_that_formula():
+def test_a_workspace_that_matches_the_formula_of_its_kernel_has_that_formula():
     question, c = convolution(
         16, "float32", False, 32, 64, (64, 156), (3, 3), (1, 1), (1, 1), 1, False, (1, 1)
     )

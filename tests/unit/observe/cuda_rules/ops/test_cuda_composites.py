@@ -102,7 +102,7 @@ def test_optimizers_on_the_host_loop_again_afterwards():
     assert "cpu" not in utilities._get_foreach_kernels_supported_devices()
 
 
-def test_a_host_tensor_takes_the_cpu_path_while_rules_are_active():
+def test_a_host_tensor_uses_the_cpu_path_while_rules_are_active():
     from torch._subclasses.fake_tensor import FakeTensor
 
     with Overrides(lambda tensor: isinstance(tensor, FakeTensor)) as overrides:

@@ -35,7 +35,7 @@ def test_seeding_the_gpu_does_not_change_the_numbers_of_the_cpu(host: Any, seedi
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_seeding_everything_gives_the_numbers_of_the_cpu() -> None:
+def test_manual_seed_has_the_same_effect_on_the_cpu() -> None:
     torch.manual_seed(7)
     expected = torch.rand(4)
     with virtual_gpus(GiB):
@@ -53,7 +53,7 @@ def test_a_generator_returns_its_seed(host: Any) -> None:
         assert torch.cuda.initial_seed() == 6
 
 
-def test_a_random_seed_changes(host: Any) -> None:
+def test_seed_changes_the_initial_seed(host: Any) -> None:
     before = torch.cuda.initial_seed()
     torch.cuda.seed()
     assert torch.cuda.initial_seed() != before
@@ -96,7 +96,7 @@ def test_a_generator_on_the_gpu_reports_its_device(host: Any) -> None:
     assert torch.Generator(device=torch.device("cuda", 1)).device == torch.device("cuda", 1)
 
 
-def test_a_generator_on_the_gpu_gives_the_cpus_numbers(host: Any) -> None:
+def test_a_generator_on_the_gpu_returns_the_numbers_of_the_cpu(host: Any) -> None:
     ours, plain = torch.Generator(device="cuda").manual_seed(4), torch.Generator().manual_seed(4)
     assert ours.initial_seed() == 4
     assert torch.equal(torch.rand(4, generator=ours), torch.rand(4, generator=plain))
@@ -107,7 +107,7 @@ def test_a_generator_of_a_missing_device_is_an_error(host: Any) -> None:
         torch.Generator(device="cuda:2")
 
 
-def test_every_generator_is_a_generator(host: Any) -> None:
+def test_generators_on_all_devices_are_instances_of_generator(host: Any) -> None:
     for generator in (ORIGINAL(), torch.default_generator, torch.Generator(), torch.Generator("cuda")):
         assert isinstance(generator, torch.Generator)
         assert isinstance(generator, ORIGINAL)
@@ -130,7 +130,7 @@ def test_a_class_derived_from_generator_works(host: Any) -> None:
     assert torch.rand(2, generator=Seeded(3, "cuda")).shape == (2,)
 
 
-def test_a_generator_class_imported_meanwhile_creates_cpu_generators_afterwards() -> None:
+def test_a_generator_class_imported_in_the_block_creates_cpu_generators_afterwards() -> None:
     with virtual_gpus(GiB):
         kept = torch.Generator
     assert type(kept()) is ORIGINAL

@@ -85,7 +85,7 @@ def test_cuda_without_a_number_is_the_current_device(host: Any) -> None:
     assert host.device_of(torch.load(buffer, map_location="cuda")) == 1
 
 
-def test_a_missing_device_is_torchs_error(host: Any) -> None:
+def test_a_missing_device_raises_torchs_error(host: Any) -> None:
     with pytest.raises(RuntimeError, match=r"device 2 but torch.cuda.device_count\(\) is 2"):
         torch.load(saved(VALUES), map_location="cuda:2")
 
@@ -148,7 +148,7 @@ def test_a_storage_is_moved_between_devices(host: Any) -> None:
     assert bytes(back) == bytes(storage)
 
 
-def test_packages_registered_meanwhile_stay_registered() -> None:
+def test_packages_registered_in_the_block_stay_registered() -> None:
     mine = (99, lambda storage: None, lambda storage, location: None)
     registry = torch.serialization._package_registry
     with virtual_gpus(GiB):

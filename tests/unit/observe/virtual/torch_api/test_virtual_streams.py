@@ -30,7 +30,7 @@ def test_the_default_stream_is_current_at_first(host: Any) -> None:
     assert current_stream_id(0) == 0
 
 
-def test_without_a_virtual_gpu_allocations_go_to_the_default_stream() -> None:
+def test_without_a_virtual_gpu_allocations_use_the_default_stream() -> None:
     assert current_stream_id(0) == 0
 
 
@@ -153,7 +153,7 @@ def test_a_stream_that_outlives_its_gpu_raises_a_clear_error() -> None:
         pass
 
 
-def test_a_class_imported_meanwhile_creates_torchs_objects_afterwards() -> None:
+def test_a_class_imported_in_the_block_creates_torchs_objects_afterwards() -> None:
     with virtual_gpus(GiB):
         kept = torch.Event
         assert isinstance(kept(), kept)

@@ -37,7 +37,7 @@ def test_tensor_types_recognize_tensors(gpu: VirtualGPU) -> None:
     assert not isinstance(torch.zeros(2), torch.cuda.FloatTensor)
 
 
-def test_scaled_training_gives_the_cpus_numbers(gpu: VirtualGPU) -> None:
+def test_training_with_a_grad_scaler_has_the_results_of_the_cpu(gpu: VirtualGPU) -> None:
     def train(device: str) -> list[float]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).to(device)
@@ -97,7 +97,7 @@ def test_a_batch_is_split_over_the_gpus(gpu: VirtualGPU) -> None:
     assert torch.allclose(module.weight.grad.cpu(), x.sum(0).expand(2, 4))
 
 
-def test_a_batch_on_the_host_is_split_too(gpu: VirtualGPU) -> None:
+def test_a_batch_on_the_host_is_split_over_the_gpus(gpu: VirtualGPU) -> None:
     module = torch.nn.DataParallel(torch.nn.Linear(4, 2).cuda())
     assert module(torch.randn(6, 4)).device == torch.device("cuda", 0)
 

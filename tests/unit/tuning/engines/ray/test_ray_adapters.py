@@ -67,7 +67,7 @@ def test_a_trial_that_fits_is_given_to_ray() -> None:
     assert shared.numbers["ray-1"] == 3
 
 
-def test_while_trials_run_ray_gets_none() -> None:
+def test_ray_gets_nothing_if_no_trial_is_ready() -> None:
     dispatcher = FakeDispatcher()
     dispatcher.running = 1
     assert DispatchSearcher(shared_state(dispatcher)).suggest("ray-1") is None
@@ -79,7 +79,7 @@ def test_without_running_trials_the_estimate_is_awaited() -> None:
     assert len(shared.runner.waits) == 2
 
 
-def test_the_end_is_reported_as_finished() -> None:
+def test_a_searcher_without_further_trials_is_finished() -> None:
     dispatcher = FakeDispatcher()
     dispatcher.is_over = True
     assert DispatchSearcher(shared_state(dispatcher)).suggest("ray-1") == Searcher.FINISHED
