@@ -90,7 +90,7 @@ class Session:
         - `gpus`: the virtual GPUs, or None to use the devices in this machine.
         - `frequent_sink`: receives the frequent events of the dispatch recorder instead of `sink`.
         - `on_step()` is called after the events of each step.
-        - `mid_program`: the session starts while the program is already running.
+        - `mid_program`: whether the session starts while the program is already running.
         - `search_leaks`: whether to scan objects for leaks. If False, a report shows only which lines allocate more
           and more memory.
         """
@@ -162,9 +162,9 @@ class Session:
         self._exit.callback(reads.detach)
 
     def _line_repeated(self) -> bool:
-        """Record the end of an iteration in a loop without a model. Return False if the lines no longer need to be
-        watched. The number of scans is limited, because without a training loop it is unknown how long the program will
-        run.
+        """Record the end of an iteration in a loop without a model. Return False if the loop no longer needs to be
+        watched. The number of scans is limited, because without a training loop it is unknown how long the program
+        will run.
         """
         detector = self._leak_detector
         if detector.leaks or self._line_scans > _MAX_SCANS:

@@ -54,7 +54,7 @@ def thread_serial() -> int:
 
 
 def register_training_thread() -> None:
-    """Register the calling thread as a training thread. Call this function before a backward pass and after an
+    """Register the calling thread as a training thread. Call this function before each backward pass and each
     optimizer step. Only the first call on a thread can block, to wait for a running scan.
     """
     if not _this_thread.is_registered:

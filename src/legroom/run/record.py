@@ -45,7 +45,7 @@ from legroom.show.report.tracebacks import format_error_line, format_short_trace
 P = ParamSpec("P")
 R = TypeVar("R")
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory to build the report. The capture contains all events."""
+"""The number of events that stay in memory to build the report. The temporary capture contains more events."""
 _ON_HOST = "No GPU was found, so the recording contains CPU tensors (host memory)."
 
 

@@ -20,7 +20,8 @@ _SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
 class SourceName:
     def __init__(self, name: str, is_attribute: bool) -> None:
         self.in_unrelated_class = False
-        """Whether the code is in a class without this attribute. In such a class, `self` is a different object."""
+        """Whether the current code is in a class that does not have the attribute. In such a class, `self` is a
+        different object."""
         self._name = name
         self._is_attribute = is_attribute
 

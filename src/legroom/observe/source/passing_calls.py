@@ -53,9 +53,9 @@ def find_registrations(callback: Callback, files: tuple[str, ...]) -> tuple[Stor
 
 
 def find_partial_detach(statement: StoringStatement) -> StoringStatement | None:
-    """Return the `return` statement of the function that detaches a carried state, as in `state = repackage(state)`.
-    If the state still has a graph after the call, the function does not detach all parts of the state. The result is
-    None if the statement calls no function that detaches values.
+    """Return the `return` statement of the function that detaches the state carried between iterations, as in `state =
+    repackage(state)`. If the state still has a graph after the call, the function does not detach all parts of the
+    state. The result is None if the statement calls no function that detaches values.
     """
     tree = tree_of(statement.file)
     for assignment in ast.walk(tree) if tree is not None else ():
@@ -74,7 +74,7 @@ _DETACHING = {"detach", "detach_"}
 
 
 def find_calls(name: str, files: tuple[str, ...]) -> tuple[StoringStatement, ...]:
-    """Return the calls of a function by its full name, as in `atexit.register(...)`."""
+    """Return the calls to the function with this full name, as in `atexit.register(...)`."""
     last = name.rpartition(".")[2]
     return tuple(
         _statement(file, call)

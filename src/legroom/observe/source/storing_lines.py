@@ -142,7 +142,7 @@ def find_feeding_calls(
     name: str, file: str, function: str, line: int, *, is_attribute: bool = False
 ) -> NameUsage:
     """Find calls that pass a value to a library's object, as in `optimizer.add_param_group(...)`. If the growing
-    container is inside that object, no statement of the user refers to the container itself.
+    container is inside that object, no statement in the user's code refers to the container itself.
     """
     tree = tree_of(file) if name.isidentifier() else None
     if tree is None:

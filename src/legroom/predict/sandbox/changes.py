@@ -20,7 +20,8 @@ _CHANGED_PATHS = {
 """The positions of the arguments that are paths of changed files, for each audit event."""
 
 _ACTS_ON_LINK = frozenset(["os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink"])
-"""The names of audit events that report a change of a directory entry. If the entry is a link, the link changes and not its target."""
+"""The names of audit events that report a change to a directory entry. If the entry is a link, the link itself
+changes, not its target."""
 
 
 class RefusedChange(LegroomError, PermissionError):  # noqa: N818

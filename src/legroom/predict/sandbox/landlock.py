@@ -1,4 +1,4 @@
-"""Denies writes outside given folders with Landlock, a feature of the Linux kernel. The restriction applies to this
+"""Uses Landlock, a feature of the Linux kernel, to deny writes outside given folders. The restriction applies to this
 process and every process that it starts.
 
 Landlock also applies to writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs.

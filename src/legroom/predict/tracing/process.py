@@ -558,7 +558,7 @@ def _apply_edits(edits: Mapping[str, str]) -> None:
 
 
 def _where() -> str:
-    """Return the line of the user's code that is running now, prefixed with a comma."""
+    """Return a comma and the line of the user's code that is running now, or "" if no user code is running."""
     frame, _ = user_frame(sys._getframe(2))
     return f", {os.path.basename(frame.file)}:{frame.line}" if frame else ""
 

@@ -1,7 +1,7 @@
 """Determines which line a script in another process is running, for reports about a long wait.
 
-The process writes its stack to a file when it receives a signal. `faulthandler` writes the stack in C, so it works even
-while the script runs C code. `faulthandler` needs no thread, which a fork would lose.
+The process writes its stack to a file when it receives a signal. `faulthandler` writes the stack in C, so it works
+even while the script runs C code. `faulthandler` needs no additional thread, which would not exist in a fork.
 """
 
 import faulthandler

@@ -39,7 +39,8 @@ def make_device(
 
 @contextlib.contextmanager
 def torch_log_disabled() -> Iterator[None]:
-    """Disable torch's log of every fake operation that fails, because the caller raises the same error."""
+    """Disable the log message that torch writes for each fake operation that fails, because the caller raises the same
+    error."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, logger.disabled = logger.disabled, True
     try:

@@ -1,6 +1,6 @@
 """Activates the virtual GPUs of the parent process in a Python process that it starts.
 
-Python imports this module at startup, because `processes.inherited_by_programs` adds its folder to PYTHONPATH. The
+Python imports this module at startup, because `processes._inherited_by_programs` adds its folder to PYTHONPATH. The
 module does nothing until the program imports torch. If Legroom is not installed in the Python environment of the
 process, the process has no virtual GPUs.
 """
