@@ -110,7 +110,7 @@ class Precision:
             self.scale(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale this optimizer's gradients. A second call before `update` does nothing."""
+        """Unscale this optimizer's gradients. A second call before the next `update` does nothing."""
         if self.scaler is not None and id(optimizer) not in self._unscaled:
             self.scaler.unscale_(optimizer)
             self._unscaled.add(id(optimizer))
@@ -174,7 +174,8 @@ class Precision:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """If the state was saved for a different format, only the number of steps is loaded."""
+        """Load the result of `state_dict()`. If the state was saved for a different number format, only the number of
+        steps is loaded."""
         if not isinstance(state, dict) or state.get("precision") not in DTYPES:
             raise UsageError(
                 "The argument is not the state of legroom.precision. Pass the result of state_dict()."
@@ -191,8 +192,8 @@ class Precision:
     # --- checks
 
     def _register_hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Register a hook that detects whether the GradScaler calls `optimizer.step`. Every other public way to detect
-        a skipped step requires a synchronization.
+        """Register a hook that detects whether the GradScaler calls `optimizer.step`. All other public methods to
+        detect a skipped step require a synchronization.
         """
         if optimizer in self._hooked:
             return
@@ -254,7 +255,7 @@ def low_loss_scale(scale: float, step: int, skipped: int) -> Finding:
 
 
 def non_finite_gradients(optimizer: torch.optim.Optimizer, step: int) -> Finding | None:
-    """The check synchronizes with the GPU once."""
+    """Return a finding if gradients are non-finite, otherwise None. The check synchronizes with the GPU."""
     gradients = [
         parameter.grad
         for parameter in _parameters(optimizer)

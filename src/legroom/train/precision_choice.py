@@ -6,7 +6,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def chosen_precision(kind: str, device: torch.device) -> tuple[str, str]:
-    """Return the number format (`bf16`, `fp16` or `fp32`) and the reason. `kind` is a format or `auto`."""
+    """Return the number format (`bf16`, `fp16` or `fp32`) and the reason for the choice. `kind` is a format or
+    `auto`."""
     if kind not in (*DTYPES, "auto"):
         raise UsageError(f"'{kind}' is not a valid precision. Use 'bf16', 'fp16', 'fp32' or 'auto'.")
     best, reason = _best(device)

@@ -1,5 +1,5 @@
-"""Activation checkpointing for any model. The blocks of the model do not keep their activations, and recompute them in
-the backward pass.
+"""Activation checkpointing for any model. The blocks of the model recompute their activations in the backward pass
+instead of keeping them.
 
     with checkpoint_blocks(model):
         loss = model(x).sum()
@@ -82,8 +82,8 @@ def _checkpointed_forward(block: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """Inside the block, do not update running statistics, because the first forward pass has already updated them with
-    this batch.
+    """Inside the block, running statistics are not updated, because the first forward pass has already updated them
+    with this batch.
     """
     layers: list[Any] = [
         module for module in block.modules() if isinstance(module, _NormBase) and module.training

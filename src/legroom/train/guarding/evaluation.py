@@ -3,9 +3,9 @@ micro-batches.
 
 Evaluation has its own micro-batch sizes, because it needs much less memory than training. If memory runs out, the
 micro-batch size is reduced, to one sample if necessary. If a single sample does not fit and the CPU is allowed, the
-model is moved to the CPU for the rest of the batch. If parameters are sharded across ranks (FSDP2), every forward pass
-needs all ranks, so all ranks use the same number of micro-batches. If one rank runs out of memory, all ranks repeat the
-batch with more micro-batches.
+model is moved to the CPU for the remaining samples of the batch. If parameters are sharded across ranks (FSDP2), every
+forward pass needs all ranks, so all ranks use the same number of micro-batches. If one rank runs out of memory, all
+ranks repeat the batch with more micro-batches.
 """
 
 import functools

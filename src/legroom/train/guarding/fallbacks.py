@@ -1,8 +1,8 @@
 """Fallbacks for a single sample that does not fit. Guard activates one fallback after the other. If all fallbacks are
 active and the sample still does not fit, Guard raises an error.
 
-Spilling and activation checkpointing do not change the gradients, but take time. Lower precision changes the gradients,
-so it is used only if the user allows it.
+Spilling and activation checkpointing do not change the gradients, but they make a step slower. Lower precision changes
+the gradients, so it is used only if the user allows it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,8 @@ EXACT_FALLBACKS: tuple[FallbackName, ...] = ("spill", "checkpoint")
 
 
 class DoesNotFit(LegroomError, torch.OutOfMemoryError):  # noqa: N818
-    """Raised if a single sample does not fit, even with all fallbacks. The state from before the step is restored."""
+    """Raised if a single sample does not fit, even with all fallbacks. When this error is raised, the state from
+    before the step has been restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Fallback:
 
 
 class Fallbacks:
-    """`active` contains the fallbacks in use."""
+    """The fallbacks of one Guard. `active` contains the fallbacks in use."""
 
     def __init__(self, names: Sequence[FallbackName], model: nn.Module, device: torch.device) -> None:
         names = check_names("fallbacks", names, "['checkpoint']")
@@ -52,7 +53,7 @@ class Fallbacks:
         self.active: list[Fallback] = []
 
     def activate_next(self) -> Fallback | None:
-        """Activate the next fallback for the rest of the run. Return None if no fallback is left."""
+        """Activate the next fallback for the rest of the run, and return it. Return None if no fallback is left."""
         if not self._remaining:
             return None
         name = self._remaining.pop(0)

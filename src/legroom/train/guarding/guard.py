@@ -143,8 +143,8 @@ class Guard:
         return loss
 
     def backward(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
-        """Run only the forward and backward pass, and add to the existing gradients. `optimizer_step()` ends the
-        step."""
+        """Run only the forward and backward pass, and add to the existing gradients. Call `optimizer_step()` to
+        complete the step."""
         if not callable(loss_fn):
             raise UsageError(
                 f"The first argument must be the loss function, not {type(loss_fn).__name__}. Pass the batch after the function."
@@ -232,7 +232,8 @@ class Guard:
         )
 
     def step_without_recovery(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
-        """Run one training step on the whole batch, without splitting it. Out-of-memory errors are raised."""
+        """Run one training step on the whole batch, without splitting it. Out-of-memory errors are raised to the
+        caller."""
         with self.precision.autocast():
             loss = checked_loss(loss_fn(*batch, **named))
         self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -251,8 +252,8 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state from a checkpoint. A resumed run uses the same micro-batch sizes, so its results are rounded
-        in the same way.
+        """Load the state from a checkpoint. A resumed run uses the same micro-batch sizes, so its rounding errors are
+        the same as in an uninterrupted run.
         """
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
             raise UsageError(
@@ -362,8 +363,8 @@ class Guard:
         return even_split(batch_size, batch_size // 2) if leaves_single_sample else sizes
 
     def _min_samples(self) -> int:
-        """Return the minimum number of samples in a micro-batch. PyTorch cannot apply batch normalization to a single
-        sample in training mode.
+        """Return the minimum number of samples in a micro-batch. The minimum is 2 for a model with batch
+        normalization, because PyTorch cannot apply batch normalization to a single sample in training mode.
         """
         return 2 if self._max_micro_batch_size != 1 and couplings.batch_norm_layers(self.model) else 1
 

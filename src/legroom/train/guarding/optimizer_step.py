@@ -42,14 +42,15 @@ RESTARTABLE = frozenset(
         "Adafactor",
     )
 )
-"""Optimizers whose step changes only parameters and state. Rprop is missing because its step also writes to gradients."""
+"""Optimizers whose step changes only parameters and state. Rprop is not included, because its step also writes to
+gradients."""
 MAX_COPY_BYTES = 32 << 20
 MAX_COPY_DIVISOR = 200
 
 
 class OptimizerStep:
-    """`max_copy_bytes` is the maximum number of bytes that are copied before each step. By default, the maximum is
-    derived from the memory of the device.
+    """Runs the steps of one optimizer. `max_copy_bytes` is the maximum number of bytes that are copied before each
+    step. By default, the maximum is derived from the memory of the device.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class OptimizerStep:
 
     @contextlib.contextmanager
     def _recovering_step(self) -> Iterator[None]:
-        """Inside the block, make `optimizer.step()` recover from out-of-memory errors, even if a GradScaler calls it."""
+        """Inside the block, `optimizer.step()` recovers from out-of-memory errors, even if a GradScaler calls it."""
         if self._device.type == "cpu":
             yield
             return

@@ -25,8 +25,8 @@ Contexts = Callable[[], Sequence[AbstractContextManager[Any]]]
 
 @dataclass(slots=True)
 class Passes:
-    """The passes over one batch. `sizes` contains the number of samples and `weights` the loss weight of each
-    micro-batch.
+    """The passes over one batch. `sizes` contains the number of samples in each micro-batch, and `weights` contains
+    the loss weights.
     """
 
     loss_fn: LossFunction
@@ -87,7 +87,7 @@ class Passes:
 
 
 def checked_loss(result: Any) -> torch.Tensor:
-    """Raises UsageError if the loss has no gradient."""
+    """Return the loss in the result of a training function. Raises UsageError if the loss has no gradient."""
     loss = checked_scalar(result)
     if not loss.requires_grad:
         raise UsageError(

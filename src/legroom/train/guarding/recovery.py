@@ -10,7 +10,8 @@ from legroom.diagnose.oom.recognize import ErrorClassification, classify
 
 
 def classify_failure(error: BaseException) -> ErrorClassification:
-    """Classify an error. Call this function inside the `except` block, and start the recovery after the block.
+    """Return the classification of an error. Call this function inside the `except` block, and start the recovery
+    after the block.
 
     For an out-of-memory error, the function also clears the frames of the traceback, because a logger, notebook or
     variable that stores the exception would keep the tensors alive.
@@ -32,8 +33,8 @@ def release_memory() -> None:
 
 
 def use_expandable_segments(device: torch.device) -> bool:
-    """From now on, let the allocator create expandable segments, which reduces fragmentation. Return False if
-    expandable segments are already in use, disabled by the user, or not supported.
+    """Switch the allocator to expandable segments, which reduces fragmentation. Return False if expandable segments
+    are already in use, disabled by the user, or not supported.
     """
     settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")

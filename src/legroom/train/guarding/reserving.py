@@ -17,7 +17,8 @@ from legroom.train.guarding.recovery import classify_failure, release_memory
 
 
 class StateReservation:
-    """`supported` contains the optimizer classes whose state sizes can be predicted."""
+    """Memory that is reserved for the state of an optimizer. `supported` contains the optimizer classes whose state
+    sizes can be predicted."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, supported: Iterable[type]

@@ -8,8 +8,8 @@ If a torch function runs out of memory, the cache is emptied and the function is
 again, tensors that the function does not need are moved to host memory. The moved tensors return to the device when a
 function needs them, and when the mode exits.
 
-The result is exact, because a function that cannot allocate its result has not changed anything. The error is raised
-only if the operands and the result of a single function do not fit.
+The result is exact, because a function that cannot allocate its result has not changed anything. An out-of-memory
+error is raised only if the operands and the result of a single function do not fit.
 """
 
 import functools
@@ -191,14 +191,14 @@ _RANDOM_FUNCTIONS = (
 _GETTER = type(torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is_complex})
 """Functions that allocate no memory and that optimizers call for every parameter. To save time, these functions are
-called without the retry.
+not retried.
 """
 
 
 @functools.cache
 def _is_random(func: Any) -> bool:
     """Return True if a function draws random numbers. A random function that fails may already have drawn numbers, so
-    the state of the generators is restored before it is called again.
+    the generator states are restored before the function is called again.
     """
     name = getattr(func, "__name__", "")
     return any(word in name for word in _RANDOM_FUNCTIONS)

@@ -10,7 +10,7 @@ from legroom.errors import UsageError
 
 
 class Scaling(Protocol):
-    """The methods of `legroom.precision(...)` that Guard uses."""
+    """The interface of `legroom.precision(...)` that Guard uses."""
 
     scaler: Any
 
@@ -24,7 +24,7 @@ class Scaling(Protocol):
 
 
 class UserScaling:
-    """Scaling with the user's own GradScaler, or no scaling. The user's function applies autocast."""
+    """Scaling with the user's own GradScaler, or no scaling. The user's function must apply autocast itself."""
 
     def __init__(self, scaler: Any = None) -> None:
         if scaler is not None and not hasattr(scaler, "unscale_"):

@@ -33,11 +33,12 @@ class Announcements:
         self._store.add(f"{pass_key}/finished", 1)
 
     def failed(self, pass_key: str) -> None:
-        """Record that this rank failed and announces no more collectives in this pass."""
+        """Record that this rank failed and will announce no more collectives in this pass."""
         self._store.add(f"{pass_key}/failed", 1)
 
     def read(self, pass_key: str, index: int) -> CollectiveCall | None:
-        """Wait for the collective with this index. Return None if no rank will issue this collective."""
+        """Wait for the announcement of the collective with this index, and return the collective. Return None if no
+        rank will issue this collective."""
         with waiting("a method of Guard"):
             return self._read(pass_key, index)
 
@@ -63,11 +64,11 @@ class Announcements:
             time.sleep(_POLL_SECONDS)
 
     def any_finished(self, pass_key: str) -> bool:
-        """Return True if a rank has finished the pass, in which case the announcements are complete."""
+        """Return True if any rank has finished the pass. In that case, the announcements are complete."""
         return self._count(f"{pass_key}/finished") > 0
 
     def delete(self, pass_key: str, count: int) -> None:
-        """Delete the announcements of a pass that no rank will read again. If the store does not support deletion,
+        """Delete the announcements of a pass, which no rank will read again. If the store does not support deletion,
         nothing is deleted.
         """
         with contextlib.suppress(RuntimeError):

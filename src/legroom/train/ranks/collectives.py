@@ -6,8 +6,8 @@
 
 FSDP2, SyncBatchNorm and Guard's gradient reduction call `torch.distributed.<name>` from Python. Therefore these public
 names are replaced while a step runs. Two kinds of collectives are not intercepted. Collectives that are issued in C++
-are not visible to Python: DDP's own reducer, which Guard disables, and DTensor's functional collectives. Functions that
-the user imported by name from torch.distributed cannot be replaced.
+are not visible to Python: those of DDP's own reducer, which Guard disables, and DTensor's functional collectives.
+Functions that the user imported by name from torch.distributed cannot be replaced.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,8 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its contents and its device index, because these differ between ranks."""
+    """The properties of a tensor that are the same on all ranks. The contents and the device index are omitted,
+    because they differ between ranks."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -89,8 +89,8 @@ def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
 
 class DistributedRanks:
     keeps_finished_micro_batches = False
-    """Whether micro-batches that finished before a failure are kept. The value is False, because the failed rank may
-    have sent zeros to the other ranks.
+    """Whether micro-batches that finished before a failure are kept. The value is always False, because the failed
+    rank may have sent zeros to the other ranks.
     """
 
     def __init__(
@@ -255,8 +255,8 @@ class DistributedRanks:
         """Report an error that is not an out-of-memory error.
 
         If no rank ran out of memory, return None, so that the caller raises the error and the other ranks stop too. If
-        another rank ran out of memory, the zeros that it sent may have caused the error, so return the size for the
-        next attempt, like `agree`.
+        another rank ran out of memory, the zeros that it sent may have caused the error. In that case, return the size
+        for the next attempt, like `agree`.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective failed during the step") from error
@@ -305,15 +305,15 @@ class DistributedRanks:
             dist.destroy_process_group(self._host_group)
 
     def _retry_on_oom(self) -> AbstractContextManager[Any]:
-        """Inside the context, retry collectives that run out of memory, and move weights to host memory if needed. The
-        collectives must complete, because other ranks wait for them.
+        """Inside the block, collectives that run out of memory are retried, and weights are moved to host memory if
+        needed. The collectives must complete, because other ranks wait for them.
         """
         if self._device.type == "cpu":
             return nullcontext()
         return RetryOnOOM(self._model.parameters, self._device)
 
     def _begin_pass(self, index: int, count: int) -> None:
-        """Start to record the collectives of a pass.
+        """Start recording the collectives of a pass.
 
         If the model issues collectives in every pass, each pass has its own record. If the only collectives are the
         averages of the gradients in the last pass, one record covers all passes, and ranks may run different numbers of
@@ -327,7 +327,7 @@ class DistributedRanks:
         self._in_pass = True
 
     def _end_pass(self, collectives: int) -> None:
-        """End a pass, and check its number of collectives.
+        """End a pass, and check the number of its collectives.
 
         If the pass issued more collectives than Guard's own, the model itself communicates (SyncBatchNorm), and all
         ranks must run the same number of passes from the next attempt on. All ranks make the same decision, because

@@ -3,14 +3,14 @@ be stopped during a pass.
 
 An exception during the backward pass leaves DDP's own C++ reducer in an undefined state. The other ranks then wait for
 buckets that the failed rank can no longer send. This reducer records which buckets it has sent, and sends them in a
-fixed order through `torch.distributed.all_reduce`. Therefore pending collectives can be completed. The arithmetic is
-the same as in DDP: gradients are multiplied by 1 / (number of ranks) and summed.
+fixed order through `torch.distributed.all_reduce`. Therefore, a failed rank can complete its pending collectives. The
+arithmetic is the same as in DDP: gradients are multiplied by 1 / (number of ranks) and summed.
 
 A bucket exists only while it is reduced, so no memory is used between steps. In addition to the gradients, each bucket
 contains one number per parameter, which shows whether any rank has a gradient for this parameter. A parameter that this
 rank does not use gets the gradient of the other ranks. A parameter that no rank uses gets no gradient, as in DDP.
 
-A hook in Python runs once per bucket, for the parameter whose gradient is expected last. If another gradient of the
+A Python hook runs once per bucket, for the parameter whose gradient is expected last. If another gradient of the
 bucket is missing when the hook runs, the bucket is sent after the backward pass.
 """
 
@@ -59,9 +59,9 @@ class GradientReducer:
         gradients. Return False if a gradient changed after it was sent, which makes the averages wrong. After a late
         change, the step must be repeated, and buckets are no longer sent early.
 
-        A gradient changes late if parts of the backward pass run more than once, for example if
-        `checkpoint(use_reentrant=True)` wraps modules that share a parameter. A late change happens on every rank or on
-        none.
+        A late change occurs if parts of the backward pass run more than once, for example if
+        `checkpoint(use_reentrant=True)` wraps modules that share a parameter. A late change happens on every rank or
+        on none.
         """
         self._is_active = False
         self._send(all_remaining=True)
@@ -166,7 +166,8 @@ class _Bucket:
 
 
 def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
-    """The version counter of a gradient changes whenever the backward pass adds to the gradient."""
+    """Return the version counters of the gradients. The version counter of a gradient changes whenever the backward
+    pass adds to the gradient."""
     return [-1 if (gradient := parameter.grad) is None else gradient._version for parameter in parameters]
 
 

@@ -21,7 +21,7 @@ _LOADS_OR_SAVES = (os.path.join(_TORCH, "serialization.py"), os.path.join(_TORCH
 
 
 class MainThreadActivity:
-    """Measures how long the main thread has made no progress. The measurement also works while the main thread is
+    """Measures the time since the main thread last made progress. The measurement also works while the main thread is
     inside DDP, FSDP2 or CUDA, where no Legroom code runs.
 
     The main thread makes progress if its line in the user's code changes or if it allocates GPU memory. On the CPU, a

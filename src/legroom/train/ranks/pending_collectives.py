@@ -85,8 +85,8 @@ class PendingCollectives:
         return len(self._issued)
 
     def clear(self, *, delete: bool) -> None:
-        """Forget the announced passes after all ranks have finished them. Only one rank sets `delete`, which deletes
-        the announcements from the store.
+        """Discard the record of announced passes after all ranks have finished them. Only one rank sets `delete`,
+        which deletes the announcements from the store.
         """
         for pass_key, count in self._announced:
             if delete:

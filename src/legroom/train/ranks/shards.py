@@ -19,7 +19,7 @@ except ImportError:  # a build of torch without FSDP2
 
 
 class Shards:
-    """`roots` contains the outermost FSDP2 modules of the model."""
+    """The FSDP2 modules of a model. `roots` contains the outermost FSDP2 modules."""
 
     def __init__(self, roots: list[nn.Module]) -> None:
         self._roots = roots
@@ -74,7 +74,7 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
     """Yield the process groups of each wrapped module, from FSDP2's private state.
 
     `fully_shard` without a mesh creates a new group at each call, but all parameters with equal meshes refer to the
-    first group. A failed rank must complete the collectives of every group, because the other ranks hang otherwise.
+    first group. A failed rank must complete the collectives of every group. Otherwise, the other ranks hang.
     """
     for module in root.modules():
         if isinstance(module, FSDPModule):

@@ -6,7 +6,7 @@
 Legroom communicates with other ranks only inside such a block, and a thread observes how long a block lasts. After ten
 seconds, the thread asks the other ranks, through the store of the process group, which line of code they are running.
 The lowest waiting rank logs the answers. Every rank answers, even outside a `waiting` block. A rank that exits or
-destroys its process group records this in the store.
+destroys its process group writes a record to the store.
 
 In a rank of `legroom launch`, the thread also observes the main thread (see `observe_main_thread`), because DDP and
 FSDP2 wait without running any Legroom code.
@@ -57,8 +57,8 @@ _lock = threading.Lock()
 
 @contextmanager
 def waiting(call: str) -> Iterator[None]:
-    """Inside the block, report if this rank waits too long for other ranks. `call` is the function that the user
-    called.
+    """Inside the block, report if this rank waits too long for other ranks. `call` is the name of the function that
+    the user called.
 
     If communication fails because a rank has exited, raise RankMissing, whose message names that rank.
     """
@@ -115,8 +115,8 @@ def log_on_all_ranks(message: str) -> None:
 
 
 def observe_main_thread() -> None:
-    """From now on, also report a main thread that waits inside torch. Without this call, a wait inside DDP or FSDP2 is
-    not reported.
+    """Start reporting a main thread that waits inside torch. Without this call, a wait inside DDP or FSDP2 is not
+    reported.
 
     The wait is reported if a rank has exited or if no rank makes progress.
     """
@@ -336,7 +336,7 @@ class _Observer:
         self._store.set(f"rank/{self._rank}", json.dumps([number, state, text]))
 
     def _exit(self) -> None:
-        """Stop the thread. If a thread used the store while the interpreter shuts down, the process would abort."""
+        """Stop the thread. The process would abort if the thread used the store while the interpreter shuts down."""
         self._stopped.set()
         self._thread.join(timeout=2)
         self._leave("has exited")

@@ -33,7 +33,8 @@ def matching_sizes(
 
 
 def _pattern(requests: Sequence[MemoryRequest]) -> list[tuple[bool, int]]:
-    """Return the order of allocations and frees. Allocations are numbered, because their addresses differ between runs."""
+    """Return the sequence of allocations and frees. Allocations are numbered, because their addresses differ between
+    runs."""
     order: dict[int, int] = {}
     pattern: list[tuple[bool, int]] = []
     for request in requests:
@@ -89,7 +90,7 @@ class _Alignment:
         return None
 
     def _match_from(self, i: int, j: int) -> bool:
-        """Return True if several consecutive requests match. To compare the frees, matching allocations among these
+        """Return True if several consecutive requests match. When frees are compared, matching allocations among these
         requests are treated as the same allocation.
         """
         assumed: dict[int, int] = {}

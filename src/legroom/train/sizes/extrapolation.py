@@ -9,12 +9,11 @@ negative intercept, memory grows faster than linearly, as in contrastive losses,
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (see
 `alignment`). A request without a match is treated as fixed if its size occurs in both logs, and otherwise as
-proportional to the batch size. With assumptions about unmatched requests, the prediction is less exact, and `matched`
-is False.
+proportional to the batch size. With these assumptions, the prediction is less exact, and `matched` is False.
 
-`predict.extrapolate` needs no assumptions, because it can trace another size at low cost. In this module, another size
-costs a real run, which may fail. In contrast to `predict.extrapolate`, this module must also account for segments that
-exist before the step, and for allocations that are not in the log.
+`predict.extrapolate` needs no assumptions, because it can trace another size at low cost. In this module, each
+additional size requires a real run, which may fail. Unlike `predict.extrapolate`, this module must also account for
+segments that exist before the step, and for allocations that are not in the log.
 """
 
 import math

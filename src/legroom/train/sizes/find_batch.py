@@ -1,10 +1,11 @@
 """`legroom.find_batch` finds the largest batch size of a training step on the current GPU by running the step.
 
-After a warm-up at half the size, a small size is run and its allocation requests are logged. The requests of two sizes
-are extrapolated to any other size and replayed in the allocator model with the available capacity (`extrapolation`).
-Then a size slightly below the prediction is run, and the log of this run improves the prediction. The predicted size is
-run last. If memory grows regularly with the batch size, the search runs three sizes and none of them fails. If a size
-fails, or if the last log shows that a larger size fits, the search continues.
+The first trial runs the step with a small batch, after a warm-up at half the size, and logs the allocation requests.
+The requests at two sizes are extrapolated to any other size and replayed in the allocator model with the available
+capacity (`extrapolation`). The second trial uses a size slightly below the prediction, and its log improves the
+prediction. The third trial uses the predicted size. If memory grows regularly with the batch size, these three trials
+are enough and none of them fails. If a size fails, or if the last log shows that a larger size fits, the search
+continues.
 
 After the search, the state is restored bit for bit: weights, gradients, optimizer state, schedulers, scalers and random
 generators (`state_snapshot`). Every trial starts from the initial state and therefore includes the creation of
@@ -36,14 +37,14 @@ from legroom.units import MiB, format_size, parse_size
 
 MAX_BATCH_SIZE = 1 << 20
 SECOND_FRACTION, FAR_FRACTION, FAR = 0.93, 0.85, 128
-"""The second size to run, as a fraction of the size that the first two logs predict. `FAR_FRACTION` is used if the
-predicted size is more than `FAR` times the first size. For 13 models on an H200, these long extrapolations were between
-13% too low and 4% too high.
+"""The second size to try, as a fraction of the size that the first two logs predict. `FAR_FRACTION` is used if the
+predicted size is more than `FAR` times the first size. For 13 models on an H200, these long extrapolations were
+between 13% too low and 4% too high.
 """
 LAST_FRACTION = 0.97
-"""If a prediction is not reliable, this fraction of the predicted size is run first."""
+"""If a prediction is not reliable, this fraction of the predicted size is tried first."""
 NEAR = 0.8
-"""A prediction is treated as reliable if a size of at least this fraction of the predicted size has been run and
+"""A prediction is treated as reliable if a size of at least this fraction of the predicted size has been tried and
 fits."""
 GOOD_ENOUGH = 0.975
 """The search ends after the regular trials if a size that fits is at least this fraction of the largest possible size."""
@@ -63,7 +64,7 @@ class SizeTrial:
     peak_allocated: int
     peak_reserved: int
     seconds: float
-    """The first step includes the creation of optimizer state."""
+    """The runtime of all steps of the trial. The first step includes the creation of optimizer state."""
     retries: int
     """The number of times that the allocator freed its cache to serve a request."""
 
@@ -106,9 +107,9 @@ def find_batch(
     be a function that takes a size and returns a batch, or a DataLoader, whose first batch is used. A tuple or list is
     passed as several arguments: `step(x, y)`.
 
-    `start` is the first size to run. Choose a size that certainly fits. `leave_free` is the memory to leave free, such
-    as "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError
-    if a batch of `multiple_of` samples does not fit.
+    `start` is the first size to try. Choose a size that is certain to fit. `leave_free` is the memory to leave free,
+    such as "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises
+    LegroomError if a batch of `multiple_of` samples does not fit.
     """
     for name, value in (
         ("start", start),
@@ -193,7 +194,8 @@ class _Search:
         return self._within(predicted if reliable else int(predicted * LAST_FRACTION))
 
     def _second_size(self) -> int:
-        """Return a size that fits according to the warm-up and the first size, or a safe size after a failure."""
+        """Return a size that fits according to the logs of the warm-up and the first trial, or a safe size after a
+        failure."""
         small, logged, capacity = self.trials.warm_up_log, self.trials.logged, self.trials.capacity()
         safe = self._safe_size()
         if self.fails <= self.max_size or small is None or not logged or small.size >= logged[0].size:
@@ -344,8 +346,8 @@ class _Trials:
         return trial, LoggedTrial(size, log.segments, log.requests, trial.peak_allocated, trial.peak_reserved)
 
     def _fits(self, size: int, steps: int) -> bool:
-        """Run the steps. Return False if memory runs out, and True otherwise. If memory ran out, the exception and its frames are already
-        freed when this method returns.
+        """Run the steps. Return False if memory runs out, and True otherwise. If memory runs out, the exception and
+        its frames are freed before this method returns.
         """
         try:
             for _ in range(steps):

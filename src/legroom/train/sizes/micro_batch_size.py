@@ -33,12 +33,13 @@ Phase = Literal["forward", "backward", "optimizer"]
 
 MIN_WAIT = 6
 MAX_WAIT = 4096
-"""The maximum number of successful steps before a larger size is tried, after many failed attempts."""
+"""The maximum number of successful steps before a larger size is tried again, even after many failed attempts."""
 MIN_TIMED_STEPS = 5
 SLOWER = 0.98
-"""A size is treated as slower than another size if its speed is below this fraction of the other speed."""
+"""A size is treated as slower than another size if its speed is below this fraction of the speed of the other size."""
 MARGIN = 0.97
-"""The maximum fraction of the available memory that a predicted size may need. The rest is left for fragmentation."""
+"""The maximum fraction of the available memory that a predicted size may need. The remaining memory is a margin for
+fragmentation."""
 UNKNOWN_PROGRESS = 0.3
 """The assumed progress of a forward pass that failed at an unknown position. The value is low, because another failure
 costs more time than a few steps with micro-batches that are too small. The peaks of steps with small micro-batches show
@@ -106,7 +107,8 @@ def even_split(batch_size: int, parts: int) -> list[int]:
 
 
 class MicroBatchSizer:
-    """`max_size` is the upper limit of the micro-batch size. `state` is the `state_dict()` of an earlier run."""
+    """Chooses the micro-batch size from the results of earlier steps. `max_size` is the upper limit of the micro-batch
+    size. `state` is the `state_dict()` of an earlier run."""
 
     def __init__(self, *, max_size: int | None = None, state: Mapping[str, Any] | None = None) -> None:
         if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
@@ -117,7 +119,8 @@ class MicroBatchSizer:
         self._limit: int | None = max_size
         """The size that is expected to fit, or None if no size has failed."""
         self._failed_at: int | None = None
-        """The smallest size that has failed, or None. Reset to None as soon as a step of at least this size fits.
+        """The smallest size that has failed, or None. The value is reset to None as soon as a step of at least this
+        size fits.
         """
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
@@ -258,7 +261,8 @@ class MicroBatchSizer:
             self._accept_change()  # time is not measured, so fitting is the only criterion
 
     def timed(self, batch_size: int, micro: int, seconds: float) -> None:
-        """Record the time of a step. CUDA events provide this time only in a later step."""
+        """Record the time of a step. On a GPU, the time is measured with CUDA events and is known only in a later
+        step."""
         if seconds <= 0 or micro not in self._stats:
             return
         self._stats[micro].speeds.append(batch_size / seconds)
@@ -266,7 +270,8 @@ class MicroBatchSizer:
             self._compare_speeds(self._change)
 
     def restart(self) -> None:
-        """Forget the sizes that failed. Call this method after a change that reduces the memory of every later step."""
+        """Discard the failures and measurements of all sizes. Call this method after a change that reduces the memory
+        use of all later steps."""
         self._limit = self._max_size
         self._change = None
         self._successes = 0

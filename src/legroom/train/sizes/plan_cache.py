@@ -7,7 +7,7 @@ version, and the allocator settings.
 
 The cache is optional, so this module raises no errors. If the folder is not writable, nothing is stored. Files that
 cannot be read or have a different format are ignored. Files are replaced atomically, so a file is complete even if
-several processes write it. `LEGROOM_CACHE=off` disables the cache. `LEGROOM_CACHE=PATH` sets its folder.
+several processes write it. `LEGROOM_CACHE=off` disables the cache. `LEGROOM_CACHE=PATH` sets the folder of the cache.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ MAX_FILE_BYTES = 64 * 1024
 
 
 class PlanCache:
-    """Sizes are cached only for GPUs."""
+    """Loads and stores the micro-batch sizes of one model. Sizes are cached only for GPUs."""
 
     def __init__(self, model: nn.Module, device: torch.device, precision: Any) -> None:
         self._model, self._device = model, device
@@ -47,8 +47,8 @@ class PlanCache:
         return None if state is None else MicroBatchSizer(max_size=max_size, state=state)
 
     def save(self, sizer: MicroBatchSizer) -> None:
-        """Store the sizes if they have changed. Sizes after an injected failure are not stored, because memory did not
-        actually run out."""
+        """Store the sizes if they have changed. Sizes that were chosen after an injected failure are not stored,
+        because memory did not actually run out."""
         if _injected_failures() != self._injected_failures:
             return
         if self._key is not None and len(sizer.choices) != self._saved_choices:

@@ -1,10 +1,10 @@
-"""A snapshot from which the state that training steps change can be restored bit for bit. The snapshot is in host
+"""A snapshot of the state that training steps change, which can be restored bit for bit. The snapshot is in host
 memory, because the trials need the device memory.
 
 `StateSnapshot(step, batch)` includes the objects that a step references by name: its closure, its globals, the object
 it is bound to, and the arguments of partials. The snapshot also includes the containers and plain objects that these
 objects reference. `restore()` restores modules, optimizers, schedulers, scalers, tensors, random generators, counters
-and lists in place, so that the references of the program stay valid.
+and lists in place, so references in the program stay valid.
 
 External effects of a step (files, network) are not restored.
 """

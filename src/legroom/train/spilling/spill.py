@@ -44,8 +44,8 @@ computation continues.
 """
 PREFETCHED_COPIES = 2
 MAX_PENDING_BYTES = 256 * MiB
-"""The maximum total size in bytes of pending and prefetched copies, which use device memory. Two pending copies and one
-prefetched copy are always allowed, even if they are larger.
+"""The maximum total size in bytes of pending and prefetched copies, which use device memory. Two pending copies and
+one prefetched copy are always allowed, even if they exceed this limit.
 """
 FREE_HOST_MEMORY_FRACTION = 0.8
 MAX_STORAGE_FACTOR = 8
@@ -87,7 +87,7 @@ class Spill:
 
     @property
     def seconds(self) -> float:
-        """The time that the device waited for copies, or the time spent in the hooks if that is longer."""
+        """The time in seconds that the device waited for copies, or the time spent in the hooks if that is longer."""
         return max(self._hook_seconds, sum(link.waited for link in self._links.values()))
 
     def totals(self, time: float) -> SpillTotals:
@@ -119,7 +119,7 @@ class Spill:
         """Spill in this thread and in threads that are started inside the block. Each thread needs its own autograd
         hooks.
 
-        The hooks are removed inside transforms in which torch allows no hooks.
+        The hooks are removed inside transforms that do not allow hooks.
         """
         original = threading.Thread.run
         spill = self
@@ -393,7 +393,7 @@ def _removed_inside_transforms(current: Callable[[], Any]) -> Iterator[None]:
 
     `current()` returns the context manager of this thread's hooks, or None. Tensors that are saved inside a transform
     stay on the device. If torch lacks the private functions that disable and enable hooks, this function does nothing,
-    and `torch.func` raises its error.
+    and the transforms raise the error.
     """
     functions: Any = torch._C._autograd
     disable = getattr(functions, "_saved_tensors_hooks_disable", None)

@@ -18,7 +18,7 @@ from legroom.train.transfer.patterns import Patterns, as_list, matches, selected
 from legroom.units import format_size
 
 ADAM_MOMENTS = 2
-"""The number of state tensors that Adam keeps for each parameter, each of the size of the parameter."""
+"""The number of state tensors that Adam keeps for each parameter. Each state tensor is as large as the parameter."""
 _STAYS_IN_EVAL = "_legroom_stays_in_eval"
 _NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -30,12 +30,12 @@ class FreezeResult:
     frozen_parameters: int
     trainable_parameters: int
     gradient_bytes: int
-    """The number of bytes of gradients that are no longer needed."""
+    """The total size in bytes of the gradients that are no longer needed."""
     optimizer_state_bytes: int
-    """The number of bytes of Adam's state that are no longer needed."""
+    """The size in bytes of the Adam state that is no longer needed."""
     norm_layers: int
     peak_before: int | None = None
-    """The predicted peak bytes of a training step before freezing, if a batch was given."""
+    """The predicted peak memory in bytes of a training step before freezing, if a batch was given."""
     peak_after: int | None = None
 
     @property
@@ -104,8 +104,8 @@ def freeze(
 
 
 def unfreeze(model: nn.Module, patterns: Patterns = "*") -> list[str]:
-    """Make these parameters trainable again. By default, all parameters become trainable. Return the names of the
-    parameters that were frozen."""
+    """Make the parameters that match `patterns` trainable again. By default, all parameters become trainable. Return
+    the names of the parameters that were frozen before."""
     if not as_list(patterns):
         return []
     names = [name for name, parameter in selected(model, patterns).items() if not parameter.requires_grad]
@@ -183,6 +183,6 @@ def _set_norm_mode(layer: nn.Module, is_frozen: bool, training: bool) -> bool:
 
 
 def _ensure_eval(layer: nn.Module, _: Any) -> None:
-    """Set evaluation mode before each forward pass, in case `model.train()` was called."""
+    """Set a module to evaluation mode before each forward pass, in case `model.train()` was called."""
     if layer.training and getattr(layer, _STAYS_IN_EVAL, False):
         layer.eval()

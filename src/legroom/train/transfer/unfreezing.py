@@ -1,4 +1,5 @@
-"""Gradually unfreezes a model. The head is trained first, then one block after the other from the end of the model.
+"""Gradually unfreezes a model. The head is trained first. Then one block after the other is unfrozen, starting at the
+end of the model.
 
 All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter
 has no gradient, so the optimizer creates its state only in the first step that trains it.
@@ -18,7 +19,7 @@ from legroom.units import format_size
 
 MIN_STAGE_FRACTION = 0.01
 """The minimum number of parameters in a block, as a fraction of all frozen parameters. A smaller block is merged with
-its neighbor."""
+a neighboring block."""
 MIN_STACK_FRACTION = 0.2
 """A module is split if at least this fraction of its parameters is in stacks of layers. The value is low, because a
 large embedding may have most of the parameters.
@@ -56,12 +57,12 @@ class GradualUnfreezing:
                 optimizer.add_param_group({"params": new, **options})
 
     def at(self, epoch: int) -> list[str]:
-        """Unfreeze the stages that are scheduled for this epoch. The first epoch unfreezes no stage. Return the names of
-        newly trainable parameters."""
+        """Unfreeze the stages that are scheduled for this epoch. The first epoch unfreezes no stage. Return the names
+        of the newly trainable parameters."""
         return self._unfreeze_to(min(len(self.stages), epoch // self._every_n_epochs))
 
     def advance(self) -> list[str]:
-        """Unfreeze the next stage now, and return the names of newly trainable parameters."""
+        """Unfreeze the next stage now, and return the names of the newly trainable parameters."""
         return self._unfreeze_to(min(len(self.stages), self.stage + 1))
 
     def state_dict(self) -> dict[str, Any]:

@@ -29,12 +29,12 @@ SINGLE_PRECISION_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-4, 2e-2
 
 @dataclass(frozen=True, slots=True)
 class ReductionProbe:
-    """The reduction of the loss, determined with two samples. The reduction is None if the loss is neither a mean nor a
-    sum, or if the test was not possible."""
+    """The reduction of the loss, as determined from two samples. The reduction is None if the loss is neither a mean
+    nor a sum, or if the test was not possible."""
 
     reduction: Reduction | None
     losses: tuple[float, float, float] | None = None
-    """The losses of both samples together, of the first sample, and of the second sample."""
+    """The loss of both samples together, the loss of the first sample, and the loss of the second sample."""
 
 
 def batch_norm_layers(model: nn.Module) -> list[str]:
@@ -89,7 +89,7 @@ def _is_close(one: float, other: float, tolerance: float) -> bool:
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module, *, except_for: tuple[type[nn.Module], ...] = ()) -> Iterator[None]:
-    """Inside the block, set all modules to evaluation mode (no dropout), except modules of the given types."""
+    """Inside the block, all modules are in evaluation mode (no dropout), except modules of the given types."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in modes:

@@ -1,8 +1,8 @@
 """Splits a batch along its batch dimension, and concatenates the results of micro-batches.
 
 A batch consists of the arguments of a training function: tensors, or nested containers of tensors such as tuples,
-dicts, dataclasses or a `BatchEncoding`. The batch size is the size in `batch_dim` that most tensors have. A tensor with
-this size in `batch_dim` is split. A list with one item per sample is split if it contains no tensor that is split
+dicts, dataclasses or a `BatchEncoding`. The batch size is the most common size of the tensors in `batch_dim`. A tensor
+with this size in `batch_dim` is split. A list with one item per sample is split if it contains no tensor that is split
 itself. All other values, such as a mask for all samples or a temperature, are passed unsplit to every micro-batch.
 """
 
@@ -106,7 +106,7 @@ def _lists_of_samples(value: Any) -> Iterator[int]:
 
 
 def concatenate_results(results: Sequence[Any], sizes: Sequence[int], batch_dim: int = 0) -> Any:
-    """Combine the results for micro-batches of `sizes` samples into the result for the whole batch.
+    """Combine the results of micro-batches with `sizes` samples into the result for the whole batch.
 
     Tensors with a batch dimension are concatenated, and lists with one item per sample are chained. Single integers are
     counts, which are summed. Other single numbers are averaged over the samples.

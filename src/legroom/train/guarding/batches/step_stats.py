@@ -1,5 +1,5 @@
-"""Measures the time and memory of steps, from which the micro-batch sizes are chosen. Only steps with a split batch are
-measured.
+"""Measures the time and memory of steps. The micro-batch sizes are chosen from these measurements. Only steps with a
+split batch are measured.
 
 Time on a GPU is measured with events that are read one step later, which avoids synchronization. PyTorch's peak
 statistics are reset only in the first few steps with each micro-batch size.

@@ -1,9 +1,9 @@
 """Computes the loss weight of each micro-batch. With these weights, the losses and gradients of the micro-batches add
 up to those of the whole batch.
 
-For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For a
-mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. The weight of a
-micro-batch is its count divided by the count of the batch.
+For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For
+a mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. The weight of a
+micro-batch is then its count divided by the count of the whole batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ def loss_weights(
     weight: Weight | None,
     total: float | None = None,
 ) -> list[float]:
-    """`sizes` contains the number of samples in each micro-batch. `total` is the number of samples or elements across
-    all ranks, or None to count only this rank.
+    """Return the loss weight of each micro-batch. `sizes` contains the number of samples in each micro-batch. `total`
+    is the number of samples or elements across all ranks, or None to count only this rank.
     """
     if weight is not None:
         counts = [count_weight(weight, batch, start, stop) for start, stop in spans(sizes)]

@@ -28,8 +28,8 @@ class _Sums:
 
 @contextlib.contextmanager
 def whole_batch_statistics(model: nn.Module) -> Iterator[None]:
-    """At the end of the block, update the running statistics of batch normalization for the whole batch. Run the
-    micro-batches of one batch inside the block.
+    """Run the micro-batches of one batch inside this block. At the end of the block, the running statistics of batch
+    normalization are updated for the whole batch.
     """
     layers = [
         module

@@ -1,4 +1,4 @@
-"""Copies tensors on their own device with a few multi-tensor kernels, which is cheap enough for every step."""
+"""Copies tensors on their own device with a few multi-tensor kernels, which is fast enough to do in every step."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """Saves and restores the states of the global random generators of torch (on the CPU and on the device), Python and
 NumPy.
 
-Reading these states does not synchronize with the GPU, because the state of a CUDA generator is a seed and an offset on
-the host. Reading NumPy's state takes about a hundred microseconds, much longer than the other states, so it is
-optional. Generators that a program creates itself (`torch.Generator()`) are not included.
+Reading these states does not synchronize with the GPU, because the state of a CUDA generator is a seed and an offset
+on the host. Saving NumPy's state is optional, because it takes about a hundred microseconds, much longer than the
+other states. Generators that a program creates itself (`torch.Generator()`) are not included.
 """
 
 import random

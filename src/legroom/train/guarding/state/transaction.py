@@ -1,4 +1,4 @@
-"""If memory runs out during forward and backward passes, restores the state that the passes have changed.
+"""Restores the state that forward and backward passes have changed, if memory runs out during the passes.
 
     transaction = Transaction(model, parameters, device)
     transaction.begin()                   # sets existing gradients aside
@@ -177,7 +177,7 @@ def _allocated(device: torch.device) -> int | None:
 
 
 def retry_after_release(make: Callable[[], T]) -> T:
-    """Call `make()`. If memory runs out, release cached memory and call `make()` again. `make` must be safe to call
+    """Call `make()`. If memory runs out, release cached memory and call `make()` again. It must be safe to call `make`
     twice.
     """
     try:
