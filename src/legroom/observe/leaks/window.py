@@ -157,7 +157,7 @@ class ScanWindow:
         held = with_graph(tensors)
         graph.follow(node for _, node in held)
         expected = gradients_and_optimizer_state(tensors, self._iterations.optimizers)
-        # Folds, members of an ensemble, blocks of a growing network: trained models are kept on purpose if they are few.
+        # A few trained models are kept on purpose, such as folds or members of an ensemble.
         if self._iterations.live_trained_models <= MAX_ENSEMBLE:
             expected |= trained_parameters_and_buffers(live.modules, self._iterations.trained)
         by_first_scan = self._storages.update(tensors, expected, self.scans)

@@ -42,7 +42,7 @@ def _resized_tensor(value: torch.Tensor, samples: list[int]) -> torch.Tensor:
         return value[torch.tensor(samples)]
     larger = value.new_empty(
         (size, *value.shape[1:])
-    )  # the rest is zero, and uses no memory until it is written
+    )  # the other values are zeros, which use no memory until they are written
     larger[:current] = value
     return larger
 

@@ -65,7 +65,7 @@ def started_processes_noted(note: Note) -> Iterator[None]:
     @functools.wraps(plain_start)
     def start(process: Any) -> None:
         target = getattr(process, "_target", None)
-        # Not workers of a DataLoader, managers and pools.
+        # Workers of a DataLoader, managers and pools are not noted.
         module = str(getattr(target, "__module__", ""))
         if target is not None and not module.startswith(("torch.", "multiprocessing.")):
             name = getattr(target, "__name__", "a function")

@@ -104,7 +104,8 @@ def stage_step(
             loss = [loss_of(lambda *_, **__: runner.result(sent), batch)] if is_last else []
             return loss or [each for each in sent if each.requires_grad], sent
 
-        # The first step creates optimizer state. The second reaches its peak once the pipeline is full, so more passes are not needed.
+        # The first step creates optimizer state. The second step reaches its peak once the pipeline is full, so more
+        # passes are not needed.
         ahead = flow.in_flight[stage]
         orders = iter([pass_order(1, 1), pass_order(ahead, min(ahead + 1, flow.buffered))])
 

@@ -300,7 +300,7 @@ def _silence_torch() -> None:
 def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.update(environment(plan, folder))
-    os.environ.pop("LEGROOM", None)  # ranks are recorded already
+    os.environ.pop("LEGROOM", None)  # ranks are already recorded
     try:
         yield
     finally:

@@ -41,7 +41,7 @@ def _autocast() -> Iterable[Replacement]:
     def __enter__(self: Any) -> Any:  # noqa: N807
         if self.device == "cuda":
             before = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
-            # A stack: one object may be entered again inside itself, as the decorator of a recursive function is.
+            # A stack, because one object may be entered several times, as the decorator of a recursive function.
             vars(self).setdefault("_cpu_states", []).append(before)
             torch.set_autocast_enabled("cpu", self._enabled)
             torch.set_autocast_dtype("cpu", self.fast_dtype)

@@ -31,7 +31,7 @@ def replacements() -> Iterable[Replacement]:
     yield from table(getattr(graphs, "graph", None), {"__init__": _raiser(GRAPHS)})
     for owner in (memory, torch.cuda):
         yield from table(owner, {"MemPool": _raiser(POOLS), "use_mem_pool": _raiser(POOLS)})
-    # Tracing creates tensors without data on the device of a tensor, which ends the process on a CPU build.
+    # Tracing creates tensors without data on the device of a tensor, which terminates the process on a CPU build.
     export = optional_module("torch.export")
     yield from table(
         export, dict.fromkeys(("export", "export_for_training", "draft_export"), _raiser(EXPORT))

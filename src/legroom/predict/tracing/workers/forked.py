@@ -76,7 +76,7 @@ class ForkedWorkers:
         with self._lock:
             number = self._requests
             self._requests += 1
-            with contextlib.suppress(OSError):  # has exited; receiving the first reply raises EOFError
+            with contextlib.suppress(OSError):  # it has exited; receiving the first reply raises EOFError
                 socket.send_fds(self._ours, [b"."], [theirs.fileno(), stdin, output.fileno(), cwd])
         theirs.close()
         os.close(stdin)
@@ -159,7 +159,7 @@ class ForkedWorker:
     def receive(self, timeout: float) -> Any:
         try:
             return self._pipe.recv() if self._pipe.poll(timeout) else None
-        except OSError:  # the process was killed with a request unread
+        except OSError:  # the process was killed before it read a request
             raise EOFError from None
 
     @property

@@ -78,7 +78,9 @@ class _Spawned:
         """The request that the process traces, or will trace when the script reaches its first batch."""
 
     def begin(self, job: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError, EOFError):  # has exited; receiving the first reply raises EOFError
+        with contextlib.suppress(
+            OSError, EOFError
+        ):  # it has exited; receiving the first reply raises EOFError
             self.process.pipe.send(job)
 
     @property
