@@ -61,8 +61,8 @@ class TrainingClock:
         self.samples: int | None = None
         self.is_training: bool | None = None
         self.input_shapes: tuple[torch.Size, torch.Size] | None = None
-        """The shapes of the first tensor argument in the first and the latest call of a model. The model is the one
-        that was called last."""
+        """The shapes of the first tensor argument in the first and the latest call of the most recently called
+        model."""
         self._first_shapes: dict[int, torch.Size] = {}
         self._optimizer_is_new = False
         self.on_step_end = on_step_end

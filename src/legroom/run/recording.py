@@ -77,9 +77,7 @@ AtExit = Callable[[Callable[[], None]], object]
 
 
 class OutcomeListener(Protocol):
-    """Receives the outcome of a run. The outcome is then not printed to the terminal. The launcher uses a listener to
-    report for all ranks.
-    """
+    """Receives the outcome of a run instead of the terminal. The launcher uses a listener to report for all ranks."""
 
     header: Mapping[str, object]
 

@@ -431,8 +431,8 @@ def _contains_tensors(value: Any, depth: int = 2) -> bool:
 
 
 def _is_empty_cache(value: Any) -> bool:
-    """Return whether the class of an object is named as a cache. Layers add tensors to a cache, even if it is empty at
-    first."""
+    """Return whether an object is a cache, based on the name of its class. A cache may be empty now, but layers add
+    tensors to it."""
     return "Cache" in type(value).__name__
 
 

@@ -1,4 +1,4 @@
-"""Builds the step of one stage, which is traced to predict the memory of the stage. The step contains the passes of all
+"""Builds the step of one stage. The step is traced to predict the memory of the stage, and contains the passes of all
 micro-batches in the order of the schedule.
 
 The order and the buffers are the same as in `torch.distributed.pipelining`. Each micro-batch has a buffer for its
