@@ -67,17 +67,18 @@ def tune(
     `train_fn` is the training function, or a `ray.tune.Tuner`. `space` is a dict or a TOML file (see docs/tune.md).
     `metric` (default "loss", or a list of several metrics) and `mode` ("min" or "max", default "min") can also be set
     in Ray's scheduler or searcher. `search` is random, grid, bayes, hyperopt or optuna, an Optuna sampler, or a Ray
-    searcher. `scheduler` is asha, median, pbt, None or a Ray scheduler. `points_to_evaluate` are configurations to try
-    first. The searcher chooses the parameters that a point does not set. `trials` is the number of trials to start
-    (default 10, or the whole grid). Configurations that can never fit are not started and are not included in this
-    number. By default, `gpu` is all GPUs in this machine, or the CPU if there is no GPU. Use "8GiB,4GiB" for virtual
-    GPUs and "cpu" for the CPU. `time_budget` is a number of seconds, or text such as "20min". `storage` is the folder
-    of the study. With `resume`, the study in that folder is continued. `engine` is local, ray or auto. `address` is the
-    address of a Ray cluster. `parallel` is the maximum number of trials that run at the same time. `ranks` is the
-    number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are ASHA options. `interval` is
-    the number of steps between decisions in population-based training. `shape_parameters` lists the parameters that
-    affect memory, if you know them. `callbacks` contains objects that show or log the study, or functions that are
-    called with the study and each trial that ends. By default, a live table is shown. `[]` disables the table.
+    searcher. `scheduler` is asha, median, pbt, None or a Ray scheduler. `points_to_evaluate` contains configurations
+    to try first. The searcher chooses the parameters that a point does not set. `trials` is the number of trials to
+    start (default 10, or the whole grid). Configurations that can never fit are not started and are not included in
+    this number. By default, trials run on all GPUs in this machine, or on the CPU if there is no GPU. Set `gpu` to
+    "8GiB,4GiB" for virtual GPUs or to "cpu" for the CPU. `time_budget` is a number of seconds, or text such as
+    "20min". `storage` is the folder of the study. With `resume`, the study in this folder is continued. `engine` is
+    local, ray or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials that run
+    at the same time. `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps`
+    are ASHA options. `interval` is the number of steps between decisions in population-based training.
+    `shape_parameters` lists the parameters that affect memory, if you know them. `callbacks` contains objects that
+    show or log the study, or functions that are called with the study and each trial that ends. By default, a live
+    table is shown. `callbacks=[]` disables the table.
     """
     stop_if_imported()
     for name, given in (("search", search), ("scheduler", scheduler)):
@@ -176,7 +177,7 @@ def _objectives(metric: Any, mode: Any) -> Objectives:
 
 
 def _for_ranks(gpus: Sequence[TrialGpu], ranks: int) -> list[TrialGpu]:
-    """Add the memory that NCCL uses outside PyTorch to the `context` bytes of each real GPU."""
+    """Return the GPUs with the memory that NCCL uses outside PyTorch added to the `context` bytes of each real GPU."""
     if gpus and len(gpus) < ranks:
         raise UsageError(
             f"A trial with {ranks} ranks needs {ranks} GPUs, but only {len(gpus)} {'is' if len(gpus) == 1 else 'are'} available."
@@ -242,7 +243,7 @@ def make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback]) 
 
 
 def read_any_space(space: Any) -> Space:
-    """A space can contain Ray's domains only if Ray has been imported."""
+    """Read a space of Legroom or of Ray Tune. A space can contain Ray's domains only if Ray has been imported."""
     if "ray.tune" in sys.modules:
         from legroom.tuning.space.ray_spaces import is_ray_space, space_of
 
@@ -270,8 +271,9 @@ def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
 
 
 def _missing_of_ray() -> str | None:
-    """Return a description of the packages that Ray Tune needs and that are missing. `pip install ray` does not install
-    all of them. The check does not import Ray, because the import takes seconds.
+    """Return a description of the missing dependencies of Ray Tune, or None if no dependency is missing. `pip install
+    ray` does not install all packages that Ray Tune needs. The check does not import Ray, because the import takes
+    seconds.
     """
     if find_spec("ray") is None:
         return "Ray"
@@ -291,7 +293,8 @@ def _check(
     seed: int,
     **counts: int | None,
 ) -> None:
-    """`counts` contains arguments that must be positive integers, or None for no limit."""
+    """Check the arguments of `tune`. `counts` contains arguments that must be positive integers, or None for no
+    limit."""
     if not isinstance(metric, str) or not metric:
         raise UsageError(
             f"metric={metric!r} is not valid. Use the name of a metric passed to `trial.report(...)`, such as 'loss'."

@@ -67,7 +67,7 @@ class AskTell:
         self._runner = make_runner(self._job, resume, ())
 
     def ask(self) -> AskedTrial:
-        """Return the next trial. After a resume, `ask` returns the trials without a result first."""
+        """Return the next trial. In a resumed study, `ask` first returns the trials that have no result yet."""
         ready = self._runner.next(ahead=1)
         if ready is None:
             raise UsageError(

@@ -1,4 +1,5 @@
-"""Functions as callbacks of a study, as in Optuna: `callback(study, trial)` is called when a trial ends."""
+"""Supports plain functions as callbacks of a study, as in Optuna: `callback(study, trial)` is called when a trial
+ends."""
 
 from collections.abc import Callable, Sequence
 

@@ -24,7 +24,7 @@ class TuneJob:
     """The second and further metrics of a study with several metrics."""
     search: str = "random"
     sampler: Any = None
-    """The sampler of the search `optuna`, if the user passed one."""
+    """The Optuna sampler for the search `optuna`, if the user passed a sampler."""
     scheduler: str | None = None
     scheduler_options: SchedulerOptions = field(default_factory=SchedulerOptions)
     trials: int = 10
@@ -50,8 +50,8 @@ class TuneJob:
 
 @runtime_checkable
 class StudyCallback(Protocol):
-    """Shows or logs a study while it runs, as the live table, TensorBoard and wandb do. The methods are called from the
-    engine's thread.
+    """The protocol of objects that show or log a study while it runs, such as the live table and the loggers for
+    TensorBoard and wandb. The methods are called from the engine's thread.
     """
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:

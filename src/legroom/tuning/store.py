@@ -1,10 +1,10 @@
 """Stores a study on disk, as an Optuna storage in one SQLite file and a folder for each trial.
 
 Every change is written immediately, in a transaction, so a killed study keeps its completed trials. Trials wait until
-their reports are written, so writes must be fast. Therefore changes go to SQLite's write-ahead log (`study.db-wal`)
-without a flush to disk. When the study ends, the log is merged into the file. Other tools for Optuna storages, such as
-its dashboard, can read configurations, values and states. User attributes contain the data for which Optuna has no
-field.
+their reports are written, so writes must be fast. Therefore, changes are written to SQLite's write-ahead log
+(`study.db-wal`) without a flush to disk. When the study ends, the log is merged into the file. Tools for Optuna
+storages, such as the Optuna dashboard, can read configurations, values and states. User attributes contain the data
+for which Optuna has no field.
 """
 
 import contextlib
@@ -55,7 +55,8 @@ class StudyStore:
         facts: Mapping[str, Any],
         more_objectives: Objectives = (),
     ) -> None:
-        """When a study is resumed, `facts` (metric, space, ...) must equal the stored facts."""
+        """Create or open the storage. When a study is resumed, `facts` (metric, space, ...) must equal the stored
+        facts."""
         try:
             import optuna
         except ModuleNotFoundError:
@@ -207,7 +208,7 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrialRecord]]:
 
 
 def _let_go(storage: Any) -> None:
-    """Closing the last connection makes SQLite merge the write-ahead log into the file."""
+    """Close the connections. When the last connection is closed, SQLite merges the write-ahead log into the file."""
     with contextlib.suppress(Exception):
         storage.remove_session()
         storage.engine.dispose()

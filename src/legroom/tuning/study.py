@@ -36,7 +36,7 @@ class Study:
     engine: str = "local"
     gpus: Sequence[TrialGpu] = ()
     seconds: float = 0.0
-    """The total running time in seconds. For a resumed study, all sessions are included."""
+    """The total running time in seconds. For a resumed study, the time before the interruption is included."""
     interrupted: bool = False
 
     @classmethod
@@ -149,7 +149,7 @@ class Study:
         return self.best_trial.checkpoint
 
     def state_counts(self) -> dict[TrialState, int]:
-        """Return the number of trials in each state, without states that do not occur."""
+        """Return the number of trials in each state that occurs."""
         counts = {state: sum(trial.state is state for trial in self.trials) for state in TrialState}
         return {state: count for state, count in counts.items() if count}
 

@@ -10,8 +10,8 @@ from legroom.tuning.job import TuneJob
 from legroom.tuning.trial.records import TrialRecord, TrialState
 
 SAME_NAME = 0.85
-"""If the similarity of two names is above this value, one of them is treated as a misspelling. `los` and `loss` are
-similar enough, but `loss_g` and `loss_d` are not.
+"""If the similarity of two names is above this value, one of the names is treated as a misspelling. `los` and `loss`
+are similar enough, but `loss_g` and `loss_d` are not.
 """
 ALIKE_FAILURES = 3
 """The number of trials that fail for the same reason before the study ends. The study continues if any trial has

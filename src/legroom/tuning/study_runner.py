@@ -383,7 +383,7 @@ class StudyRunner:
         )
 
     def _drop_pending(self) -> None:
-        """Drop the queue when the time budget is used up. Trials that never ran stay waiting until the study is
+        """Clear the queue when the time budget is used up. Trials that never ran stay waiting until the study is
         resumed.
         """
         self._pending.clear()
@@ -462,7 +462,7 @@ class StudyRunner:
     # ------------------------------------------------------------ resuming
 
     def _replay_history(self) -> None:
-        """Repeat all proposals and results for the searcher and the scheduler. Queue the trials that had not ended."""
+        """Replay all proposals and results to the searcher and the scheduler. Queue the trials that had not ended."""
         ended = sorted(
             (r for r in self.records if r.state.is_final), key=lambda r: (r.ended or 0.0, r.number)
         )

@@ -27,14 +27,15 @@ from legroom.tuning.trial.records import TrialOutcome, TrialState
 from legroom.tuning.trial.trial import THE_METRIC, ReportMessage
 
 PREPARED_PER_SLOT = 4
-"""If the search does not learn from results, this number of trials is prepared for each parallel trial."""
+"""The number of trials to prepare for each trial that can run in parallel, if the search does not learn from
+results."""
 MANY_MICRO_BATCHES = 8
-"""A trial is treated as slow if its number of micro-batches is more than this many times the median. If the searcher
+"""A trial is treated as slow if its number of micro-batches is more than this multiple of the median. If the searcher
 chooses the order, slow trials start last.
 """
 STUCK_SECONDS = 5.0
-"""The number of seconds after which a trial that finds no free memory is estimated again. The memory of a trial that
-just ended may not be free yet.
+"""The number of seconds after which a trial is estimated again if it does not fit into the free memory. The memory of
+a trial that just ended may not be free yet.
 """
 
 
@@ -60,8 +61,8 @@ class TrialDispatcher:
         self._micro_batches: dict[int, int] = {}
         self._running: dict[int, _RunningTrial] = {}
         self._alone: dict[int, int] = {}
-        """The trials that ran out of memory and therefore need a GPU to themselves, with the minimum size of this GPU
-        in bytes.
+        """The trials that ran out of memory and therefore need a GPU to themselves, each with the minimum memory of
+        its GPU in bytes.
         """
         self._stuck_since: float | None = None
 
@@ -239,10 +240,10 @@ class TrialDispatcher:
         self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
-        """Return the minimum size in bytes of the next GPU for a trial that ran out of memory.
+        """Return the minimum memory in bytes of the next GPU for a trial that ran out of memory.
 
         After the first failure, the result is 0, because the trial needs only a GPU to itself. After a second failure,
-        the result is the size of a larger GPU, or None if there is none.
+        the result is the memory of a larger GPU, or None if no GPU is larger.
         """
         if not trial.is_alone and number not in self._alone:
             return 0
@@ -308,7 +309,8 @@ def prepare_trials(job: TuneJob, slots: int) -> int:
 
 
 def slots_for(job: TuneJob) -> int:
-    """By default, the maximum number of parallel trials is the number of CPU cores divided by the number of ranks."""
+    """Return the maximum number of parallel trials. By default, it is the number of CPU cores divided by the number of
+    ranks."""
     if job.parallel is not None:
         return job.parallel
     return min(max(1, processors() // job.ranks), job.trials)

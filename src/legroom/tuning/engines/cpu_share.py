@@ -1,7 +1,8 @@
 """Divides the CPU cores among the running trials by setting the number of threads of each trial.
 
-The dispatcher writes the number of threads per trial to a file whenever the number changes. A trial's process reads the
-file when it starts, after optimizer steps, and after each report. A single trial therefore uses all cores.
+The dispatcher writes the number of threads per trial to a file whenever the number changes. A trial's process reads
+the file when it starts, after optimizer steps, and after each report. A trial that runs alone therefore uses all
+cores.
 
 Without a limit on the number of threads, the threads of the trials would compete. In PyTorch's CPU operations, the
 threads of a trial wait for each other. On two cores, two trials with two threads each take nine times as long as one
@@ -45,7 +46,8 @@ class TrialThreads:
         self._file, self._count, self._last_check = Path(file), 0, 0.0
 
     def update_after_steps(self) -> None:
-        """Update the number of threads after optimizer steps as well, because the next report may be minutes away."""
+        """Register a hook that updates the number of threads after optimizer steps, because the next report may be
+        minutes away."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(lambda *_: self._update_if_due())
@@ -76,8 +78,8 @@ class TrialThreads:
 
 def _allow_openmp_threads(allowed: bool) -> None:
     """Set whether OpenMP may use several threads. On ARM, linear layers and convolutions use all cores regardless of
-    `torch.set_num_threads`. Two trials that run in parallel would therefore take 1.3 times as long. If no OpenMP
-    library is found, nothing changes.
+    `torch.set_num_threads`. With several OpenMP threads, two parallel trials would therefore take 1.3 times as long.
+    If no OpenMP library is found, nothing changes.
     """
     for library, most in _openmp():
         library.omp_set_max_active_levels(most if allowed else 0)

@@ -6,10 +6,10 @@ and imports its modules.
 
 Each process that runs a search has one server. The server imports modules while the study is prepared, and is reused
 for further studies. The local engine and Ray's workers use the server. The server listens on a Unix socket. Each
-connection is either the pipe to one forked process or a query about a forked process. When the searching process exits,
-the server kills its children and exits. `multiprocessing.forkserver` is not used, because its server serves only the
-process that started it. With `multiprocessing.forkserver`, each of Ray's workers would have to import all modules
-again.
+connection is either the pipe to one forked process or a query about a forked process. When the process that runs the
+search exits, the server kills the forked processes and exits. `multiprocessing.forkserver` is not used, because its
+server serves only the process that started it. With `multiprocessing.forkserver`, each of Ray's workers would have to
+import all modules again.
 """
 
 import atexit
@@ -44,7 +44,7 @@ SECONDS_TO_END = 60
 
 @dataclass(frozen=True, slots=True)
 class ExitQuery:
-    """Asks the server for the exit code of a process, which is None while the process runs."""
+    """A query for the exit code of a process. The server answers None while the process runs."""
 
     process: int
     kill: bool = False
@@ -117,7 +117,7 @@ _server: _ForkServer | None = None
 
 @dataclass
 class StudyProcess:
-    """A handle for a study process in the process that requested it."""
+    """A handle with which the requesting process controls a study process."""
 
     server: str | None
     """The socket path of the server that forked the process, or None if the process was not forked."""

@@ -1,8 +1,8 @@
 """Imports the modules that a trial or the tracing process needs, before the fork server forks.
 
-These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. The first optimizer and
-a virtual GPU load optional modules of torch, which takes nearly two seconds of CPU time. The imports are in a separate
-module, so that the process that runs the search does not execute them.
+These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. Creating the first
+optimizer and a virtual GPU loads optional modules of torch, which takes nearly two seconds of CPU time. The imports
+are in a separate module, so that the process that runs the search does not execute them.
 """
 
 import contextlib

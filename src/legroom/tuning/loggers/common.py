@@ -10,7 +10,7 @@ from legroom.tuning.trial.records import TrialRecord
 
 
 class Logger(FailSafeLog):
-    """A callback that writes a log. If writing fails, the log ends, but the study continues.
+    """A callback that writes a log. If writing fails, the logger stops, but the study continues.
 
     Subclasses implement `write_report` (called once per report) and `end` (called once per trial).
     """

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases, as used for the trials of a study and for the steps of `legroom run`."""
+"""Functions for TensorBoard and Weights & Biases that the loggers of studies and of `legroom run` share."""
 
 import importlib
 import importlib.util
@@ -19,7 +19,7 @@ cores."""
 
 
 class FailSafeLog:
-    """A log that raises no errors. After the first error, the error is reported and the log ends."""
+    """A log that raises no errors. The first error is reported, and the log ends."""
 
     name: str
     subject: str
@@ -70,8 +70,8 @@ def start_wandb_run(
     config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> "Run":
-    """Start a wandb run in `folder`/wandb that is independent of other runs in this process. If `mode` is None,
-    `WANDB_MODE` determines the mode. The default is offline.
+    """Start a wandb run in `folder`/wandb that is independent of other runs in this process. If `mode` is None, the
+    environment variable `WANDB_MODE` determines the mode. If it is not set, the run is offline.
     """
     import wandb
 

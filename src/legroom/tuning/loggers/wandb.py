@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class WandbLog(Logger):
-    """Writes the runs of `project` in the group `group` to `folder`/wandb. If `mode` is None, `WANDB_MODE` determines
-    the mode. The default is offline."""
+    """Writes one run per trial to `folder`/wandb. The runs belong to the group `group` of `project`. If `mode` is
+    None, the environment variable `WANDB_MODE` determines the mode. If it is not set, the runs are offline."""
 
     name = "The wandb log"
 

@@ -19,7 +19,7 @@ class TrialGpu:
     index: int
     memory: int
     context: int = 0
-    """The bytes that the CUDA context of a process uses."""
+    """The number of bytes that the CUDA context of a process uses."""
     virtual: bool = False
     named_spec: GpuSpec | None = None
     """The GPU model, which determines the kernels in an estimate. If None, a generic GPU with `memory` bytes is used."""
@@ -39,8 +39,8 @@ class TrialGpu:
 
     @property
     def available(self) -> int:
-        """The bytes available to PyTorch in a single process, if no trial runs. The memory that other programs used at
-        the start of the study is subtracted.
+        """The number of bytes available to PyTorch in a single process if no other trial runs. The memory that other
+        programs used at the start of the study is subtracted.
         """
         return max(0, self.memory - self.used_by_others - self.context)
 
@@ -51,10 +51,10 @@ class Fit:
 
     predicted: int
     safe: int
-    """The upper bound in bytes. This memory is reserved for the process, which cannot use more."""
+    """The upper bound in bytes. This memory is reserved for the process, and the process cannot use more."""
     micro_batch: int | None = None
     used_by_others: int = 0
-    """The bytes that other programs use if these programs are the reason why the batch is split, otherwise 0."""
+    """The number of bytes that other programs use, if the batch is split because of these programs. Otherwise 0."""
 
 
 class AdmissionVerdict(StrEnum):
@@ -110,11 +110,12 @@ class Gate(Protocol):
         """
 
     def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
-        """`checkpoint` is the path of the checkpoint from which the trial continues, if any."""
+        """Request the admission of a configuration. `checkpoint` is the path of the checkpoint from which the trial
+        continues, if any."""
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
         """Record that a trial ran out of memory although its estimate fits. The trial needed at least `needed` bytes.
-        Later estimates are corrected.
+        Later estimates are increased accordingly.
         """
 
     def close(self) -> None: ...

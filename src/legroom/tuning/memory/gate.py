@@ -1,5 +1,5 @@
-"""Estimates the memory of a configuration in the background before it starts. Configurations with the same memory use
-share one estimate.
+"""Estimates the memory of a configuration in the background before its trial starts. Configurations with the same
+memory use share one estimate.
 
 A worker thread traces one configuration at a time, starting with the full batch. If the full batch does not fit, the
 thread traces the smallest micro-batch and searches for the largest micro-batch that fits, by linear interpolation. Full
@@ -7,9 +7,9 @@ batches have priority over micro-batches, because a configuration that fits unsp
 
 Two configurations share an estimate if they differ only in parameters that do not affect memory, such as a learning
 rate. Whether a float parameter affects memory is determined by tracing both ends of its range. If both ends request
-exactly the same memory as the first configuration, the parameter is ignored in the comparison. The ends of ranges are
-traced only after two configurations differed only in float parameters. Integers and choices are always compared, unless
-the user lists the parameters that affect memory.
+exactly the same memory as the first configuration, the parameter is ignored in the comparison. The ends of a range are
+traced only after two configurations differed in float parameters alone. Integers and choices are always compared,
+unless the user lists the parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
@@ -38,7 +38,8 @@ from legroom.units import format_size
 
 MAX_TRACES = 4
 NEAR = 0.75
-"""The search ends when the largest size that fits is at least this fraction of the smallest size that does not fit."""
+"""The search for a micro-batch size ends when the largest size that fits is at least this fraction of the smallest
+size that does not fit."""
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
 """The priorities of traces, highest first: full batches, micro-batches, and the ends of ranges."""
 OOM_MARGIN = 1.05
@@ -363,8 +364,8 @@ def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
 
 def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
     """Return the index of the size to try next, by linear interpolation between `low` and `high`. If no size between
-    `low` and `high` is expected to fit, return None. If only the smallest size is known to fit, return the next larger
-    size instead.
+    `low` and `high` is expected to fit, return None. If only the smallest size is known to fit, return the index of
+    the next larger size instead.
     """
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)

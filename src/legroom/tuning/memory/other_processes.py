@@ -1,9 +1,10 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
-Trials share the memory that other programs do not use. The driver reports memory per process, which separates the
-memory of trials from the memory of other programs. In some containers, the process IDs of the driver differ from the
-IDs inside the container, so the memory of trials is not known. Without this information, two lower bounds are used: the
-memory that exceeds the reservations of the trials, and the memory that was in use when no trial was running.
+Trials share the memory that other programs do not use. The driver reports memory per process, so the memory of trials
+can be separated from the memory of other programs. In some containers, the process IDs that the driver reports differ
+from the IDs inside the container, so the memory of trials is not known. In that case, the memory of other programs is
+estimated from two lower bounds: the memory that exceeds the reservations of the trials, and the memory that was in use
+when no trial was running.
 """
 
 import math
@@ -30,8 +31,8 @@ MAX_AGE = 2.0
 
 
 class OtherProcessUsage:
-    """The memory that other programs use on each GPU. Virtual GPUs are not used by other programs. The GPUs of a
-    cluster are read once, at the start.
+    """The memory that other programs use on each GPU. Other programs do not use virtual GPUs. The GPUs of a cluster
+    are read once, at the start.
     """
 
     def __init__(

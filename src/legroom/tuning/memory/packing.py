@@ -1,4 +1,4 @@
-"""Assigns trials to GPUs. Trials share a GPU if the sum of their upper bounds fits.
+"""Assigns trials to GPUs. Trials share a GPU if the sum of the upper bounds of their memory fits.
 
 Every trial has its own process, so its bound includes a CUDA context. The next trial is the first trial in the planned
 start order that fits into the free memory. Until runtimes are known, the largest trial starts first. A trial starts on
@@ -31,7 +31,7 @@ class TrialPlacement:
     number: int
     gpus: tuple[TrialGpu, ...] = ()
     fits: tuple[Fit, ...] = ()
-    """How the trial fits on each of its GPUs. Without a GPU, the tuple is empty."""
+    """The memory and micro-batch size of the trial on each of its GPUs. Without a GPU, the tuple is empty."""
     is_alone: bool = False
 
     @property
@@ -40,7 +40,8 @@ class TrialPlacement:
 
 
 class _GpuOption(NamedTuple):
-    """A GPU with enough free memory. The best option is the smallest tuple."""
+    """A GPU with enough free memory for a trial. Options are compared as tuples, and the smallest tuple is the best
+    option."""
 
     is_split: bool
     left: int
@@ -76,9 +77,9 @@ class Packer:
         alone: Mapping[int, int] | None = None,
         predict_runtimes: Callable[[], RuntimeSamples | None] = _no_prediction,
     ) -> TrialPlacement | None:
-        """Choose one of the `waiting` trials that can start now, and reserve its memory.
+        """Choose one of the `waiting` trials that can start now, reserve its memory, and return its placement.
 
-        `alone` contains the trials that need a GPU to themselves, with the minimum size of this GPU in bytes.
+        `alone` contains the trials that need a GPU to themselves, each with the minimum memory of its GPU in bytes.
         `predict_runtimes` is called only if several trials can start.
         """
         startable = self._startable(waiting, alone or {})
@@ -168,7 +169,7 @@ class Packer:
         """Return one GPU per rank, all with the same micro-batch size, or None if there is not enough free memory.
 
         If `exclusive` is set, the trial shares its GPUs with no other trial, and each GPU has at least `exclusive`
-        bytes.
+        bytes of memory.
         """
         options: list[_GpuOption] = []
         for gpu in self.gpus:

@@ -33,7 +33,7 @@ RIDGE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSamples:
-    """For each trial, `SAMPLES` equally likely runtimes in seconds."""
+    """The predicted runtimes of trials: `SAMPLES` equally likely runtimes in seconds for each trial."""
 
     waiting: Mapping[int, Sequence[float]]
     """The possible total runtimes of each waiting trial, in seconds. All samples are equally likely."""
@@ -68,8 +68,8 @@ class RuntimeModel:
         self._observations: dict[int, _Observation] = {}
 
     def started(self, number: int, config: Config, size: int, now: float, *, from_start: bool = True) -> None:
-        """`size` is the number of bytes reserved on a GPU, or 0 without a GPU. `from_start` is False if the trial
-        continues from a checkpoint.
+        """Record the start of a trial. `size` is the number of bytes reserved on a GPU, or 0 without a GPU.
+        `from_start` is False if the trial continues from a checkpoint.
         """
         self._observations[number] = _Observation(self._features(config, size), now, now, from_start)
 
@@ -89,8 +89,8 @@ class RuntimeModel:
         self._observations.pop(number, None)
 
     def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples | None:
-        """`waiting` contains the configuration and the memory in bytes of each waiting trial. Return None until a trial
-        has reported.
+        """Predict the runtimes of running and waiting trials. `waiting` contains the configuration and the memory in
+        bytes of each waiting trial. Return None if no trial has reported yet.
         """
         reported = [
             observation

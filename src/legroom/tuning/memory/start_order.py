@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 """Each weight defines one candidate order, in which trials are sorted by size plus weight times runtime. A large trial
-should start early because it needs much free memory. A long trial should start early so that it does not end last.
+should start early, because it needs a lot of free memory. A long trial should start early so that it does not end
+last.
 """
 MAX_SIMULATIONS = 16 * 32 * 32
 """The maximum product of the number of samples and the square of the number of trials. A simulation of this size takes
@@ -35,7 +36,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The memory of a running trial, and its remaining runtime."""
+    """The memory and the remaining runtime of a running trial."""
 
     sizes: Sequence[tuple[int, int]]
     runtimes: Sequence[float]

@@ -5,9 +5,9 @@
         ...
         return loss
 
-The function is traced once, and again with each option of each choice, because a branch may suggest further parameters.
-In a trace, integer parameters have their largest value, so that a loop over `range(layers)` suggests the parameters of
-every layer.
+The function is traced once, and again with each option of each choice, because a branch in the function may suggest
+further parameters. In a trace, integer parameters have their largest value, so that a loop over `range(layers)`
+suggests the parameters of every layer.
 """
 
 from collections.abc import Sequence

@@ -19,8 +19,8 @@ OUTPUT = "output.txt"
 """The file for the output of the tracing process. If the process dies, the last line of this file is reported."""
 SUGGESTED = "suggested:"
 TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
-"""The maximum number of seconds for an urgent trace, and for a trace in the background. After a timeout, the trial runs
-without an estimate.
+"""The maximum duration in seconds of an urgent trace, and of a trace in the background. After a timeout, the trial
+runs without an estimate.
 """
 
 
@@ -57,7 +57,7 @@ class TracerSetup:
     virtual: bool
     ranks: int
     folder: str
-    """A temporary folder for the output of the process and for all files that the function writes."""
+    """A temporary folder for the output of the tracing process and for all files that the training function writes."""
 
 
 @dataclass(frozen=True, slots=True)

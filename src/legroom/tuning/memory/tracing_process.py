@@ -1,11 +1,11 @@
-"""The process that traces configurations. The training function runs with fake tensors until it has taken two optimizer
-steps.
+"""The process that traces configurations. The training function runs with fake tensors until it has completed two
+optimizer steps.
 
-The process enters an unbounded virtual GPU and imports the function once. Each request contains a configuration and a
-micro-batch size and is traced in a fork. The fork runs the function, replays its memory requests with the capacity of
-every GPU, and sends the result. The fork exits at the second step, so later code does not run. Changes to files go to a
-sandbox, which is discarded. On systems that cannot fork, the process itself traces a single request, and the study
-starts a new process for the next request.
+The process creates a virtual GPU without a memory limit and imports the function once. Each request contains a
+configuration and a micro-batch size and is traced in a fork. The fork runs the function, replays its memory requests
+with the capacity of every GPU, and sends the result. The fork exits at the second step, so later code does not run.
+Changes to files are written to a sandbox, which is discarded. On systems that cannot fork, the process itself traces a
+single request, and the study starts a new process for the next request.
 """
 
 import contextlib
@@ -255,8 +255,8 @@ class _TracedTrial(Trial):
 
 
 class _TracedGuard(Guard):
-    """A Guard that runs only the first micro-batches. A `_TracedGuard` does not check whether samples depend on each
-    other, because the check needs data.
+    """A Guard that runs only the first micro-batches of a split batch. A `_TracedGuard` does not check whether samples
+    depend on each other, because the check needs data.
     """
 
     trial: _TracedTrial

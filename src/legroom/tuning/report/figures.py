@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from legroom.tuning.study import Study
 
 Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "open"]
-"""The final state of a trial in the charts. `split` means finished in micro-batches, `rejected` means that the trial
-cannot fit, and `lost` means out of memory.
+"""The state of a trial in the charts. `split` means that the trial finished in micro-batches, `rejected` means that it
+cannot fit, and `lost` means that it ran out of memory.
 """
 MAX_TICKS = 64
 """If a range has at most this many values, the charts label each value. For a longer range, the charts choose the labels."""
@@ -26,7 +26,7 @@ MAX_CURVE_POINTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFigures:
-    """One trial."""
+    """The values of one trial that reports show."""
 
     number: int
     config: Mapping[str, Any]

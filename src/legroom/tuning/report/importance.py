@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MIN_TRIALS = 6
-"""The minimum number of trials. With fewer trials, the groups are too small."""
+"""The minimum number of trials for which importance is computed. With fewer trials, the groups are too small."""
 
 
 def importance(

@@ -9,16 +9,16 @@ class Action(StrEnum):
     CONTINUE = "continue"
     STOP = "stop"
     PAUSE = "pause"
-    """End the process. The trial continues from its checkpoint when a GPU is free."""
+    """End the process of the trial. The trial continues from its checkpoint when a GPU is free."""
     EXPLOIT = "exploit"
-    """End the process. The trial continues from the checkpoint of another trial with a changed configuration (the
-    "exploit" step of population-based training).
+    """End the process of the trial. The trial continues from the checkpoint of another trial with a changed
+    configuration (the "exploit" step of population-based training).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An action and its reason."""
+    """The decision of a scheduler about a trial: an action and its reason."""
 
     action: Action = Action.CONTINUE
     reason: str = ""
@@ -38,6 +38,7 @@ class Scheduler(Protocol):
     """
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
-        """`value` is the metric as the trial reported it, not negated for `mode="max"`."""
+        """Decide whether a trial continues. `value` is the metric as the trial reported it, not negated for
+        `mode="max"`."""
 
     def ended(self, number: int) -> None: ...

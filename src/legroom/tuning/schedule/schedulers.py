@@ -1,6 +1,6 @@
 """Schedulers that stop poor trials early: successive halving (ASHA) and median stopping.
 
-Optuna's pruners and Ray's schedulers have the same rules, but depend on their own trial objects and storage. The
+Optuna's pruners and Ray's schedulers follow the same rules, but depend on their own trial objects and storage. The
 schedulers in this module are pure functions of the reports, so every engine can use them, and a resumed study can
 replay the reports.
 """

@@ -33,7 +33,7 @@ STARTUP_TRIALS, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
 """The number of random points before the model is used, and the acquisition function, as in Ray Tune."""
 
 MIN_RESULTS = 4
-"""The minimum number of results on which a proposal is based."""
+"""The minimum number of results before proposals are based on them."""
 GLOBAL_CANDIDATES, LOCAL_CANDIDATES, BEST_TRIALS = 2000, 300, 3
 """The number of candidates from the whole space, the number of candidates near each of the best trials, and the number
 of best trials.
@@ -46,8 +46,8 @@ Point = dict[str, float]
 
 
 class BayesSearcher:
-    """Proposes the point with the highest upper confidence bound. After a configuration did not fit, the searcher
-    proposes the point with the highest score instead.
+    """Proposes the point with the highest upper confidence bound. If any configuration did not fit, the searcher
+    proposes the point with the highest score instead (see `expected_improvement`).
     """
 
     startup_trials: int | None = STARTUP_TRIALS
@@ -77,8 +77,8 @@ class BayesSearcher:
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
         """Return the waiting trials in the order in which they should start.
 
-        Unsplit trials come before split trials, and small trials before large trials. If a configuration did not fit
-        and a few results are known, the score determines the order.
+        Unsplit trials come before split trials, and small trials before large trials. If any configuration did not fit
+        and a few results are known, the score replaces the size in this order.
         """
         is_split = {
             number: admission.verdict is AdmissionVerdict.SPLIT for number, admission in waiting.items()

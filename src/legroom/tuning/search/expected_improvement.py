@@ -33,8 +33,8 @@ NEAR have little effect, and differences above FAR have no effect.
 DRAWN, KEPT = 96, 16
 """The number of sampled length scales, and the number of the most likely samples that are used."""
 LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
-"""The median of the length scales as a fraction of a range, and the standard deviation of their logarithms. Both define
-the prior.
+"""The median of the length scales as a fraction of a range, and the standard deviation of their logarithms. Both
+values define the prior.
 """
 MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
 """The range of the noise variance of transformed losses. The noise variance is not zero, because two runs of the same
@@ -46,7 +46,7 @@ sharp boundary.
 """
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
 """If the probability that a point fits is below MIN_PROBABILITY, the probability is multiplied by UNLIKELY_FACTOR. The
-expected improvement of points that probably do not fit is overestimated.
+factor compensates for the expected improvement of such points, which is overestimated.
 """
 RUNTIME_EXPONENT = 0.5
 MIN_TRIALS, RIDGE = 4, 0.1

@@ -1,8 +1,8 @@
 """A searcher with HyperOpt's tree-structured Parzen estimator, used as in Ray Tune's `HyperOptSearch`. The same seed
 gives the same proposals.
 
-HyperOpt ignores failed trials. Therefore the loss of a configuration that can never fit is above all other losses and
-increases with the size of the configuration.
+HyperOpt ignores failed trials. Therefore, a configuration that can never fit is reported with a loss above all other
+losses, which increases with the size of the configuration.
 """
 
 import contextlib

@@ -106,7 +106,8 @@ class OptunaSearcher:
 
 
 def _sampler(seed: int) -> TPESampler:
-    """Create the default sampler. Optuna 5 reads constraints from the trials, and older versions call a function."""
+    """Create the default sampler. Optuna 5 reads constraints from the trials, while older versions call a function
+    that returns the constraints."""
     if hasattr(FrozenTrial, "constraints"):
         return TPESampler(seed=seed)
     return TPESampler(seed=seed, constraints_func=lambda trial: (trial.user_attrs.get(_SHORTAGE, 0.0),))

@@ -21,7 +21,8 @@ class Penalties:
             self._seen.append(self._sign * result.value)
 
     def loss(self, result: Result, *, by_best: bool = False) -> float:
-        """With `by_best`, the best value of the trial is used instead of its last value."""
+        """Return the loss of a result. With `by_best`, the best value of the trial is used instead of its last
+        value."""
         value = result.best if by_best and result.best is not None else result.value
         if value is not None:
             return self._sign * value if math.isfinite(value) else self._above(0.0)

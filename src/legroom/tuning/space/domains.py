@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FloatRange:
-    """A range from `low` to `high`, both included. With `log`, values are uniform in the logarithm. With `step`, the
-    values are `low`, `low + step`, `low + 2 * step`, and so on. `points` is the number of grid points."""
+    """A range from `low` to `high`, both included. With `log`, values are sampled uniformly on a logarithmic scale.
+    With `step`, the values are `low`, `low + step`, `low + 2 * step`, and so on. `points` is the number of grid
+    points."""
 
     low: float
     high: float
@@ -66,8 +67,8 @@ class FloatRange:
 
 @dataclass(frozen=True, slots=True)
 class IntRange:
-    """Integers from `low` to `high`, both included. With `log`, values are uniform in the logarithm. `points` is the
-    number of grid points."""
+    """Integers from `low` to `high`, both included. With `log`, values are sampled uniformly on a logarithmic scale.
+    `points` is the number of grid points."""
 
     low: int
     high: int
@@ -137,7 +138,7 @@ class PowerRange:
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """One of several values, without an order."""
+    """A choice among several values that have no order."""
 
     options: tuple[Any, ...]
 

@@ -10,7 +10,8 @@ from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, Int
 from legroom.tuning.space.space import Space, read_space
 
 MOST_STEPS = 1000
-"""The maximum number of values of a stepped integer range, which is converted to a list of choices."""
+"""The maximum number of values of an integer range with steps, because such a range is converted to a list of
+choices."""
 
 
 def is_ray_space(written: Any) -> bool:

@@ -31,7 +31,7 @@ MAX_GRID_POINTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One dimension of the space."""
+    """One parameter of the space, with its domain and condition."""
 
     name: str
     domain: AnyDomain
@@ -87,7 +87,7 @@ class Space:
                     )
 
     def with_constants(self, values: Mapping[str, Any]) -> Config:
-        """Inactive parameters are omitted from the configuration."""
+        """Return the configuration with these values and all constants. Inactive parameters are omitted."""
         config = dict(self.constants)
         for parameter in self.parameters:
             if parameter.is_active_in(config) and parameter.name in values:

@@ -1,1 +1,1 @@
-"""A trial with its function, its process and its records."""
+"""Trials: their functions, processes and records."""

@@ -1,7 +1,7 @@
 """The process of one trial. The process limits its GPU memory, runs the training function, and reports the result.
 
 Every trial has its own process, so the memory of a trial is always freed. The limit is set with
-`set_per_process_memory_fraction`. A trial whose estimate was too low can therefore not use the memory of other trials
+`set_per_process_memory_fraction`. Therefore, a trial whose estimate was too low cannot use the memory of other trials
 on the same GPU.
 """
 
@@ -79,7 +79,7 @@ class TrialExit:
     affects_all_trials: bool = False
     """True if the function cannot be loaded, in which case all other trials would fail too."""
     failed_at: float = 0.0
-    """The `time.time()` at which the error was raised, or 0 if the process died."""
+    """The time at which the error was raised, in seconds since the epoch, or 0 if the process died."""
 
 
 def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
@@ -252,7 +252,7 @@ def _failure(error: BaseException) -> TrialExit:
 
 
 def _one_line(error: BaseException) -> str:
-    """For Legroom's own errors, the name of the class is omitted."""
+    """Return an error in one line. For Legroom's own errors, the name of the class is omitted."""
     if isinstance(error, LegroomError):
         return str(error)
     shown = next(part for part in traceback.format_exception_only(error) if not part.startswith(" "))

@@ -1,8 +1,8 @@
-"""Combines the reports and results of all ranks of a trial. The report of rank 0 decides for all ranks. If one rank
-fails, all ranks end.
+"""Combines the reports and results of all ranks of a trial. The decision about the report of rank 0 applies to all
+ranks. If one rank fails, all ranks end.
 
-An engine forwards the messages of each rank and sends back the replies. Ranks wait for the decision about a step, but
-not for a rank that has ended.
+An engine forwards the messages of each rank and returns the replies to the ranks. Ranks wait for the decision about a
+step, but not for a rank that has ended.
 """
 
 import time
@@ -35,7 +35,7 @@ class RankGroup:
     def reported(
         self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
     ) -> Answers:
-        """Handle a report of a rank, and return the action of each rank that need not wait any longer. `decide` is
+        """Handle a report of a rank, and return an action for each rank that no longer needs to wait. `decide` is
         called once per step, with the report of rank 0.
         """
         ranks = [rank]

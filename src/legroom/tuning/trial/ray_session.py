@@ -26,8 +26,8 @@ _MODULE = "ray.train._internal.session"
 
 @contextlib.contextmanager
 def ray_session(trial: "Trial", *, needed: bool) -> Iterator[None]:
-    """Inside the block, Ray's functions use `trial`. If `needed` is False, Ray is not imported, because the import
-    takes seconds.
+    """Inside the block, Ray's functions such as `ray.tune.report` use `trial`. If `needed` is False, Ray is not
+    imported, because the import takes seconds.
     """
     module = sys.modules.get(_MODULE)
     if module is None and needed and find_spec("ray") is not None:
@@ -64,7 +64,7 @@ class _Session:
     """
 
     world_rank = None
-    """The rank must be None, because Ray uses the rank to distinguish a Ray Tune trial from a Ray Train worker."""
+    """The value must be None, because Ray uses it to distinguish a Ray Tune trial from a Ray Train worker."""
 
     def __init__(self, trial: "Trial", original: Any = None) -> None:
         self._trial, self._original = trial, original
@@ -88,8 +88,8 @@ class _Session:
 
     @contextlib.contextmanager
     def checkpoint_dir(self, step: int | None = None) -> Iterator[str]:
-        """Yield a folder, as in early versions of Ray. The files in this folder become the checkpoint of the next
-        report.
+        """Yield a checkpoint folder, as in early versions of Ray. The files in this folder become the checkpoint of
+        the next report.
         """
         folder = tempfile.mkdtemp(prefix="legroom-")
         yield folder

@@ -74,7 +74,7 @@ class TrialMemory:
     shortage: float = 0.0
     """For a trial that never fits, the missing memory as a fraction of the memory of the largest GPU."""
     used_by_others: int = 0
-    """The bytes that other programs use if these programs are the reason why the batch is split, otherwise 0."""
+    """The number of bytes that other programs use, if the batch is split because of these programs. Otherwise 0."""
 
     @property
     def bound(self) -> int | None:
@@ -89,7 +89,7 @@ class TrialRecord:
     number: int
     config: Config
     known_results: int = 0
-    """The number of results that the searcher knew when it proposed this configuration."""
+    """The number of results that the searcher had received when it proposed this configuration."""
     state: TrialState = TrialState.WAITING
     reason: str = ""
     """One line with the reason why the trial stopped, failed, was split or never started."""
@@ -99,7 +99,7 @@ class TrialRecord:
     """The device of the trial, for example `cuda:1`, `virtual 0` or `cpu`."""
     started: float | None = None
     ended: float | None = None
-    """The time in seconds since the start of the study."""
+    """The time when the trial ended, in seconds since the start of the study. `started` has the same unit."""
     attempts: int = 0
     """The number of starts. A trial starts again if it was interrupted or paused, or if it ran out of memory."""
     checkpoint: str | None = None
@@ -108,7 +108,7 @@ class TrialRecord:
     """The path of the latest checkpoint, from which the trial continues."""
     checkpoint_step: int = 0
     parent: int | None = None
-    """The trial whose checkpoint was last copied (population-based training)."""
+    """The number of the trial whose checkpoint was last copied to this trial (population-based training)."""
     earlier: list[tuple[int, Config]] = field(default_factory=list)
     """The earlier configurations of the trial, each with its last step (population-based training)."""
 

@@ -54,8 +54,8 @@ class SharedState:
 
 
 class DispatchSearcher(Searcher):
-    """Gives Ray the next trial that fits into the free memory. The configuration that Ray receives contains one task
-    per rank.
+    """Provides Ray with the next trial that fits into the free memory. The configuration that Ray receives contains
+    one task per rank.
     """
 
     def __init__(self, shared: SharedState) -> None:

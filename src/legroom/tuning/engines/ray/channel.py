@@ -11,7 +11,7 @@ TASKS, REPORTED, ENDED, PROCESS = "tasks", "legroom_report", "legroom_end", "leg
 
 
 class TuneChannel:
-    """Sends reports to Ray Tune, which continues the trial or ends its thread."""
+    """Sends reports to Ray Tune. After each report, Ray Tune continues the trial or ends its thread."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -29,8 +29,8 @@ class TuneChannel:
 
 
 def adapt_to_worker(task: TrialTask) -> TrialTask:
-    """Prepare this worker for a trial, and return the task with the right GPU index. If Ray chose the GPU, only that
-    GPU is visible, so its index is 0.
+    """Prepare this worker for a trial, and return the task with the GPU index in this worker. If Ray chose the GPU,
+    only that GPU is visible, so its index is 0.
     """
     import ray
 

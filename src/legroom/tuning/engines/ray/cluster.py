@@ -1,5 +1,5 @@
-"""Starts Ray for a study. Ray gets no GPU resources, because the study packs trials on GPUs itself. The terminal
-output of Ray Tune is disabled."""
+"""Starts Ray for a study. A Ray instance on this machine gets no GPU resources, because the dispatcher places trials
+on GPUs itself. The terminal output of Ray Tune is disabled."""
 
 import contextlib
 import logging
@@ -15,8 +15,8 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output prints tables even at verbose=0
 }
 _PRELOADED = {"RAY_preload_python_modules": "ray.tune,legroom.tuning.engines.ray.trial"}
-"""The modules that Ray's workers import while the first estimate runs. If a version of Ray ignores this variable, the
-workers import the modules with the first trial.
+"""The environment variable with the modules that Ray's workers import while the first estimate runs. If a version of
+Ray ignores this variable, the workers import the modules when the first trial starts.
 """
 _HELP = ray_cluster.RayHelp(
     address="address=",

@@ -1,7 +1,8 @@
-"""Runs trials with Ray Tune. The trials run on this machine, in a Ray instance started for the study, or on a cluster.
+"""Runs trials with Ray Tune. The trials run either on a cluster, or on this machine in a Ray instance that is started
+for the study.
 
-On this machine, the dispatcher places trials on GPUs, as without Ray. On a cluster, Ray places trials on GPUs. Each
-trial requests its predicted fraction of a GPU (Ray's `GPU` resource), on a machine where it fits.
+On this machine, the dispatcher places trials on GPUs, as in the local engine. On a cluster, Ray places trials on GPUs.
+Each trial then requests its predicted fraction of a GPU (Ray's `GPU` resource) on a machine where the trial fits.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ MAX_STARTUP_WORKERS = 4
 
 
 class RayEngine:
-    """`address` is the address of a cluster. Without an address, Ray is started on this machine and stopped afterwards."""
+    """Runs the trials of a study with Ray Tune. `address` is the address of a cluster. Without an address, Ray is
+    started on this machine and stopped after the study."""
 
     name = "ray"
 
@@ -111,7 +113,8 @@ class RayEngine:
 
 
 def _missing(error: ImportError) -> MissingExtra:
-    """Return an error for the package that Ray Tune could not import. Ray wraps the original error in its own message."""
+    """Return an error that names the package that Ray Tune could not import. Ray wraps the original error in its own
+    message."""
     first = error.__cause__ if isinstance(error.__cause__, ImportError) else error
     return MissingExtra(f"A dependency of Ray Tune ({first.name or first})", "tune")
 

@@ -1,9 +1,9 @@
 """Runs a trial with several ranks on Ray. A coordinator starts one worker per rank, each in a bundle of the trial's
 placement group.
 
-The coordinator is the training function that Ray Tune calls. The coordinator starts the ranks, passes their messages to
-their `RankGroup` and sends back the replies, as the local engine does. The ranks connect to an address on the machine
-of rank 0, so they may be on several machines.
+The coordinator is the training function that Ray Tune calls. The coordinator starts the ranks, passes their messages
+to their `RankGroup` and sends the replies to the ranks, as the local engine does. The ranks connect to an address on
+the machine of rank 0, so the ranks may run on several machines.
 """
 
 import queue

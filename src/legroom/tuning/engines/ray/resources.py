@@ -49,7 +49,7 @@ def _bundle(task: TrialTask, on_cluster: bool) -> dict[str, float]:
 
 
 def strategy_for(ranks: int) -> str:
-    """The ranks are placed on one machine if a machine has enough CPUs."""
+    """Return Ray's placement strategy. All ranks run on one machine if a machine has enough CPUs."""
     import ray
 
     max_cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]

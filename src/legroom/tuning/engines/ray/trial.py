@@ -2,7 +2,7 @@
 Tune.
 
 Every trial has its own process, so its memory is always freed. The process is either a Ray worker that exits after the
-trial, or a process from the fork server. In the second case, the Ray worker is reused.
+trial, or a process from the fork server. With a process from the fork server, the Ray worker is reused.
 """
 
 import os
@@ -54,7 +54,7 @@ def _run_forked(task: TrialTask, channel: TuneChannel, server: str) -> TrialExit
 
 def kill_process(result: dict[str, Any], server: str | None) -> None:
     """Kill the process that sent a result, if it was forked. Without this call, a forked process would keep its memory
-    until the next trial starts, because Ray does not notify a reused worker earlier.
+    until the next trial starts, because Ray notifies a reused worker only at that time.
     """
     number = result.get(PROCESS)
     if number is not None and server is not None:

@@ -1,9 +1,9 @@
 """Converts a `ray.tune.Tuner` into arguments of `legroom.tune`.
 
-The Tuner's function runs unchanged and calls `ray.tune.report`. The space, metric, number of samples, search algorithm
-and scheduler come from the Tuner. Ray's searcher and scheduler are replaced by Legroom's searcher and scheduler of the
-same name, because Ray's searchers learn nothing from configurations that cannot fit. Other settings of Ray's searchers
-are ignored.
+The Tuner's function, which calls `ray.tune.report`, runs unchanged. The space, metric, number of samples, search
+algorithm and scheduler come from the Tuner. Ray's searcher and scheduler are replaced by Legroom's searcher and
+scheduler of the same name, because Ray's searchers learn nothing from configurations that cannot fit. Other settings
+of Ray's searchers are ignored.
 """
 
 from collections.abc import Callable

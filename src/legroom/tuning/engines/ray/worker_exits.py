@@ -1,4 +1,4 @@
-"""Describes why a Ray worker died, as far as Ray reports the reason.
+"""Describes why a Ray worker died, if Ray reports the reason.
 
 Ray reports the exit code of a worker that calls `sys.exit`. For `os._exit` and signals, Ray reports neither the exit
 code nor the signal.
