@@ -1,4 +1,4 @@
-"""Arguments of a wrong type: one line that names the argument and says what to pass."""
+"""Arguments of a wrong type: one line that names the argument and the values that it accepts."""
 
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath

@@ -1,4 +1,4 @@
-"""Measuring programs describe themselves, and `make rules` knows every data file of the CUDA rules."""
+"""Every bench program describes itself, and `make rules` includes every data file of the CUDA rules."""
 
 import ast
 from pathlib import Path

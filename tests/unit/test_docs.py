@@ -29,7 +29,7 @@ def without_code(text: str) -> str:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors of the headings, as GitHub and MkDocs form them."""
+    """Return the anchors of the headings, in the format of GitHub and MkDocs."""
     headings = re.findall(r"^#+ (.+)$", without_code(page.read_text(encoding="utf-8")), re.M)
     slugs = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in headings)
     return {re.sub(r"[\s]+", "-", slug.strip()) for slug in slugs}

@@ -18,7 +18,7 @@ ALLOWED = {"legroom"}
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Top-level packages outside the standard library that `statement` loads in a new interpreter."""
+    """Return the top-level packages outside the standard library that `statement` loads in a new interpreter."""
     program = (
         f"import sys\nbefore = set(sys.modules)\n{statement}\n"
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
@@ -42,7 +42,8 @@ def test_the_command_line_does_not_load_torch() -> None:
 
 
 def test_the_process_that_shows_an_estimate_does_not_load_torch() -> None:
-    """Only the process that traces the script needs torch, and importing it takes much longer than the rest."""
+    """Only the process that traces the script needs torch. Importing torch takes much longer than showing an
+    estimate."""
     assert "torch" not in loaded_by("import legroom.predict.script_estimate, legroom.show.estimate.estimate")
 
 
@@ -60,7 +61,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_public_names_are_imported_without_garbage_collections(
     enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collection during the import takes longer than the import, because it visits all objects of torch."""
+    """A garbage collection takes longer than the import itself, because it visits all objects of torch."""
     during = []
     monkeypatch.setattr(legroom, "import_module", lambda name: during.append(gc.isenabled()) or gc)
     if not enabled:

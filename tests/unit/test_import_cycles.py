@@ -1,4 +1,4 @@
-"""No module of Legroom imports itself through other modules, not even with an import inside a function."""
+"""Legroom has no import cycles, not even through imports inside functions."""
 
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -10,7 +10,7 @@ grimp: Any = pytest.importorskip("grimp")
 
 
 def find_cycle(imports: Mapping[str, Iterable[str]]) -> list[str] | None:
-    """The modules of one import cycle, or None."""
+    """Return the modules of one import cycle, or None."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:

@@ -12,7 +12,7 @@ from legroom.errors import install_command
 
 
 class Distribution:
-    """A distribution with the origin that pip recorded."""
+    """A fake distribution with the origin that pip would record."""
 
     def __init__(self, origin: dict[str, Any] | None) -> None:
         self._origin = origin
@@ -24,7 +24,7 @@ class Distribution:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """An installation outside a checkout, with a given origin."""
+    """Return a function that simulates an installation from a given origin, outside a checkout."""
     monkeypatch.setattr(errors, "SOURCES", tmp_path / "site-packages")
 
     def from_origin(origin: dict[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""Messages during a program have the prefix `legroom: ` unless the program configures logging."""
+"""Log messages have the prefix `legroom: ` unless the program configures logging."""
 
 import fcntl
 import logging
@@ -15,7 +15,7 @@ SAY = "from legroom.log import log; log.warning('%s samples did not fit.', 8)"
 
 
 def printed(program: str) -> str:
-    """What a new interpreter without logging configuration prints to stderr."""
+    """Return the stderr of a program in a new interpreter without logging configuration."""
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
 
 
@@ -46,7 +46,7 @@ def test_the_message_has_no_prefix_for_other_handlers(caplog: pytest.LogCaptureF
 
 
 def on_a_terminal(program: str, columns: int) -> str:
-    """What a new interpreter prints to a terminal of that width."""
+    """Return the output of a program in a new interpreter on a terminal with this many columns."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     subprocess.run([sys.executable, "-c", program], stderr=its, check=True)

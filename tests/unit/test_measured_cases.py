@@ -1,4 +1,4 @@
-"""Cases that were measured on a GPU and the models that they train stay together."""
+"""The cases measured on a GPU are consistent with the models that they train."""
 
 import json
 

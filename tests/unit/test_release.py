@@ -1,4 +1,4 @@
-"""What belongs to a release agrees: version, changelog, citation and workflows."""
+"""The parts of a release are consistent: version, changelog, citation and workflows."""
 
 import re
 from pathlib import Path

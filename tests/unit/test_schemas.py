@@ -1,4 +1,4 @@
-"""The schema names of the JSON output have one form, and are defined in one module."""
+"""All schema names of the JSON output have the same form and are defined in one module."""
 
 import re
 from pathlib import Path

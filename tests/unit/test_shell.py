@@ -1,4 +1,4 @@
-"""Commands that users paste."""
+"""Quoting of commands that users paste into a shell."""
 
 import os
 

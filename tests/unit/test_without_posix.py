@@ -1,4 +1,4 @@
-"""Legroom on a system without fork, signals and the other functions that Windows lacks.
+"""Legroom on a system without the POSIX functions that Windows lacks, such as fork and signals.
 
 `tests/data/without_posix` removes these functions from a Python process and from the processes that it starts.
 """

@@ -1,4 +1,4 @@
-"""What `--gpu` and `gpu=` accept."""
+"""The values that `--gpu` and `gpu=` accept."""
 
 import pickle
 from pathlib import Path

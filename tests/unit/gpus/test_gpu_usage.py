@@ -1,4 +1,4 @@
-"""Whether NVML or CUDA is used to read how much of a GPU is in use."""
+"""The choice between NVML and CUDA for reading the used memory of a GPU."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ CONTEXT = real_gpu("some GPU", 100 * GiB).context
 
 
 class Machine:
-    """What NVML and CUDA report for one GPU, without the context that a CUDA query needs."""
+    """The memory that NVML and CUDA report for one GPU, without the context that a CUDA query creates."""
 
     nvml = 0.0
     nvml_works = True
@@ -72,7 +72,7 @@ def test_nvml_is_used_if_cuda_cannot_be_queried(machine: Machine) -> None:
 
 
 def test_without_a_driver_cuda_reports_nothing() -> None:
-    """With a driver, it reports a number for each GPU."""
+    """With a driver, CUDA reports a number for each GPU."""
     with usage._used_by_cuda() as used:
         assert used is NA or (isinstance(used, list) and all(size > 0 for size in used))
 

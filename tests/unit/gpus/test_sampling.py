@@ -1,4 +1,4 @@
-"""GPUs are sampled through a fake NVML that fails at any time."""
+"""Sampling of GPUs with a fake NVML that may fail at any time."""
 
 import sys
 

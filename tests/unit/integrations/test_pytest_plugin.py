@@ -1,4 +1,5 @@
-"""The pytest plugin: memory limits, leaks, fixtures, the report folder and the summary. Each project runs in this process."""
+"""The pytest plugin: memory limits, leaks, fixtures, the report folder and the summary. Each test project runs in this
+process."""
 
 import subprocess
 import sys
@@ -25,7 +26,8 @@ USAGE = """
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A project whose tests see this plugin only. An installed plugin would be the same module under another name."""
+    """A test project that loads only this plugin. An installed copy of the plugin would be the same module under
+    another name."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return pytester
 

@@ -1,4 +1,4 @@
-"""A library that is missing or too old is one line with the remedy."""
+"""A library that is missing or too old is reported in one line with the remedy."""
 
 from importlib import metadata
 

@@ -1,1 +1,1 @@
-"""Puts this directory on `sys.path`, so that the tests below it can import `example_events`."""
+"""Makes pytest add this folder to `sys.path`, so that the tests below it can import `example_events`."""

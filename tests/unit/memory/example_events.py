@@ -59,7 +59,8 @@ def oom(*, time: float = 0.0, device: int = 0, at_step: int = 0) -> Oom:
 
 
 def training(steps: int, *, allocations: int = 200, leak: bool = False) -> Iterator[Event]:
-    """A training loop that keeps half of its forward allocations until the backward pass. `leak`: one is never freed."""
+    """Yield the events of a training loop that keeps half of its forward allocations until the backward pass. With
+    `leak`, one allocation per step is never freed."""
     time, id = 0.0, 0
     yield SegmentChange(time, 0, 2 << 20)
     for number in range(steps):

@@ -1,4 +1,4 @@
-"""Rare events: how a run ended."""
+"""Annotations: how a run ended."""
 
 from legroom.memory.annotations import ExitReason, GapEnded, RunEnded, find_ending
 

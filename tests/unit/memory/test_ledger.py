@@ -1,4 +1,4 @@
-"""The ledger, compared to a simple reference implementation and by example."""
+"""The ledger, compared with a simple reference implementation and tested with examples."""
 
 from collections.abc import Iterator
 
@@ -54,7 +54,7 @@ streams = st.lists(
 
 @pytest.fixture(autouse=True, scope="module")
 def small_spans() -> Iterator[None]:
-    """So that few events fill several spans."""
+    """Make spans small, so that few events fill several spans."""
     patch = pytest.MonkeyPatch()
     patch.setattr(ledger_module, "_SPAN", 8)
     patch.setattr(ledger_module, "_BATCH", 5)
@@ -311,7 +311,7 @@ def test_lines_that_grow_at_every_step_end_are_reported() -> None:
 
 
 def growing(sizes: list[int]) -> list[Event]:
-    """A run in which one line has `sizes` at the step ends."""
+    """Return a run in which one line has `sizes[n]` bytes allocated at the end of step n."""
     stream: list[Event] = []
     for number, size in enumerate(sizes):
         stream += [

@@ -12,7 +12,7 @@ LIMIT = 20_000
 
 
 def long_run() -> list[Event]:
-    """A run with an early peak, an Oom in the middle and another one later."""
+    """Return a run with an early peak and three `Oom` events."""
     stream: list[Event] = []
     for event in training(200, leak=True):
         if isinstance(event, Step) and event.step == 20:
@@ -25,7 +25,7 @@ def long_run() -> list[Event]:
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Ledger, Ledger]:
-    """The same run with all events and with few."""
+    """Return two ledgers of the same run: one keeps all events, the other few."""
     stream = long_run()
     bounded = Ledger(keep_events=LIMIT)
     for event in stream:

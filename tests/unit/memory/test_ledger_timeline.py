@@ -76,7 +76,7 @@ def test_both_edges_of_a_short_spike_are_shown() -> None:
 
 
 def test_time_never_decreases() -> None:
-    """After a gap, live storages have the time of their allocation."""
+    """Storages that are listed after a gap have the time of their allocation, which may be before the gap."""
     stream: list[Event] = [
         alloc(1, 10, time=1.0),
         GapStarted(5.0),

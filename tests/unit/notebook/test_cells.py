@@ -1,4 +1,4 @@
-"""Names of cells, and what is shown in a notebook, without a kernel."""
+"""Names of cells and notebook output, without a kernel."""
 
 import linecache
 import sys
@@ -24,7 +24,7 @@ FILE = "/tmp/ipykernel_123/456.py"
 
 
 class Shell:
-    """As much of an IPython shell as the code reads."""
+    """The attributes of an IPython shell that the code reads."""
 
     def __init__(self, **compiled: Any) -> None:
         self.compile = SimpleNamespace(**compiled)

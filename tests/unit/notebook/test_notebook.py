@@ -1,4 +1,4 @@
-"""The extension in a real kernel: the example notebook, then checks in further cells of the same kernel."""
+"""The extension in a real kernel: first the example notebook, then checks in additional cells."""
 
 import re
 from pathlib import Path
@@ -89,7 +89,7 @@ class Executed:
         nbclient.NotebookClient(example, timeout=250, resources={"metadata": {"path": str(folder)}}).execute()
 
     def example(self, number: int) -> Outputs:
-        """Return the outputs of a cell of the example, counted from 1, as the notebook shows it."""
+        """Return the outputs of cell `number` of the example, counted from 1."""
         return Outputs(self.example_cells[number - 1])
 
     def __getitem__(self, name: str) -> Outputs:

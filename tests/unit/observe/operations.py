@@ -1,4 +1,4 @@
-"""The operations that a dispatch mode of the program sees."""
+"""A dispatch mode that records the operations it sees."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 
 
 def describe(optimizer: torch.optim.Optimizer) -> LiveOptimizer:
-    """The annotation of this optimizer, among those of other tests."""
+    """Return the annotation of this optimizer. Optimizers of other tests may be alive as well."""
     size = sum(each.numel() * 4 for group in optimizer.param_groups for each in group["params"])
     found = [each for each in program_state(0.0, TrainingClock()) if isinstance(each, LiveOptimizer)]
     return next(

@@ -49,7 +49,7 @@ json.dump({
 
 
 def compare_with_python(words: list[str], script: Script) -> None:
-    """The same program run both ways sees the same."""
+    """Check that the program sees the same environment under python and under Legroom."""
     subprocess.run([sys.executable, *words], check=True)
     expected = Path("seen.json").read_text()
     assert run(script) == Outcome(0, ExitReason.FINISHED)

@@ -18,7 +18,7 @@ LINE = warns.__code__.co_firstlineno + 1
 
 @pytest.fixture
 def warned() -> list[tuple[str, int]]:
-    """The file and line shown for the warning of a program."""
+    """Return the file and line that are shown for the warning of a program."""
     shown: list[tuple[str, int]] = []
     torch.set_warn_always(True)
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Which threads train, and that scans and training of other threads exclude each other."""
+"""Detection of threads that train. Scans and training on other threads exclude each other."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def _no_thread_has_trained() -> None:
 
 @contextmanager
 def on_thread(work: Callable[[], object]) -> Iterator[None]:
-    """A thread that has done `work` and stays alive inside the block."""
+    """Run `work` on a thread that stays alive until the end of the block."""
     done, leave = threading.Event(), threading.Event()
 
     def run() -> None:

@@ -125,7 +125,7 @@ def test_a_smaller_batch_is_an_option_if_the_current_one_does_not_fit() -> None:
 
 
 class Blocks(nn.Module):
-    """A single child module, so there is no backbone to freeze."""
+    """A model with a single child module, so that there is no backbone to freeze."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,8 @@ from legroom.units import MiB
 
 
 def trace_of(*sizes: int, freed: tuple[int, ...] = ()) -> Trace:
-    """Allocations of these sizes, numbered from 1; at the end those in `freed` are freed in that order."""
+    """Return a trace with allocations of these sizes, numbered from 1. At the end, those in `freed` are freed in this
+    order."""
     events: list[Event] = [
         Alloc(0.0, number, size, size, 0, 0, Category.ACTIVATION, Phase.FORWARD, 0, "", None, "")
         for number, size in enumerate(sizes, 1)

@@ -18,7 +18,7 @@ from legroom.units import MiB
 
 
 def trace_of(sizes: list[int]) -> Trace:
-    """All of `sizes` alive at once, then freed."""
+    """Return a trace in which all `sizes` are allocated and then freed."""
     trace = Trace(gpu=find_gpu("1GiB"), mode="fake", steps=2)
     for number, size in enumerate(sizes, 1):
         trace.events.append(
@@ -80,7 +80,8 @@ def test_linear_growth_needs_three_traces() -> None:
 
 
 def test_a_wrong_prediction_is_corrected() -> None:
-    """From 200 on, another kernel needs more memory, so smaller sizes predict a result that is too large."""
+    """From batch size 200 on, another kernel needs more memory, so extrapolation from smaller sizes gives a result
+    that is too large."""
 
     def changing(batch: int) -> Trace:
         if batch < 200:

@@ -1,4 +1,4 @@
-"""Requests replayed on a full device: a program continues only without optional requests."""
+"""Requests replayed on a full device: a program can continue without optional requests, but not without others."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def test_optional_memory_is_allocated_if_it_fits() -> None:
 
 
 def test_an_optional_request_that_failed_is_not_repeated() -> None:
-    """Otherwise it would use memory that is free by then, but torch has selected another kernel."""
+    """After the failure, torch uses another kernel, so the request must not use memory that becomes free later."""
     requests = [
         MemoryRequest(1, 64 * MiB, 0),
         MemoryRequest(2, 64 * MiB, 0, optional=True),
@@ -89,7 +89,8 @@ HANDLE = 66 * MiB
 
 
 def backward_after(cached: int) -> list[MemoryRequest]:
-    """A program that caches memory in its forward pass and then creates the cuBLAS handle of the backward pass."""
+    """Return the requests of a program that caches memory in the forward pass and then creates the cuBLAS handle of
+    the backward pass."""
     return [
         LIBRARY_LOADED, MemoryRequest(1, 32 * MiB, 0), MemoryRequest(2, cached, 0), MemoryRequest(2, -1, 0),
         LIBRARY_LOADED, MemoryRequest(3, 32 * MiB, 0),

@@ -72,7 +72,8 @@ def test_a_guess_that_fits_the_cache_is_not_uncertain() -> None:
 
 
 def test_each_of_two_guesses_is_tried_without_the_other() -> None:
-    """If both are larger they share one cached block; the second alone needs a new one."""
+    """If both workspaces are larger, they share one cached block. If only the second is larger, it needs a new
+    block."""
     events = (allocation(1, 30 * MiB), Free(0.0, 1), allocation(2, 30 * MiB), Free(0.0, 2))
     both = replay_requests(trace_of(*events).requests(instead={1: 60 * MiB, 2: 50 * MiB}))
 
@@ -86,7 +87,8 @@ def test_each_of_two_guesses_is_tried_without_the_other() -> None:
 
 
 def test_half_of_the_largest_alternative_is_tried() -> None:
-    """With half of it, id 3 uses the free block of 50 MiB, id 4 that of 100 MiB, and id 5 finds none. With all or nothing, all fit."""
+    """If allocation 3 has 50 MiB, it uses the free block of 50 MiB, allocation 4 uses that of 100 MiB, and allocation
+    5 needs a new block. If allocation 3 has 0 or 100 MiB, no new block is needed."""
     events = (
         *(allocation(1, 100 * MiB), allocation(2, 50 * MiB), Free(0.0, 1), Free(0.0, 2)),
         *(allocation(3, 0), allocation(4, 50 * MiB), Free(0.0, 3), allocation(5, 100 * MiB)),
@@ -98,7 +100,7 @@ def test_half_of_the_largest_alternative_is_tried() -> None:
 
 
 def test_guesses_with_the_same_alternatives_change_together() -> None:
-    """A layer uses the same kernel in each step, so the second one reuses the block of the first."""
+    """A layer uses the same kernel in each step, so the second step reuses the block of the first step."""
     events = (allocation(1, 30 * MiB), Free(0.0, 1), allocation(2, 30 * MiB), Free(0.0, 2))
 
     assert (

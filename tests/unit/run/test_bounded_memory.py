@@ -23,7 +23,7 @@ EVENTS = 1_000
 
 
 def reachable(roots: Iterable[Any]) -> int:
-    """The number of objects that can be reached from `roots`, without code and modules."""
+    """Return the number of objects reachable from `roots`, without code and modules."""
     seen: set[int] = set()
     stack = list(roots)
     while stack:

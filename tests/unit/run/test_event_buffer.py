@@ -1,4 +1,4 @@
-"""Events of a run are passed on in batches, in order, and without loss."""
+"""Events of a run are forwarded in batches, in order, and without loss."""
 
 import threading
 

@@ -49,7 +49,7 @@ def events_in(folder: Path) -> Any:
 
 
 class FakeRun:
-    """A run of wandb that stores what it is given."""
+    """A fake wandb run that stores all values passed to it."""
 
     id, project, entity = "1", "project", "me"
 
@@ -80,7 +80,7 @@ class FakeArtifact:
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A replacement of the module wandb. `wandb.started` contains the runs that were started."""
+    """A replacement for the module `wandb`. `wandb.started` contains the runs that were started."""
     module: Any = SimpleNamespace(
         run=None, started=[], Artifact=FakeArtifact, Settings=lambda **values: values
     )

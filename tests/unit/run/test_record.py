@@ -1,4 +1,4 @@
-"""`legroom.record()`: its results, its place inside other recordings, and what it leaves behind."""
+"""`legroom.record()`: results, nested recordings, and cleanup."""
 
 import contextlib
 import gc

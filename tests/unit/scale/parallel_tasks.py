@@ -89,7 +89,7 @@ def guarded(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_tokens(strategy: str) -> dict[str, Any]:
-    """Train with a mean over non-padding tokens, of which ranks have different numbers."""
+    """Train with a mean over non-padding tokens. The number of these tokens differs between ranks."""
     ignored = 6
 
     def weight(_: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def by_tokens(strategy: str) -> dict[str, Any]:
 
 
 def gathered(strategy: str) -> Any:
-    """Gather objects, numbers and samples of all ranks."""
+    """Gather objects, numbers and samples from all ranks."""
     network = model()
     run = legroom.parallel(network, torch.optim.SGD(network.parameters(), lr=0.1), strategy)
     samples = torch.arange(2 * (run.rank + 1)).reshape(-1, 2) + 10 * run.rank
@@ -131,7 +131,7 @@ def gathered(strategy: str) -> Any:
 
 
 def fsdp_to_pipeline(folder: str) -> Any:
-    """Load weights and optimizer state that fsdp saved in a pipeline."""
+    """Load weights and optimizer state that FSDP saved into a pipeline."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -181,7 +181,7 @@ def rejected(strategy: str, options: dict[str, Any]) -> str:
 
 
 def unused_without_batch(options: dict[str, Any]) -> str:
-    """Take two DDP steps with an unused layer, without a batch from which Legroom could detect it."""
+    """Run two DDP steps with an unused layer. Legroom gets no batch, so it cannot detect the layer."""
     network = model()
     run = legroom.parallel(network, torch.optim.SGD(network.parameters(), lr=0.1), "ddp", **options)
     x, y = (each.to(run.device) for each in data()[:4])

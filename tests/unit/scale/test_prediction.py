@@ -1,4 +1,4 @@
-"""The predicted memory of a step, without affecting the run."""
+"""Prediction of the memory of a step, without effects on the run."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def batch(batch_size: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(params=["on", "off"])
 def fork(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predicts in a forked process, and in this process."""
+    """Run the test with predictions in a forked process, and again in this process."""
     monkeypatch.setenv("LEGROOM_FORK", request.param)
 
 
@@ -110,7 +110,7 @@ def test_shares_depend_on_the_memory_that_weights_leave_free() -> None:
 
 
 class Forked(nn.Module):
-    """Uses one of two layers, depending on the input if `reads_values`."""
+    """Uses one of two layers. With `reads_values`, the choice depends on the input."""
 
     def __init__(self, reads_values: bool) -> None:
         super().__init__()
@@ -152,7 +152,8 @@ def test_shared_weights_are_gathered_with_the_whole_model() -> None:
 
 
 def test_a_coordinator_that_always_uses_more_memory_gets_the_samples_with_the_lowest_peak() -> None:
-    """The optimizer step of Adam determines the peak of the coordinator, so it gains nothing from fewer samples."""
+    """The optimizer step of Adam determines the peak of the coordinator, so fewer samples would not lower this
+    peak."""
     network = model()
     optimizer = torch.optim.Adam(network.parameters())
     shares, peaks = strategy_memory.coordinator_shares(network, optimizer, batch(), 2, DEVICE)

@@ -49,7 +49,8 @@ def small_and_large_gpu(kind: str) -> Any:
 
 
 def fewer_samples_than_passes() -> Any:
-    """Rank 0 has 8 samples and runs 8 passes; rank 1 has 2 samples, so 6 of its passes must have weight 0."""
+    """Run a step in which rank 0 has 8 samples in 8 passes. Rank 1 has 2 samples, so 6 of its passes must have weight
+    0."""
     logging.getLogger("legroom").setLevel(logging.ERROR)
     model = model_of("fsdp")
     guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.0), max_micro_batch_size=1)
@@ -99,7 +100,8 @@ def nothing_fits(kind: str) -> str:
 
 
 def unequal_loaders(kind: str) -> Any:
-    """Rank 0 has three batches, rank 1 has one. Returns the number of steps, the losses and the parameters."""
+    """Train with three batches on rank 0 and one batch on rank 1. Returns the number of steps, the losses and the
+    parameters."""
     model = model_of(kind)
     guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
     torch.manual_seed(dist.get_rank())
@@ -110,7 +112,8 @@ def unequal_loaders(kind: str) -> Any:
 
 
 def odd_batch_with_batch_norm(kind: str) -> Any:
-    """Rank 0 has 6 samples in three passes. Rank 1 has 5: three passes would leave a single sample to batch norm."""
+    """Run a step in which rank 0 has 6 samples in three passes. Rank 1 has 5 samples. With three passes, one of them
+    would pass a single sample to batch norm."""
     logging.getLogger("legroom").setLevel(logging.CRITICAL)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).cuda()
@@ -125,7 +128,7 @@ def odd_batch_with_batch_norm(kind: str) -> Any:
 
 
 def evaluated(kind: str) -> Any:
-    """Run an evaluation that fits only rank 1, during gradient accumulation, and a training step after it."""
+    """Run an evaluation that fits only on rank 1 during gradient accumulation, and then a training step."""
     logging.getLogger("legroom").setLevel(logging.CRITICAL)
     model = model_of(kind)
     norm = nn.BatchNorm1d(WIDTH).cuda()  # DDP broadcasts its buffers in every forward pass
@@ -152,7 +155,7 @@ def evaluated(kind: str) -> Any:
 
 
 def evaluated_from_loaders() -> Any:
-    """Evaluate batches that fit only rank 1, three on rank 0 and two on rank 1, and run a training step after them."""
+    """Evaluate three batches on rank 0 and two on rank 1, which fit only on rank 1, and then run a training step."""
     logging.getLogger("legroom").setLevel(logging.CRITICAL)
     model = model_of("fsdp")
     torch.manual_seed(dist.get_rank())
@@ -176,7 +179,7 @@ def evaluated_from_loaders() -> Any:
 
 
 def evaluated_by_one_rank() -> float | None:
-    """Rank 1 evaluates a DDP model without its buffer broadcast; rank 0 waits."""
+    """Evaluate a DDP model on rank 1 without a buffer broadcast, while rank 0 waits."""
     model = DistributedDataParallel(nn.BatchNorm1d(WIDTH).cuda())
     scores = None
     if dist.get_rank() == 1:
@@ -187,7 +190,7 @@ def evaluated_by_one_rank() -> float | None:
 
 
 def evaluation_that_does_not_fit() -> str:
-    """Evaluate a single sample that does not fit rank 0."""
+    """Evaluate a single sample that does not fit on rank 0."""
     logging.getLogger("legroom").setLevel(logging.CRITICAL)
     model = model_of("fsdp")
     guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -222,8 +225,8 @@ def evaluated_with_an_error() -> str:
 
 
 def optimizer_failure(kind: str, fails: bool, recovers: bool) -> tuple[str, list[float]]:
-    """Take a step in which the optimizer of rank 0 runs out of memory. Without `recovers`, Guard's handling is not used.
-    Returns the error and the local weights."""
+    """Run a step in which the optimizer of rank 0 runs out of memory. Without `recovers`, the optimizer runs without
+    Guard. Returns the error and the local weights."""
     model, optimizer = build(kind)
     guard = legroom.Guard(model, optimizer)
     x, y = batch()

@@ -44,18 +44,19 @@ def build(kind: str, norm: type[nn.Module] = nn.BatchNorm1d, **options: Any) -> 
 
 
 def batch(step: int, batch_size: int) -> torch.Tensor:
-    """Return this rank's batch. The batch, and random numbers drawn after it, are the same at every call."""
+    """Return this rank's batch. Every call with the same `step` returns the same batch and resets the random state."""
     torch.manual_seed(1000 * step + dist.get_rank())
     return torch.randn(batch_size, WIDTH)
 
 
 class InjectedFailure:
-    """Raises out of memory on one rank when forward or backward reaches block `block` in micro-batch `index`, `times` times."""
+    """Raises an out-of-memory error on one rank when the forward or backward pass reaches block `block` in micro-batch
+    `index`. The error is raised `times` times."""
 
     def __init__(
         self, rank: int, phase: str, block: int = 1, index: int = 0, times: int = 1, error: Any = None
     ) -> None:
-        """`rank`: -1 means all ranks, which then fail in different blocks."""
+        """If `rank` is -1, all ranks fail, each in a different block."""
         self.rank, self.phase, self.index, self.times = rank, phase, index, times
         self.block = dist.get_rank() if rank == -1 else block
         self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -82,7 +83,7 @@ def train(
     failures: dict[int, InjectedFailure] | None = None,
     batch_size: Callable[[int], int] = lambda step: BATCH_SIZE,
 ) -> list[tuple[int, int]]:
-    """Run steps of SGD with momentum. Returns (passes of the last attempt, attempts) for each."""
+    """Run steps of SGD with momentum. Returns (passes of the last attempt, number of attempts) for each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     history = []
     for step in range(steps):
@@ -178,7 +179,7 @@ def with_failures(
 
 
 def in_double_precision(task: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a task in float64: with more than two ranks, the order of summation affects the last bits."""
+    """Run a task in float64, because with more than two ranks, the order of summation affects the last bits."""
     torch.set_default_dtype(torch.float64)
     try:
         return task(*arguments)
@@ -198,7 +199,7 @@ def failing_twice(kind: str) -> Any:
 
 
 def exchanges_per_step(kind: str) -> list[tuple[int, int]]:
-    """Return (exchanges between hosts, announcements) of each of four steps."""
+    """Return (exchanges between hosts, announcements) for each of four steps."""
     model = build(kind)
     ranks = ranks_of(model)
     counts = [0, 0]
@@ -223,7 +224,8 @@ def exchanges_per_step(kind: str) -> list[tuple[int, int]]:
 
 
 def _uneven(step: int) -> int:
-    """Rank 1 has the same batch size as the others, then twice, then half."""
+    """Return the batch size of this rank. Rank 1 has the same size as the others, then twice, half and twice that
+    size."""
     return [8, 16, 4, 16][step] if dist.get_rank() == 1 else 8
 
 
@@ -235,7 +237,7 @@ def uneven_batches(kind: str) -> Any:
 
 
 def another_error(kind: str, rank: int, with_oom: bool) -> str:
-    """Raise another error on one rank. Returns what each rank sees of it."""
+    """Raise another error on one rank. Returns the result on this rank."""
     model = build(kind)
     ranks = ranks_of(model)
     train(ranks, model, 1)
@@ -271,7 +273,7 @@ def aborting() -> str:
 
 
 def dying() -> str:
-    """The last rank dies in the middle of a step."""
+    """Run a step in which the last rank dies."""
     model = build("ddp")
     ranks = ranks_of(model)
     train(ranks, model, 1)
@@ -289,7 +291,7 @@ def dying() -> str:
 
 
 def absent() -> str:
-    """Rank 1 does not take part in the exchange."""
+    """Run an exchange in which rank 1 does not take part."""
     model = build("ddp")
     ranks = ranks_of(model, timeout=1)
     if dist.get_rank() == 1:
@@ -302,7 +304,7 @@ def absent() -> str:
 
 
 class Branching(nn.Module):
-    """Only rank 0 uses `left`, and no rank uses `never`."""
+    """A model with unused layers. Only rank 0 uses `left`, and no rank uses `never`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -358,7 +360,7 @@ def communicating_layers() -> Any:
 
 
 class Recomputing(nn.Module):
-    """The backward pass adds to the same gradients twice, in two nested backward passes."""
+    """A model whose backward pass adds to the same gradients twice, in two nested backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -381,14 +383,14 @@ def recomputed_parameters() -> Any:
 
 
 def shared_weights() -> float:
-    """Rank 0 has 3 tokens, rank 1 has 9."""
+    """Return the total weight of 3 tokens on rank 0 and 9 tokens on rank 1."""
     ranks = ranks_of(build("ddp"))
     ranks.plan(BATCH_SIZE, BATCH_SIZE)
     return ranks.total_weight([3.0, 9.0][dist.get_rank()], counts_samples=False)
 
 
 def changing_collectives() -> list[Any]:
-    """Run steps of one kind whose collectives change, and fail on one rank after the change."""
+    """Run steps whose collectives change, with a failure on one rank after the change."""
     torch.manual_seed(0)
     communicating = Communicating()
     model = DistributedDataParallel(
@@ -403,7 +405,7 @@ def changing_collectives() -> list[Any]:
 
 
 def plain_ddp_afterwards() -> list[Any]:
-    """After a failure, train with plain DDP."""
+    """Train with plain DDP after a failure."""
     model = build("ddp")
     train(ranks_of(model), model, 1, BATCH_SIZE, {0: InjectedFailure(0, "backward")})
     train_plainly(model, [1, 2])

@@ -1,4 +1,4 @@
-"""`legroom.free`: what it deletes and frees, and what it reports."""
+"""`legroom.free`: deleted variables, freed memory, and the report."""
 
 import gc
 import sys

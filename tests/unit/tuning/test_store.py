@@ -1,4 +1,4 @@
-"""The study on disk: fast reports, and discarded reports."""
+"""The study on disk: fast writes of reports, and discarded reports."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ FINISHED = TrialOutcome(TrialState.FINISHED)
 
 
 class Learned(RandomSearcher):
-    """Records the results that it learns."""
+    """A searcher that records the results passed to `learn`."""
 
     def __init__(self) -> None:
         super().__init__(SPACE, seed=1)
@@ -38,7 +38,7 @@ class Learned(RandomSearcher):
 
 
 class CallRecorder(Learned):
-    """Records all calls in order. Only its first two proposals are random."""
+    """A searcher that records all calls in order. Only its first two proposals are random."""
 
     startup_trials: int | None = 2
 
@@ -56,7 +56,7 @@ class CallRecorder(Learned):
 
 
 class RuleGate:
-    """Rejects configurations above a number."""
+    """A gate that rejects configurations above `most`."""
 
     has_unseen_configs = False
 
@@ -343,7 +343,7 @@ def test_only_the_best_and_the_latest_checkpoint_are_kept(tmp_path: Path) -> Non
 def test_a_checkpoint_is_deleted_only_after_the_next_one_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A study that is killed while it stores a report can still load the checkpoint on disk."""
+    """If a study is killed while it stores a report, it can still load the previous checkpoint."""
     runner = make_runner(tmp_path, trials=1)
     start_all(runner)
     runner.started(0, "cpu", None)

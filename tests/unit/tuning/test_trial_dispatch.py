@@ -31,7 +31,7 @@ GPU = TrialGpu(index=0, memory=10 * GiB)
 
 
 class HalfOfFreeMemory:
-    """A gate that gives each trial half of the free memory."""
+    """A gate that admits each trial with half of the free memory."""
 
     has_unseen_configs = False
 
@@ -69,11 +69,11 @@ def test_trials_whose_memory_others_use_are_estimated_again(
 
 
 class SizeGate:
-    """A gate that gives each trial `x` GiB."""
+    """A gate that admits each trial with `x` GiB."""
 
     @property
     def has_unseen_configs(self) -> bool:
-        """Every admission is immediate."""
+        """Return False, because every admission is immediate."""
         return False
 
     def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
@@ -87,7 +87,7 @@ class SizeGate:
 
 
 class Listed:
-    """Proposes sizes from a list, and learns from the first trial."""
+    """A searcher that proposes sizes from a list and learns from the first trial on."""
 
     startup_trials: int | None = 0
 
@@ -118,7 +118,7 @@ def test_a_learning_search_prepares_one_trial_and_one_more_per_misfit(
 
 
 class LargestFirst(Listed):
-    """Three random proposals; prefers the largest trial."""
+    """A searcher with three random proposals that starts the largest trial first."""
 
     startup_trials: int | None = 3
 
@@ -147,7 +147,7 @@ def test_an_ordering_searcher_gets_all_random_estimates_and_chooses_the_order(
 
 
 class Splitting(SizeGate):
-    """A gate that splits batches of 64 into x micro-batches."""
+    """A gate that splits batches of 64 samples into `x` micro-batches."""
 
     def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         answer: Future[Admission] = Future()
@@ -185,7 +185,7 @@ def test_with_an_ordering_searcher_heavily_split_trials_start_last(
 
 
 class CorrectedGate(SizeGate):
-    """Records corrections after out-of-memory errors."""
+    """A gate that records the corrections after out-of-memory errors."""
 
     def __init__(self) -> None:
         self.needed: list[int] = []
@@ -213,7 +213,7 @@ def test_the_gate_learns_the_true_size_of_a_trial_that_ran_out_of_memory(tmp_pat
 
 
 class Slow(SizeGate):
-    """A gate that never completes the last estimate on its own."""
+    """A gate whose last estimate stays pending until the test completes it."""
 
     def __init__(self) -> None:
         self.pending: list[Future[Admission]] = []

@@ -12,7 +12,7 @@ from torch import nn
 
 
 def quadratic(config: dict[str, Any], trial: Any) -> None:
-    """No model: the loss is the distance of `x` from 3, and decreases with each step."""
+    """Trains no model. The loss is the squared distance of `x` from 3, plus a term that decreases with each step."""
     for step in range(1, config.get("steps", 3) + 1):
         trial.report(loss=(config["x"] - 3) ** 2 + 1 / step, checkpoint={"step": step})
 
@@ -24,7 +24,7 @@ def raises_in_some(config: dict[str, Any], trial: Any) -> dict[str, float]:
 
 
 def suggests(trial: Any) -> float:
-    """Suggests its parameters, as in Optuna. A branch and a loop suggest further ones."""
+    """Suggests its parameters, as in Optuna. A branch and a loop suggest further parameters."""
     import optuna
 
     layers = trial.suggest_int("layers", 1, 3)
@@ -51,7 +51,7 @@ def dies(config: dict[str, Any], trial: Any) -> None:
 
 
 def network(config: dict[str, Any], trial: Any) -> None:
-    """A wide layer: its activations grow with batch size times `width`."""
+    """Trains a wide layer, whose activations grow with the batch size times `width`."""
     torch.manual_seed(0)
     width = config["width"]
     model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)).to(trial.device)
@@ -75,7 +75,7 @@ def without_guard(config: dict[str, Any], trial: Any) -> None:
 
 
 def evaluates_too_much(config: dict[str, Any], trial: Any) -> None:
-    """The traced steps fit; the evaluation after them needs more memory."""
+    """Trains steps that fit, and then runs an evaluation that needs more memory."""
     network({**config, "steps": 1}, trial)
     torch.zeros(config["extra"], dtype=torch.uint8, device=trial.device)
     trial.report(loss=0.0)
@@ -113,7 +113,7 @@ def loads_to_the_host(config: dict[str, Any], trial: Any) -> None:
 
 
 def any_of_these(config: dict[str, Any], trial: Any) -> None:
-    """Calls the function that the configuration names."""
+    """Calls the function named in the configuration."""
     functions = {
         "network": network,
         "without guard": without_guard,
@@ -125,7 +125,7 @@ def any_of_these(config: dict[str, Any], trial: Any) -> None:
 
 
 def ranks_agree(config: dict[str, Any], trial: Any) -> None:
-    """Adds the ranks of all processes."""
+    """Reports a loss that contains the sum over all ranks."""
     import torch.distributed as dist
 
     total = torch.tensor([trial.rank + 1.0])
@@ -145,7 +145,7 @@ def resumes(config: dict[str, Any], trial: Any) -> None:
 
 
 def finds_the_disk_full_once(config: dict[str, Any], trial: Any) -> None:
-    """The second trial finds the disk full, once."""
+    """Simulates a full disk at the first start of the second trial."""
     marker = trial.folder.parent / "full"
     if config["x"] == 1 and not marker.exists():
         marker.touch()

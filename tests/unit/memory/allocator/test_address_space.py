@@ -1,11 +1,11 @@
-"""The addresses of segments as in recorded runs: offsets in MiB from the first segment."""
+"""Segment addresses, compared with recorded runs. Addresses are offsets in MiB from the first segment."""
 
 from legroom.memory.allocator.device import AddressSpace
 from legroom.units import MiB
 
 
 def placed(space: AddressSpace, *sizes: int) -> list[int]:
-    """The offsets from the first small segment of a run."""
+    """Return the offset of each segment from the first small segment of a run, in MiB."""
     first = AddressSpace().segment(2 * MiB, 0)
     return [(space.segment(size * MiB, 0) - first) // MiB for size in sizes]
 

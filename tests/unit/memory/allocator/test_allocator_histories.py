@@ -1,4 +1,5 @@
-"""The simulated allocator, compared to recordings of the real one (H200, torch 2.11; see tests/gpu/record_histories.py)."""
+"""The simulated allocator, compared with recordings of the real allocator (H200, torch 2.11; see
+tests/gpu/record_histories.py)."""
 
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,9 @@ WITH_STATS = [path for path in PATHS if "_step_" not in path.name]
 ERRORS = [path for path in PATHS if "_error_" in path.name]
 
 PLACED_BY_CHANCE = "h200_roundup_transformer"
-"""In this recording, CUDA placed segments upwards in a gap of 400 MiB that a library had left, which the program does not
-show. So another one of two blocks of equal size was used, and one segment of 20 MiB less was needed."""
+"""In this recording, CUDA placed segments upwards in a gap of 400 MiB that a library had left. The recorded program
+does not show this gap. As a result, the allocator chose the other of two blocks of equal size and needed one 20 MiB
+segment less."""
 
 
 @cache

@@ -26,7 +26,8 @@ CONFIGURATIONS = (
 )
 CAPACITY = 300 * MiB
 LARGEST_PAGE = 20 * MiB
-"""An expandable segment may fail to map a whole page although less was requested."""
+"""The largest page of an expandable segment. A request fails if its whole page cannot be mapped, even if the request
+is smaller."""
 SIZES = st.one_of(
     st.integers(0, 4 * KiB),
     st.integers(4 * KiB, 2 * MiB),

@@ -13,7 +13,8 @@ A, B = 0x5000_0000, 0x4000_0000
 
 
 def rows() -> list[list[Any]]:
-    """Two requests in one segment and one in its own segment; then all are freed and the cache is emptied."""
+    """Return a history with two requests in one segment and one in another. All are freed, and then the cache is
+    emptied."""
     return [
         ["segment_alloc", A, 20 * MiB, 0],
         ["alloc", A, 4 * MiB, 0],

@@ -1,4 +1,4 @@
-"""Parsing `PYTORCH_CUDA_ALLOC_CONF` like torch."""
+"""Parsing of `PYTORCH_CUDA_ALLOC_CONF`, as torch does it."""
 
 import subprocess
 import sys
@@ -146,7 +146,7 @@ class TestPlainData:
 
 
 def _knows_segment_sizes() -> bool:
-    """Whether torch has the option `large_segment_size_mb`. Releases without it accept any value."""
+    """Whether torch has the option `large_segment_size_mb`. Releases without this option accept any value."""
     try:
         torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:10")
     except (RuntimeError, ValueError):

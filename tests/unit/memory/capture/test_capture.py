@@ -187,7 +187,7 @@ def test_a_thousand_pending_events_are_written(tmp_path: Path) -> None:
 
 
 def test_an_event_during_encoding_is_not_lost(tmp_path: Path) -> None:
-    """A storage may be freed, and `write` called, inside `write`."""
+    """A storage may be freed inside `write`, which then calls `write` again."""
 
     class WritesWhenHashed(str):
         def __hash__(self) -> int:
@@ -206,7 +206,7 @@ def test_an_event_during_encoding_is_not_lost(tmp_path: Path) -> None:
 
 
 class Interrupting(str):
-    """A module name that raises a signal while its event is encoded, once."""
+    """A module name that raises each of `signals` once while its event is encoded."""
 
     signals: ClassVar[list[signal.Signals]] = []
 
@@ -217,7 +217,7 @@ class Interrupting(str):
 
 
 def test_an_interrupt_during_writing_is_delayed_until_after_it(tmp_path: Path) -> None:
-    """Some scripts catch Ctrl-C to stop early and evaluate."""
+    """Scripts may catch Ctrl-C and continue, for example to evaluate, so the file must stay valid."""
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     handler = signal.getsignal(signal.SIGINT)
     Interrupting.signals = [signal.SIGINT]

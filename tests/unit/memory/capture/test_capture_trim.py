@@ -20,7 +20,8 @@ STEPS = 700
 
 
 def long_run() -> Iterator[Event]:
-    """More events than fit, with the peak after a fifth of the steps and an Oom after two fifths."""
+    """Yield more events than fit in the file, with the peak after a fifth of the steps and an `Oom` after two
+    fifths."""
     for event in training(STEPS):
         if isinstance(event, Step) and event.step == STEPS // 5:
             yield alloc(10**9, 1 << 40, time=event.time)
@@ -37,7 +38,7 @@ def long_run() -> Iterator[Event]:
 
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Capture, list[Event], int]:
-    """The events read, the events written, and the largest size of the file."""
+    """Return the capture, the written events, and the largest size of the file."""
     path = tmp_path_factory.mktemp("bounded") / "run.legroom"
     written, largest = [], 0
     with CaptureWriter(path, run={"script": "train.py"}, max_bytes=MiB) as writer:
@@ -122,7 +123,7 @@ def test_the_live_storages_after_a_gap_are_correct(bounded: tuple[Capture, list[
 
 
 def alive(events: list[Event]) -> tuple[dict[int, Category], int]:
-    """The category of each live storage and the reserved memory after `events`."""
+    """Return the category of each live storage, and the reserved memory after `events`."""
     live: dict[int, Category] = {}
     reserved = 0
     for event in events:

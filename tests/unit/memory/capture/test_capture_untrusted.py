@@ -34,7 +34,7 @@ ALLOC = ["a", 5, 1, 512, 0, 0, 0]
 
 
 def make(path: Path, *rows: Any, header: Any = HEADER) -> Path:
-    """A file with one chunk: `header` and these lines."""
+    """Write a file with one chunk, which consists of `header` and `rows`."""
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in (header, *rows)).encode()))
     return path
 
@@ -44,7 +44,7 @@ def read_rows(tmp_path: Path, *rows: Any) -> Capture:
 
 
 def test_valid_lines_are_read(tmp_path: Path) -> None:
-    """Otherwise the tests below could pass for the wrong reason."""
+    """If valid lines were rejected, the tests below would pass for the wrong reason."""
     capture = read_rows(tmp_path, ["b", 0], SITE, ALLOC, ["f", 10, 0], ["e"])
     assert len(capture.events) == 2
     assert capture.events[1] == Free(15e-6, 1)

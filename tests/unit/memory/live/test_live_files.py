@@ -1,4 +1,5 @@
-"""Live files: only processes that run are shown, files do not accumulate, and nothing fails if they cannot be written."""
+"""Live files: only running processes are shown, files do not accumulate, and a file that cannot be written is not an
+error."""
 
 import json
 import os

@@ -1,8 +1,9 @@
-"""A simulated CUDA allocator over CPU tensors: real programs, with the history that a GPU would record.
+"""A simulated CUDA allocator for CPU tensors. Real programs run with it and produce the history that a GPU would
+record.
 
-Every storage that an operation creates becomes an entry with the address and the Python stack, and a second entry when
-it is freed. As on a GPU, the autograd engine runs on its own thread: its stacks contain only Python code that the
-engine calls, and it has its own stamp. Inside the simulation, tensors report that they are on a GPU.
+Every storage that an operation creates becomes an entry with its address and Python stack. A second entry is added
+when the storage is freed. As on a GPU, the autograd engine runs on its own thread. Its stacks contain only Python code
+that the engine calls, and it has its own stamp. Inside the simulation, tensors report that they are on a GPU.
 """
 
 import sys
@@ -31,7 +32,7 @@ _ENGINE = graph._engine_run_backward.__code__
 
 
 class SimulatedCuda(CudaApi):
-    """Records the history and the statistics."""
+    """Records the history and the statistics of the simulated device."""
 
     def __init__(self, *, limit: int = CAPACITY, can_stamp: bool = True) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class SimulatedCuda(CudaApi):
         self._references[address] = reference
 
     def fail(self, size: int) -> None:
-        """Let an allocation fail, without raising an error."""
+        """Record a failed allocation without raising an error."""
         self._note("oom", 0, size, _stack())
         free = CAPACITY - self.statistics_now["reserved_bytes"].current
         assert self._observer is not None
@@ -199,7 +200,7 @@ class _Mode(TorchDispatchMode):
 
 
 class Simulation:
-    """A recorded run on simulated CUDA. Its events are in `events` after the block."""
+    """A recorded run on simulated CUDA. After the `with` block, `events` contains its events."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, entries: int | None = None, **options: Any) -> None:
         if entries is not None:
@@ -232,7 +233,8 @@ def _rounded(size: int) -> int:
 
 
 def _stack() -> list[dict[str, Any]]:
-    """The stack as torch returns it, innermost frame first. The stacks of the engine end at its call."""
+    """Return the stack in torch's format, innermost frame first. Stacks of the engine end where the engine calls
+    Python."""
     frames = []
     engine = _thread() == "engine"
     frame = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""Block sizes, compared to histories of the real allocator."""
+"""Block sizes, compared with histories of the real allocator."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def segments(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def process_entries(blocks: BlocksInUse, rows: list[dict[str, Any]]) -> tuple[int, int]:
-    """The peak of the total block size, and the sum of all block sizes."""
+    """Return the peak of the total block size, and the sum of all block sizes."""
     peak, total = blocks.allocated, 0
     for row in rows:
         if row["action"] == "alloc":
@@ -101,7 +101,6 @@ def test_a_large_remainder_is_split_off() -> None:
 
 
 def test_an_adjacent_segment_is_not_a_remainder() -> None:
-    """Two segments may be adjacent."""
     blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     blocks.add_segment(20 * MiB, 20 * MiB)

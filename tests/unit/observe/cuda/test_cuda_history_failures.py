@@ -1,4 +1,4 @@
-"""Failed allocations: which become Oom events, their location and their holders."""
+"""Failed allocations: which of them become `Oom` events, and the location and holders of each event."""
 
 import linecache
 from pathlib import Path
@@ -37,7 +37,7 @@ def line(mark: str) -> int:
 
 
 def run_out(simulation: Simulation, rows: int, optimizer: str = "SGD") -> Ledger:
-    """A step on a device that is too small."""
+    """Run a step that fails because the device is too small, and return its ledger."""
     with simulation:
         model = Wide()
         stepper = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
@@ -242,7 +242,7 @@ def test_without_a_history_steps_are_recorded() -> None:
 
 
 def calling(source: str) -> str:
-    """The result for a line of source whose call raises in C code."""
+    """Return the operation that is found for a line of source whose call raises in C code."""
     namespace = {"torch": torch, "x": torch.zeros(2, 3), "y": torch.zeros(2, 3)}
     file = f"<test {source}>"
     linecache.cache[file] = (len(source), None, [source + "\n"], file)

@@ -40,7 +40,7 @@ def peaks(torch: Torch) -> StepPeaks:
 
 
 def scripts_peak(torch: Torch) -> int:
-    """The peak as the script reads it."""
+    """Return the peak that the script reads."""
     peak: int = torch._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"]
     return peak
 

@@ -1,4 +1,4 @@
-"""The ring buffer: when it is read, and what is known of overwritten entries."""
+"""The ring buffer: when it is read, and the information that remains about overwritten entries."""
 
 import os
 
@@ -15,7 +15,7 @@ from legroom.observe.cuda.step_peaks import StepPeaks
 
 
 def train(simulation: Simulation, rows: list[int]) -> None:
-    """One step for each batch size."""
+    """Run one step for each batch size."""
     with simulation:
         loop(rows)
 
@@ -84,7 +84,7 @@ def test_events_agree_with_the_statistics_after_a_gap(monkeypatch: pytest.Monkey
 
 
 def test_overwritten_steps_are_sent_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that they are in the capture if the run is killed."""
+    """This way, the capture contains them even if the run is killed."""
     length = entries_of_a_step(monkeypatch)
     simulation = Simulation(monkeypatch, entries=length * 8)
     with simulation:
@@ -106,7 +106,7 @@ def test_if_every_step_is_the_highest_the_ring_is_read_once(
 
 
 def test_the_ring_grows_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight steps are in the ring, although it was too short at first."""
+    """The ring has room for five steps at first, and later for at least eight."""
     length = entries_of_a_step(monkeypatch)
     simulation = Simulation(monkeypatch, entries=length * 5)
     monkeypatch.setattr("legroom.observe.cuda.history.MAX_ENTRIES", length * 100)

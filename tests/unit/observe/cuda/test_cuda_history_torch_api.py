@@ -23,7 +23,8 @@ def test_cuda_is_not_initialized_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_snapshot_does_not_import_the_compiler() -> None:
-    """Uses the function with which torch names frames. The second call shows that it imports the compiler otherwise."""
+    """The program calls the function that torch uses to name frames. The second call shows that this function imports
+    the compiler unless the import is prevented."""
     code = """
 import sys, torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks

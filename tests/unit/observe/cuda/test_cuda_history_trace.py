@@ -55,7 +55,7 @@ class Program:
         self.note("free_requested", address, size, engine=engine)
 
     def read(self, *blocks: tuple[int, int], reserved: int = 0, **options: Any) -> list[Event]:
-        """`blocks`: the address and size of the blocks still in use."""
+        """Return the events of all entries so far. `blocks` are the address and size of each block in use."""
         segment = {
             "address": 0,
             "total_size": reserved,
@@ -201,7 +201,7 @@ def test_a_step_comes_after_its_last_entry(program: Program) -> None:
 
 
 def test_a_recorded_address_applies_to_the_block_at_that_tick(program: Program) -> None:
-    """Three blocks had the same address, one after another."""
+    """Three blocks have the same address, one after another."""
     program.alloc(4096, 512)
     program.free(4096, 512)
     program.markers.advance(OTHER)
@@ -223,7 +223,7 @@ def test_the_sizes_of_a_batch_apply_until_the_next_batch(program: Program) -> No
 
 
 def test_an_old_stamp_of_an_engine_thread_is_ignored(program: Program) -> None:
-    """A checkpoint set the stamp in an earlier step, and it remained."""
+    """The stamp remained from a checkpoint in an earlier step."""
     program.markers.advance(OTHER)
     program.markers.enter_module("b", "")
     old = program.stamp

@@ -1,4 +1,4 @@
-"""Snapshots of `torch.cuda.memory._dump_snapshot`: what they contain, and that hostile files do nothing."""
+"""Reading files of `torch.cuda.memory._dump_snapshot`: their content, and the rejection of hostile files."""
 
 import copy
 import gzip

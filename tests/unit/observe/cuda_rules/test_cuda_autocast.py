@@ -7,7 +7,7 @@ from legroom.observe.cuda_rules import autocast
 
 
 def cast(run, dtype=torch.bfloat16):
-    """The dtype of `run(x)` inside a region, for a float32 image."""
+    """Return the dtype of `run(x)` inside an autocast region, for a float32 image."""
     with traced(), torch.autocast("cpu", dtype=dtype):
         return run(torch.empty(2, 8, 16, 16)).dtype
 
@@ -57,7 +57,7 @@ def test_other_operations_keep_the_dtype_of_their_inputs(run):
 
 
 def test_the_autocast_list_of_the_cpu_is_not_used():
-    """On the CPU 3D pooling runs in float32; on CUDA it does not."""
+    """3D pooling runs in float32 on the CPU, but not on CUDA."""
     assert cast(lambda x: F.avg_pool3d(x.bfloat16().unsqueeze(0), 2)) == torch.bfloat16
 
 
@@ -124,7 +124,7 @@ def test_the_autocast_list_of_the_cpu_is_restored_afterwards():
 
 
 def test_every_operation_of_cudas_autocast_has_a_policy_that_runs():
-    """Also, the lists contain only operations that torch registers for CUDA."""
+    """The test also checks that the lists contain only operations that torch registers for CUDA."""
     named = (
         autocast.LOWER | autocast.FLOAT32_RESULT | autocast.WIDEST | set(autocast.NORMS) | autocast.REJECTED
     )

@@ -1,4 +1,4 @@
-"""The versions with which the measurements for the CUDA rules were made."""
+"""The versions that the measurements for the CUDA rules were made with."""
 
 import pytest
 import torch

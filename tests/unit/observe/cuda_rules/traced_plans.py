@@ -20,7 +20,7 @@ from legroom.observe.cuda_rules.rules import MEASURED_RELEASE, CudaRules
 
 
 class OpLog(TorchDispatchMode):
-    """The operations that ran, in order, and their memory plans."""
+    """Records the operations that run, in order, and their memory plans."""
 
     def __init__(self, rules: CudaRules) -> None:
         super().__init__()
@@ -46,7 +46,8 @@ class OpLog(TorchDispatchMode):
 
 @contextlib.contextmanager
 def traced(gpu: str = "h200", **options: Any) -> Iterator[OpLog]:
-    """Within the block tensors are fake and treated as CUDA tensors, with the kernels of the measured release."""
+    """Record operations in the block. All tensors are fake and are treated as CUDA tensors of the measured torch
+    release."""
     rules = CudaRules(find_gpu(gpu), **{"release": MEASURED_RELEASE, **options})
     log = OpLog(rules)
     with FakeTensorMode(), log, rules.installed(lambda tensor: isinstance(tensor, FakeTensor)):
@@ -62,7 +63,8 @@ def persistent_bytes(plan: MemoryPlan | None) -> dict[str, int]:
 
 
 def step_order(plan: MemoryPlan | None) -> list[Any]:
-    """Indices of results and names of scratch memory, in the order of the steps. `-name` frees."""
+    """Return the indices of results and the names of scratch memory, in the order of the steps. `-name` means that the
+    scratch memory is freed."""
     assert plan is not None
     return [
         step.index

@@ -1,4 +1,4 @@
-"""Operations run through the fastest function that dispatches to exactly that operation."""
+"""Each operation runs through the fastest function that dispatches to exactly that operation."""
 
 from typing import Any
 

@@ -34,7 +34,7 @@ class Recording:
         self.recorder = Recorder(self.events.append, [self.memory], host_only=True)
 
     def categories(self) -> dict[int, Category]:
-        """Allocation id → final category."""
+        """Return the final category of each allocation ID."""
         categories = {alloc.id: alloc.category for alloc in self.allocs()}
         return categories | {event.id: event.category for event in self.events if isinstance(event, Tag)}
 
@@ -51,7 +51,7 @@ def recording() -> Iterator[Recording]:
 
 
 def line_of(function: Callable[..., Any], text: str) -> int:
-    """The line number of the first source line of `function` that contains `text`."""
+    """Return the number of the first line of `function` that contains `text`."""
     lines, start = inspect.getsourcelines(function)
     return next(start + offset for offset, line in enumerate(lines) if text in line)
 
@@ -365,7 +365,7 @@ def test_progress_is_unknown_if_modules_are_called_repeatedly() -> None:
 
 
 def test_operations_that_are_decomposed_have_a_kernel_for_it() -> None:
-    """Without one, running an operation as composite crashes the process."""
+    """Without such a kernel, running the operation as a composite crashes the process."""
     composite = []
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)

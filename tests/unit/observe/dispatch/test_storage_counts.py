@@ -1,4 +1,4 @@
-"""Reference counts of storages, and memory whose weak reference ends early."""
+"""Reference counts of storages, and memory that outlives the weak reference to its storage."""
 
 import gc
 from typing import Any

@@ -1,4 +1,4 @@
-"""`hide_real_gpus` has torch count the GPUs while none is visible."""
+"""Inside `hide_real_gpus`, torch counts its GPUs while none is visible."""
 
 import os
 

@@ -13,7 +13,7 @@ from legroom.predict.tracing.virtual_trace import make_device
 pytestmark = pytest.mark.slow
 
 ROWS = 1 << 14
-"""64 MiB of float32 with 1024 columns."""
+"""The number of rows for which a float32 tensor with 1024 columns has 64 MiB."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Cached results of an operation equal those of fake mode."""
+"""Cached results of an operation equal the results of `FakeTensorMode`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ aten: Any = torch.ops.aten
 
 
 class CountingCache:
-    """A shape cache over a fake mode that counts the calls of the mode."""
+    """A shape cache that counts the calls of its fake mode."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -29,7 +29,8 @@ class CountingCache:
             return torch.empty(*shape, dtype=dtype)
 
     def twice(self, func: Any, make: Callable[[], tuple[Any, ...]], **kwargs: Any) -> tuple[Any, Any, Any]:
-        """The result of a second call, its arguments, and the result of fake mode for the same arguments."""
+        """Call the cache twice. Return the second result, its arguments, and the result of fake mode for these
+        arguments."""
         self.cache.run(func, make(), kwargs)
         args = make()
         calls = self.calls

@@ -1,4 +1,5 @@
-"""Tensors saved by a graph are read without side effects, also on a torch that only exposes them by unpacking."""
+"""Tensors saved by a graph are read without side effects, even in torch versions that only expose them by
+unpacking."""
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from legroom.observe.holders import autograd_graph
 
 @pytest.fixture
 def older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch without `SavedTensor.data`."""
+    """Simulate a torch version without `SavedTensor.data`."""
     monkeypatch.setattr(autograd_graph, "can_read_saved", lambda: False)
     monkeypatch.setattr(autograd_graph, "_data_of", lambda saved: None)
 

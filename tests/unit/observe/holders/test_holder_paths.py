@@ -36,7 +36,7 @@ class Slotted:
 
 
 def path_to(find: Any, *, min_length: int = 0) -> HolderPath:
-    """The path to the object that `find()` returns, which no other variable references."""
+    """Return the path to the object that `find()` returns. No variable of this function references the object."""
     return find_path(find(), Variables(sys._getframe(1)), min_length=min_length)
 
 

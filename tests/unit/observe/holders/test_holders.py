@@ -1,4 +1,4 @@
-"""Which variables, graphs and running calls retain device memory at one moment."""
+"""The variables, graphs and running calls that retain device memory at a point in time."""
 
 import sys
 from typing import Any
@@ -24,7 +24,7 @@ reads_graphs = pytest.mark.skipif(not autograd_graph.can_read_saved(), reason="r
 
 
 def held_at_failure(events: list[Event]) -> tuple[dict[str, Holder], float]:
-    """The holders by path, and the fraction of live memory that they explain."""
+    """Return the holders by path, and the fraction of live memory that they account for."""
     reached = next(event.bytes for event in events if isinstance(event, HolderCoverage))
     alive = sum(each.block_bytes for each in Ledger(events).at_oom().live)
     return {event.path: event for event in events if isinstance(event, Holder)}, reached / alive
@@ -101,7 +101,7 @@ def test_a_guard_is_a_holder_only_if_no_other_variable_retains_the_model() -> No
 
 
 def test_legroom_objects_that_only_observe_are_never_holders() -> None:
-    """A script may store the virtual GPU in a variable."""
+    """The virtual GPU is such an object. A script may store it in a variable."""
     events: list[Event] = []
 
     def forward() -> None:

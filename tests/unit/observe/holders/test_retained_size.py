@@ -16,7 +16,8 @@ from legroom.observe.holders.retained_size import RetainedStorages
 
 
 def measure(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Every tensor of at least four elements counts as a device tensor."""
+    """Return the storage and the size of a tensor. Only tensors with at least four elements count as device
+    tensors."""
     return (tensor.untyped_storage()._cdata, tensor.nbytes) if tensor.numel() >= 4 else None
 
 
@@ -25,7 +26,7 @@ def retained_bytes(value: Any) -> int:
 
 
 class Trainer:
-    """CPython stores its attributes inline until `__dict__` is read."""
+    """An object whose attributes CPython stores inline until `__dict__` is read."""
 
     def __init__(self) -> None:
         self.model = nn.Linear(4, 4, bias=False)

@@ -12,14 +12,14 @@ from legroom.observe.leaks import detector, suspects
 
 @pytest.fixture(autouse=True)
 def small_heap() -> None:
-    """Hides the objects that exist before the test, so that scans are fast."""
+    """Exclude objects that exist before the test from scans, so that scans are fast."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the detector finds in a test does not depend on the speed of the machine."""
+    """Raise the time limits of the detector, so that its results do not depend on the speed of the machine."""
     monkeypatch.setattr(detector, "MAX_SCAN_FRACTION", 60.0)
     monkeypatch.setattr(detector, "MAX_STEADY_SECONDS", 60.0)
     monkeypatch.setattr(suspects, "MAX_SEARCH_SECONDS", 60.0)
@@ -28,7 +28,7 @@ def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_earlier_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides optimizers that other tests of this process left alive."""
+    """Hide optimizers that other tests in this process left alive."""
     find = training.live_optimizers
     before = [weakref.ref(optimizer) for optimizer in find()]
 

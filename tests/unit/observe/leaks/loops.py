@@ -18,8 +18,8 @@ def leaks_of(
     allocated: Callable[[], int] | None = None,
     on_device: Callable[[torch.Tensor], bool] | None = None,
 ) -> list[DetectedLeak]:
-    """The leaks found in a loop that calls `body(step, loss, output)` after each optimizer step. `allocated`: the device bytes.
-    `on_device`: which tensors count as device memory."""
+    """Return the leaks found in a loop that calls `body(step, loss, output)` after each optimizer step. `allocated`
+    returns the allocated device bytes. `on_device` returns whether a tensor counts as device memory."""
     found: dict[tuple[object, ...], DetectedLeak] = {}
     detector = LeakDetector(
         lambda leak: found.setdefault(leak.identity, leak) and None,

@@ -1,4 +1,4 @@
-"""Kinds of holders: replay memories, queues of the standard library, optimizers, reference cycles, numbers on the host."""
+"""Kinds of holders: replay memories, queues, optimizers, reference cycles, and numbers on the host."""
 
 import contextvars
 import gc

@@ -1,4 +1,4 @@
-"""Loops that only call a model under no_grad: results that stay on the device, and sequences that end by themselves."""
+"""Loops that only call a model under no_grad: results that stay on the device, and sequences of limited length."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def _leaks_of(loop: Callable[[nn.Module], None], *, on_device: bool = True) -> list[DetectedLeak]:
-    """The leaks of `loop(model)`, in which all tensors count as device tensors."""
+    """Return the leaks of `loop(model)`. All tensors count as device tensors if `on_device`."""
     found: dict[tuple[object, ...], DetectedLeak] = {}
     detector = LeakDetector(
         lambda leak: found.setdefault(leak.identity, leak) and None,

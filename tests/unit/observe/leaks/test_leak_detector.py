@@ -188,7 +188,7 @@ def test_without_a_window_an_iteration_only_reads_counters() -> None:
 
 
 def test_an_attribute_is_found_from_a_comprehension_in_a_method() -> None:
-    """In the comprehension `self` is a closure variable, but it does not belong to a call that ends."""
+    """In the comprehension, `self` is a closure variable, but the variable does not belong to a call that ends."""
 
     class Server:
         def __init__(self) -> None:
@@ -219,7 +219,7 @@ def test_an_attribute_is_found_from_a_comprehension_in_a_method() -> None:
 
 
 def _leaks_of_search(trials: int) -> set[str]:
-    """The variables reported in a search that keeps the model of every trial."""
+    """Return the variables reported for a search that keeps the model of every trial."""
     leaks: list[Any] = []
     detector = LeakDetector(leaks.append, fraction=1e6)
     detector.attach()

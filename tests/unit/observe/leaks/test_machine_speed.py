@@ -15,15 +15,15 @@ from legroom.observe.leaks import sampling_budget
 from legroom.observe.leaks.detector import LeakDetector
 
 SPEEDS = (100.0, 0.0001)
-"""The seconds per iteration of a slow and of a fast machine."""
+"""The seconds per iteration on a slow and on a fast machine."""
 SECONDS_PER_MEASUREMENT = 0.5
 """The CPU time of each sample and each scan, as measured by the simulated clock."""
 ITERATIONS = 340
-"""The first `FREE_ITERATIONS` are always sampled."""
+"""The number of iterations. Only the first `FREE_ITERATIONS` are always sampled."""
 
 
 class _Loop:
-    """A method per loop body. Each body stores tensors in its own list."""
+    """Has one method for each loop body. Each body stores tensors in its own list."""
 
     def __init__(self) -> None:
         self.outputs: list[Any] = []
@@ -92,7 +92,7 @@ def test_a_healthy_loop_has_no_leak_at_any_speed(
 
 
 def _leaks_of(body: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[DetectedLeak]:
-    """The leaks of a loop whose iterations take `seconds` each."""
+    """Return the leaks of a loop whose iterations take `seconds` each."""
     now, used = [0.0], (tick * SECONDS_PER_MEASUREMENT for tick in count())
     clock = SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: next(used))
     for module in (detector_module, sampling_budget):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def _leaks_of_manual_updates(*, grad: bool, iterations: int = 16) -> list[DetectedLeak]:
-    """The leaks of a loop without an optimizer and a loader that stores its losses."""
+    """Return the leaks of a loop that stores its losses and has neither an optimizer nor a loader."""
     found: dict[tuple[object, ...], DetectedLeak] = {}
     detector = LeakDetector(lambda leak: found.setdefault(leak.identity, leak) and None, fraction=1.0)
     weight, losses = torch.randn(4, 2, requires_grad=True), []

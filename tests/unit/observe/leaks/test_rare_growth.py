@@ -115,7 +115,7 @@ def test_a_list_of_the_last_few_snapshots_is_not_a_leak() -> None:
 
 
 def _items(count: int, allocated: Callable[[], int], found: list[DetectedLeak]) -> Iterator[int]:
-    """Yields numbers as `legroom.watch` does. `allocated` returns the bytes that the allocator of the GPU reports."""
+    """Yield numbers as `legroom.watch` would. `allocated` returns the bytes that the GPU allocator reports."""
     detector = LeakDetector(found.append, allocated=allocated, on_device=lambda tensor: True, fraction=1e6)
     detector.attach()
     try:

@@ -1,4 +1,4 @@
-"""Loops without a model, optimizer or loader are watched by the lines that allocate memory."""
+"""Iterations of loops without a model, optimizer or loader are recognized by the lines that allocate memory."""
 
 import os
 import textwrap

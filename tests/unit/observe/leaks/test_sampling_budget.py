@@ -1,4 +1,4 @@
-"""Sampling stays within its budget, samples again at once if something may grow, and predicts the next sample."""
+"""Sampling stays within its budget, repeats a sample at once if memory may grow, and predicts the next sample."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,7 +13,8 @@ from legroom.observe.leaks.sampling_budget import (
 
 
 def sampled(budget: SamplingBudget, *, seconds: float, cost: float, iterations: int) -> list[int]:
-    """Which of the iterations of `seconds` each are sampled, at `cost` each."""
+    """Return the numbers of the sampled iterations. Each iteration takes `seconds`, and each sample costs `cost`
+    seconds."""
     now, found = 100.0, []
     for number in range(iterations):
         now += seconds

@@ -1,4 +1,5 @@
-"""A symptom that opened many windows without a finding opens another only while scans use little of the run time."""
+"""A symptom that opened many windows without a finding opens another window only if scans use a small fraction of the
+run time."""
 
 import time
 
@@ -9,7 +10,8 @@ from legroom.observe.leaks.detector import MAX_DELAY_EXPONENT, MAX_SCAN_FRACTION
 
 @pytest.fixture(autouse=True)
 def enough_time() -> None:
-    """The other tests have no limit. These tests have the limit of a user's run."""
+    """Keep the default limit, as in a user's run. The fixture of the same name in conftest.py removes the limit for
+    all other tests."""
 
 
 def detector(*, windows: int, scan_seconds: float, run_seconds: float) -> tuple[LeakDetector, float]:

@@ -1,4 +1,4 @@
-"""All leaks of a loop are reported, each with its own figures."""
+"""All leaks of a loop are reported, each with its own sizes."""
 
 from typing import Any
 

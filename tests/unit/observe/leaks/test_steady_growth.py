@@ -1,4 +1,4 @@
-"""Leaks that are certain only at the end of the run, and growth that ends by itself."""
+"""Leaks that are certain only at the end of the run, and growth that stops."""
 
 import dataclasses
 import gc
@@ -18,7 +18,7 @@ from legroom.observe.leaks.detector import LeakDetector
 
 
 class _Buffer:
-    """Is emptied only when the run fails."""
+    """A buffer that is emptied only when the run fails."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -102,7 +102,8 @@ def _add(session: list[Any], value: Any) -> None:
 
 
 def _watched(body: Any, kept: Any, *, iterations: int) -> list[DetectedLeak]:
-    """The newest report of each leak of a loop whose device memory is proportional to the length of `kept`."""
+    """Return the latest report of each leak of a loop. The device memory of the loop is proportional to the length of
+    `kept`."""
     found: dict[tuple[object, ...], DetectedLeak] = {}
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

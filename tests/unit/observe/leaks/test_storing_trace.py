@@ -1,4 +1,4 @@
-"""If the source does not show which line stores, two iterations are traced."""
+"""Two iterations are traced if the source does not show which line stores the tensors."""
 
 import sys
 import threading

@@ -16,7 +16,8 @@ Step = Callable[[int, Kept], None]
 
 
 def _history(step: Step, scans: tuple[int, ...] = _SCANS) -> SurvivorHistory:
-    """The history of a loop that calls `step(iteration, kept)` with a list of the tensors that it retains."""
+    """Return the history of a loop that calls `step(iteration, kept)`, where `kept` is the list of retained
+    tensors."""
     history, tracker, kept = SurvivorHistory(), StorageTracker(), Kept()
     for iteration in range(scans[-1] + 1):
         step(iteration, kept)

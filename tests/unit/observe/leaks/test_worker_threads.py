@@ -19,7 +19,7 @@ CALLS = 60
 
 @pytest.fixture(autouse=True)
 def no_earlier_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests may have trained on the main thread, which prevents scans on other threads."""
+    """Forget earlier training on the main thread, which prevents scans on other threads."""
     monkeypatch.setattr(training_threads, "_registered", [])
 
 

@@ -1,4 +1,4 @@
-"""A setting of the batch size: how the script is started with another value, and what the user is advised to change."""
+"""A setting of the batch size: how to start the script with another value, and the advice to the user."""
 
 import pytest
 

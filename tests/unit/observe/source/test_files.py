@@ -1,4 +1,4 @@
-"""Questions about the user's source files as a whole."""
+"""Properties of the user's source files as a whole."""
 
 from pathlib import Path
 

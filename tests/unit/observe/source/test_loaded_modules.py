@@ -1,4 +1,4 @@
-"""The user's modules are known at every moment, although they are not always read again."""
+"""The list of the user's modules is always up to date, although it is not always computed again."""
 
 import sys
 from pathlib import Path

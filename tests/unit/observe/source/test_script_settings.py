@@ -1,4 +1,4 @@
-"""The candidates for the setting of a script's batch size, by where the script has it."""
+"""The candidates for the batch size setting of a script: options, variables and lines in files."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from legroom.observe.source.script_settings import ScriptSettings
 
 @pytest.fixture
 def no_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sources of the tests themselves contain batch sizes."""
+    """Ignore source files, because the tests themselves contain batch sizes."""
     monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter(()))
 
 

@@ -1,4 +1,4 @@
-"""How source code uses a name: what stores into it, and what limits or empties it."""
+"""How source code uses a name: statements that store values in it, and statements that limit or empty it."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""The folder of the helper modules of these tests."""
+"""Makes pytest add this folder to `sys.path`, so that tests can import its helper modules."""

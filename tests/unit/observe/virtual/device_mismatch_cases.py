@@ -1,8 +1,8 @@
-"""Calls that mix host and device tensors, and whether each succeeds or is rejected on CUDA.
+"""A table of calls that mix host and device tensors, and whether CUDA accepts or rejects each call.
 
     python device_mismatch_cases.py     # on a machine with a GPU: compares the table with CUDA
 
-The virtual GPU is tested against it by test_virtual_device_mismatch. Cases named "two ..." need two devices.
+test_virtual_device_mismatch compares the table with the virtual GPU. Cases named "two ..." need two devices.
 """
 
 import warnings
@@ -48,7 +48,7 @@ def setitem(tensor: torch.Tensor, key: Any, value: torch.Tensor) -> None:
 
 
 def trained(optimizer: Callable[[Any], torch.optim.Optimizer], *on_host: nn.Module) -> None:
-    """Train a model on the device and others on the host for one step."""
+    """Train one model on the device and other models on the host for one step."""
     model = nn.Linear(2, 2).cuda()
     loss = model(c(1, 2)).sum().cpu() + sum(module(h(1, 2)).sum() for module in on_host)
     loss.backward()
@@ -58,7 +58,7 @@ def trained(optimizer: Callable[[Any], torch.optim.Optimizer], *on_host: nn.Modu
 
 
 def outcome(case: Case) -> str:
-    """The outcome on the current `cuda` device, real or virtual."""
+    """Return the outcome on the current `cuda` device, which may be real or virtual."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -61,7 +61,7 @@ MODES = (contextlib.nullcontext, torch.no_grad, torch.inference_mode)
 
 @pytest.fixture(params=["data", "no data"])
 def layer(request: pytest.FixtureRequest) -> Iterator[Callable[[], torch.Tensor]]:
-    """A function that returns a 0-dimensional tensor that depends on the model."""
+    """Yield a function that returns a 0-dimensional tensor computed by the model."""
     fake = FakeTensors() if request.param == "no data" else None
     with VirtualGPU("1GiB", fake_tensors=fake, bounded=fake is None):
         model = torch.nn.Linear(1, 1, bias=False).cuda()

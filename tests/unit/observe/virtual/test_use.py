@@ -1,4 +1,4 @@
-"""`legroom.use`, and what runs while a virtual GPU is active."""
+"""`legroom.use`, and other functions of Legroom while a virtual GPU is active."""
 
 from collections.abc import Iterator
 

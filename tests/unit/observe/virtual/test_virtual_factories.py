@@ -1,4 +1,4 @@
-"""A factory that names the virtual device skips the dispatch mode, with the same events as with it."""
+"""A factory function with a virtual device skips the dispatch mode and has the same events as with the mode."""
 
 from typing import Any
 
@@ -12,7 +12,8 @@ from legroom.observe.virtual.gpu import VirtualGPU
 
 
 def program() -> torch.nn.Module:
-    """Factories outside and inside a module, in and out of gradient mode, and some that are freed at once."""
+    """Call factories outside and inside a module, with and without gradients. Some of the tensors are freed at
+    once."""
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -34,7 +35,7 @@ def program() -> torch.nn.Module:
 
 
 def allocations_of_the_program() -> list[Alloc | Free]:
-    """The allocations with their final categories and the frees of the program, without their times."""
+    """Return the allocations, with their final categories, and the frees of the program, without times."""
     events: list[Event] = []
     with VirtualGPU("1GiB", sink=events.append):
         program()

@@ -1,4 +1,4 @@
-"""A program written for CUDA on a machine without it: devices of tensors, out-of-memory errors, results."""
+"""Programs for CUDA on a machine without a GPU: tensor devices, out-of-memory errors, results."""
 
 import copy
 import gc
@@ -272,7 +272,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Net(nn.Module):
-    """Convolution, normalization, attention, dropout, recurrence and checkpointing."""
+    """A model with convolution, normalization, attention, dropout, recurrence and checkpointing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hooks for saved tensors on a virtual GPU: tensors are on the device that the hook names."""
+"""Saved-tensor hooks on a virtual GPU: tensors are on the device that the hook specifies."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""An operation whose results cannot fit fails before it is computed, so the host's memory is safe."""
+"""An operation whose results cannot fit fails before it is computed, so that it does not exhaust host memory."""
 
 import resource
 from collections.abc import Callable

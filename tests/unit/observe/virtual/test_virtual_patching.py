@@ -24,7 +24,8 @@ CLASSES = (
 
 
 def everything_of_torch() -> dict[tuple[str, str], Any]:
-    """Every attribute of every module of torch, of the classes above and of the modules inside property modules."""
+    """Return every attribute of all torch modules, of the classes above, and of modules wrapped in property
+    modules."""
     owners: list[Any] = [module for name, module in sys.modules.items() if name.split(".")[0] == "torch"]
     owners += [vars(owner)["m"] for owner in owners if isinstance(vars(owner).get("m"), ModuleType)]
     owners += CLASSES

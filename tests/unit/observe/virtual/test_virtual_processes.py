@@ -1,4 +1,4 @@
-"""Other processes of the program have its virtual GPUs, and tensors that are sent to them stay on their device."""
+"""Child processes have the virtual GPUs of the program, and tensors that are sent to them stay on their device."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A rank that is traced alone: the world has its full size, without other ranks."""
+"""A rank that is traced alone: the world size is that of the whole run, but no other ranks exist."""
 
 import inspect
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def test_gathered_objects_of_other_ranks_are_those_of_this_rank() -> None:
 def test_legroom_parallel_splits_the_batch_as_with_all_ranks(
     rank: str, strategy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The second GPU has half the memory of the first one, so its rank gets a third of the samples."""
+    """The second GPU has half the memory of the first GPU, so its rank gets a third of the samples."""
     world = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
     for name, value in {VARIABLE: str(tmp_path), "MASTER_ADDR": "?", "MASTER_PORT": "1", **world}.items():
         monkeypatch.setenv(name, value)

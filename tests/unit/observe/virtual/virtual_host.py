@@ -17,7 +17,7 @@ from legroom.observe.virtual.torch_api.cuda_api import patches
 
 
 class FakeHost:
-    """A `VirtualHost` without modes: a tensor is on a device once a test has put it there."""
+    """A `VirtualHost` without dispatch modes. A tensor is on a device only if a test puts it there."""
 
     def __init__(self, *capacities: int, context_bytes: int = 0) -> None:
         self.devices = [
@@ -45,7 +45,7 @@ class FakeHost:
         return self.device_of_storage.get(storage._cdata)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Sizes are not tracked here."""
+        """Do nothing, because sizes are not tracked."""
 
     def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
         allocator, key, devices = self.devices[index].allocator, storage._cdata, self.device_of_storage

@@ -1,4 +1,4 @@
-"""A script in the sandbox reads back what it wrote, and the user's files stay as they were."""
+"""A script in the sandbox reads the files that it wrote, and the user's files do not change."""
 
 import json
 import os
@@ -38,7 +38,7 @@ for name, project, program, enforce in json.load(sys.stdin):
 
 
 def make_project(folder: Path) -> Path:
-    """A folder of the user, with files of several kinds."""
+    """Create a project folder with files of several kinds."""
     (folder / "runs" / "old").mkdir(parents=True)
     (folder / "log.csv").write_text("step,loss\n")
     (folder / "best.pt").write_bytes(b"weights" * 100)
@@ -50,7 +50,7 @@ def make_project(folder: Path) -> Path:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[str, int]]:
-    """Every path below `folder` with its content (or link) and its time of change."""
+    """Return the content (or link target) and the modification time of every path below `folder`."""
     found = {}
     for path in sorted(folder.rglob("*")):
         state = path.lstat()
@@ -216,7 +216,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """What a program printed in the sandbox. The first call runs them all, each in a fork with a project of its own."""
+    """Return the output of a program in the sandbox. All programs run first, each in a fork with its own project."""
     folder = tmp_path_factory.mktemp("sandbox")
     projects = {name: make_project(folder / str(number)) for number, name in enumerate(PROGRAMS)}
     before = {name: snapshot(project) for name, project in projects.items()}

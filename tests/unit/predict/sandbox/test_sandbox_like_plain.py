@@ -1,4 +1,5 @@
-"""Random file operations give the same results in the sandbox as outside of it, and change no file there."""
+"""Random file operations have the same results inside and outside the sandbox. Inside, they change no files of the
+user."""
 
 import json
 import subprocess

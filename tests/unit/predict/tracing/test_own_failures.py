@@ -1,4 +1,4 @@
-"""Whether a failure of a traced script is one that `python` shows too."""
+"""The distinction between errors of the script, which also occur under `python`, and errors caused by tracing."""
 
 import pytest
 

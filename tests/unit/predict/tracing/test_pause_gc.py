@@ -1,4 +1,4 @@
-"""The garbage collector is paused inside imports, and nowhere else."""
+"""The garbage collector is paused only during imports."""
 
 import gc
 import sys
@@ -18,7 +18,7 @@ def thawed() -> Iterator[None]:
 
 @pytest.fixture
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that records whether the collector is enabled during its import, and creates many objects."""
+    """Create a module that records whether the collector is enabled during its import, and creates many objects."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "recording", raising=False)
     (tmp_path / "recording.py").write_text(

@@ -1,4 +1,4 @@
-"""A trace contains the first rank that a script spawns, and the report names processes that it does not contain."""
+"""A trace contains the first rank that a script spawns. The report lists processes that the trace does not contain."""
 
 import multiprocessing
 import multiprocessing.process

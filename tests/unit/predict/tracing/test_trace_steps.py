@@ -24,7 +24,7 @@ H200 = find_gpu("h200")
 
 @pytest.fixture
 def join_group() -> Iterator[Callable[[], None]]:
-    """Joins a process group of one rank on request, and leaves it at the end."""
+    """Yield a function that joins a process group of one rank. The group is destroyed after the test."""
 
     def join() -> None:
         torch.distributed.init_process_group(

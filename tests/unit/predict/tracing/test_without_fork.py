@@ -132,7 +132,7 @@ def test_forking_is_switched_off_by_a_variable(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_time_limit_without_interval_timers_stops_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows, which has no interval timers."""
+    """Windows has no interval timers."""
     import signal
 
     class ReachedError(Exception):

@@ -1,4 +1,4 @@
-"""A server and its workers: started, sent requests, killed."""
+"""A server and its workers: starting, requests, and killing."""
 
 import contextlib
 import os
@@ -167,7 +167,7 @@ def test_killing_a_worker_kills_the_processes_that_it_started(start: Start) -> N
 
 
 def _is_dead(pid: int) -> bool:
-    """Whether a killed process is dead within ten seconds."""
+    """Wait up to ten seconds, and return whether a killed process is dead."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for _ in range(1000):
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

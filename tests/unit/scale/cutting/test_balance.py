@@ -1,4 +1,4 @@
-"""The most even cut, from costs per position and from predicted stages."""
+"""The most balanced cut of a model, from costs per position and from predicted stages."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,5 @@
-"""A forward pass in stages equals that of the whole model at any cut; models that cannot be split are rejected with the reason."""
+"""A forward pass in stages equals that of the whole model for any cut. Models that cannot be split are rejected with
+the reason."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Branching(nn.Module):
-    """A skip connection, an in-place operation, a mask, a second input, and a shared weight."""
+    """A model with a skip connection, an in-place operation, a mask, a second input and a shared weight."""
 
     def __init__(self) -> None:
         super().__init__()

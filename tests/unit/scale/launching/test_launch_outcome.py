@@ -1,4 +1,4 @@
-"""Which of several failed ranks is the cause."""
+"""The choice of the rank that caused a failure, among several failed ranks."""
 
 import signal
 import socket

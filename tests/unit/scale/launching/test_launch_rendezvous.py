@@ -1,4 +1,5 @@
-"""The rendezvous of `legroom launch`. A port that another program uses is reported before a node waits at it."""
+"""The rendezvous of `legroom launch`. A port that another program uses is reported before a node waits for others
+there."""
 
 import socket
 

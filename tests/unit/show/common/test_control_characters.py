@@ -1,4 +1,4 @@
-"""Text from users, files and captures reaches the terminal without control characters."""
+"""Text from users, files and captures is printed without control characters."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def assert_clean(text: str) -> None:
 
 
 def poisoned(value: Any) -> Any:
-    """Return the value with control characters in every string except codes and members of enumerations."""
+    """Return the value with control characters in every string, except in codes and enumeration members."""
     if type(value) is str:
         return value if re.fullmatch(r"LG\d+|virtual|", value) else f"{value}{HOSTILE}"
     if is_dataclass(value) and not isinstance(value, type):

@@ -20,7 +20,7 @@ SOURCES = Path(legroom.__file__).parent
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Sets the variables that choose the language. All others are unset."""
+    """Sets the environment variables that select the language. Variables that are not passed are unset."""
 
     def set_variables(**values):
         for name in ("LEGROOM_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
@@ -99,7 +99,7 @@ def test_code_and_commands_are_not_translated():
 
 
 def literals(node: ast.AST) -> list[str]:
-    """The texts between the placeholders of a string."""
+    """Return the texts between the placeholders of a string literal or f-string."""
     if isinstance(node, ast.Constant):
         return [node.value] if isinstance(node.value, str) else []
     if isinstance(node, ast.JoinedStr):
@@ -109,7 +109,7 @@ def literals(node: ast.AST) -> list[str]:
 
 @cache
 def code_texts() -> tuple[str, frozenset[str]]:
-    """All texts of the packages that make reports and explanations: one string, and each text."""
+    """Return all texts of the packages that create reports and explanations, as one string and as a set."""
     files = [*SOURCES.glob("diagnose/*/*.py"), *SOURCES.glob("show/*/*.py"), *SOURCES.glob("memory/*.py")]
     files += [*SOURCES.glob("observe/source/*.py")]
     texts = {
@@ -123,13 +123,14 @@ def code_texts() -> tuple[str, frozenset[str]]:
 
 
 def placeholder_texts(node: ast.AST) -> list[str]:
-    """The texts between the placeholders of a template for `str.format`."""
+    """Return the texts between the placeholders of a `str.format` template."""
     is_template = isinstance(node, ast.Constant) and isinstance(node.value, str) and "{" in node.value
     return PLACEHOLDER.sub("\0", node.value).split("\0") if is_template else []
 
 
 def is_in_code(text: str) -> bool:
-    """Whether a text is part of a text in the code, or is joined from the end of a text and other texts."""
+    """Return whether a text is part of a text in the code, or a concatenation of the end of one text and further
+    texts."""
     joined, _ = code_texts()
     return text in joined or any(
         f"{text[:end]}\0" in f"{joined}\0" and continues(text[end:]) for end in range(1, len(text))
@@ -137,7 +138,7 @@ def is_in_code(text: str) -> bool:
 
 
 def continues(text: str) -> bool:
-    """Whether a text is the start of a text in the code, or is joined from whole texts and such a start."""
+    """Return whether a text is the start of a text in the code, or a concatenation of whole texts and such a start."""
     joined, texts = code_texts()
     return f"\0{text}" in f"\0{joined}" or any(
         text[:end] in texts and continues(text[end:]) for end in range(1, len(text))

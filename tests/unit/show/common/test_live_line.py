@@ -60,14 +60,15 @@ class Terminal:
 
 @pytest.fixture(autouse=True)
 def no_automatic_repaint(monkeypatch):
-    """Repaint only on request."""
+    """Disable automatic repainting."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(LiveLine, "REPAINT_SECONDS", 1000)
 
 
 @contextmanager
 def on_terminal() -> Iterator[tuple[Terminal, LiveLine]]:
-    """Replace sys.stdout and sys.stderr by a terminal with a live line (pytest swaps them between phases)."""
+    """Replace sys.stdout and sys.stderr with a terminal that has a live line. This is not a fixture, because pytest
+    replaces both streams between setup and call."""
     terminal, saved = Terminal(), (sys.stdout, sys.stderr)
     sys.stdout = sys.stderr = terminal.stream
     live = LiveLine(StatusValues)

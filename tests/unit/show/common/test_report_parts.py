@@ -89,7 +89,7 @@ def test_steps_that_were_dropped_from_a_long_run_are_counted():
 
 
 def test_periodic_thread_is_not_a_thread_of_the_script():
-    """Hooks on `Thread.run` that follow the threads of a script do not include it."""
+    """Hooks on `Thread.run`, which follow the threads of a script, must not apply to this thread."""
     assert PeriodicThread.run is not threading.Thread.run
 
 

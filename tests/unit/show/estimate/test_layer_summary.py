@@ -104,7 +104,7 @@ def test_the_table_fits_80_columns_and_a_notebook_gets_html() -> None:
 
 
 class Run(nn.Module):
-    """A model whose forward pass is the given function."""
+    """A model whose forward pass is `function`."""
 
     def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def test_start_message_describes_the_ranks(options, text):
 
 
 def screen_lines(end: LaunchResult, report: RunReport | None = None) -> int:
-    """The number of lines at 80 columns, without the traceback."""
+    """Return the number of lines on a terminal with 80 columns, without the traceback."""
     text = render_to_string(render_launch_end(end, plan(), FOLDER, report))
     return sum(max(1, -(-len(line) // 80)) for line in text.splitlines())
 

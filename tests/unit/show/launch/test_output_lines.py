@@ -9,7 +9,7 @@ from legroom.show.launch.output_lines import RankLines
 
 
 def shown(tmp_path: Path, **files: str) -> tuple[str, str]:
-    """The text on both streams after rank 3 has written `files`."""
+    """Return the text on stdout and stderr after rank 3 has written `files`."""
     names = LaunchFolder(tmp_path).files(3)
     for name, text in files.items():
         with getattr(names, name).open("w", newline="") as file:

@@ -27,7 +27,8 @@ Script = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
 
 
 def play(script: Script, *, size: tuple[int, int] = (80, 24), app: MonitorApp | None = None) -> None:
-    """Run the script in a monitor that has read the machine once. It reads again when `app._read` is called."""
+    """Run the script in a monitor that has read the machine once. The monitor reads again only when `app._read` is
+    called."""
 
     async def run() -> None:
         shown = app or MonitorApp(sampler(), interval=3600)

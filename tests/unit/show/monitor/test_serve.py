@@ -1,4 +1,4 @@
-"""The monitor in a browser: loopback only, a token, read-only, and no way for a process name to add HTML."""
+"""The web server of the monitor: loopback only, a token, read-only, and no HTML injection through process names."""
 
 import http.client
 import json

@@ -1,4 +1,5 @@
-"""The text and JSON of one moment: joined, escaped, and complete at every width."""
+"""Snapshots of the monitor as text and JSON: runs matched to processes, escaped text, and complete output at every
+width."""
 
 import json
 import os

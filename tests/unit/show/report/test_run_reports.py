@@ -24,7 +24,7 @@ CODE = {
 
 
 def check_snapshots(name: str, report: RunReport) -> None:
-    """Compare the report on one screen and the complete report with the snapshots."""
+    """Compare the short report and the complete report with their snapshots."""
     check_snapshot(name, render_short_report(report))
     check_snapshot(f"{name}_verbose", render_report(report))
 
@@ -39,7 +39,7 @@ def check_snapshot(name: str, part: RenderableType) -> None:
 
 @pytest.fixture
 def trained(make_run):
-    """Six steps of training, with free memory left."""
+    """A run of six training steps that leaves memory free."""
     run = make_run(arguments=["--batch-size", "256"])
     run.source(CODE)
     run.phase = Phase.OTHER

@@ -24,12 +24,12 @@ LONG = "x" * 600
 
 
 def screen_lines(text: str, width: int = WIDTH) -> int:
-    """The number of lines on a terminal."""
+    """Return the number of lines on a terminal, including wrapped lines."""
     return sum(max(1, -(-cell_len(line) // width)) for line in text.splitlines())
 
 
 def on_screen(report, warning="") -> str:
-    """The output of `legroom run`, without the traceback of the script."""
+    """Return the output of `legroom run`, without the traceback of the script."""
     gap = Text("") if report.failed_with_oom else None  # the traceback follows
     parts = ["", ShortReport(report, warning=warning, below=gap), *([gap] if gap is not None else [])]
     return render_to_string(*parts, ShortFooter(report, warning=warning))

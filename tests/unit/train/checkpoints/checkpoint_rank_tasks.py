@@ -22,11 +22,12 @@ from legroom.train.checkpoints import process_group
 from legroom.train.ranks import waiting
 
 WIDTH = 10
-"""Not a multiple of four: shards of four ranks have different sizes, and one is empty."""
+"""Not a multiple of four, so that the shards of four ranks have different sizes and one shard is empty."""
 
 
 def build(kind: str, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Build a `plain`, `ddp` or `fsdp` model, or `part`: this rank's half of a pipeline, with the names of the whole model."""
+    """Build a `plain`, `ddp` or `fsdp` model, or a `part`, which is this rank's half of a pipeline with the parameter
+    names of the whole model."""
     torch.manual_seed(seed)
     whole = nn.Sequential(nn.Linear(4, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3))
     model: nn.Module = whole
@@ -112,7 +113,7 @@ def uninterrupted_and_resumed(folder: str, kind: str) -> tuple[dict[str, Any], d
 
 
 def fails_on_one_rank(folder: str, kind: str, failing: int) -> tuple[str, list[str]]:
-    """Simulate a full disk on one rank. Returns the error of each rank and the remaining files."""
+    """Simulate a full disk on one rank. Return the error of this rank and the remaining files."""
     _, _, checkpoints = tracked(folder, kind)
     checkpoints.save(1)
     original = os.pwrite
@@ -147,7 +148,7 @@ def resume_error(folder: str, kind: str) -> str:
 
 
 def used_samples(folder: str, batches: int | None) -> list[int]:
-    """Use `batches` of four samples and save, or use the rest of the epoch."""
+    """Use `batches` batches of four samples and save. If None, use the rest of the epoch."""
     data = TensorDataset(torch.arange(48))
     checkpoints = legroom.Checkpoints(folder)
     checkpoints.track(model=nn.Linear(1, 1))
@@ -193,7 +194,8 @@ def random_state_is_restored(folder: str) -> bool:
 
 
 def only_rank_zero_saves(folder: str, kind: str) -> Any:
-    """Save with `if rank == 0:`, train on, and then save on all ranks, of which rank 1 is later than rank 0 waits."""
+    """Save on rank 0 only, continue training, and then save on all ranks. Rank 1 arrives after rank 0 has stopped
+    waiting."""
     process_group.ARRIVAL_SECONDS = 0.5
     waiting._POLL_SECONDS = 0.1
     with waiting.waiting("a test"):
@@ -223,7 +225,7 @@ def only_rank_zero_saves(folder: str, kind: str) -> Any:
 
 
 def one_rank_does_not_save(folder: str) -> list[str]:
-    """Rank 0 waits for rank 1, which called `save` before and is elsewhere for a while."""
+    """Rank 1 calls `save` two seconds late, so that rank 0 waits. Return the messages."""
     waiting.REPORT_SECONDS, waiting._POLL_SECONDS = 0.5, 0.1
     _, _, checkpoints = tracked(folder, "ddp")
     checkpoints.save(1)

@@ -1,4 +1,5 @@
-"""A small training with all kinds of state and randomness: dropout, batch normalization, shuffling, a scheduler."""
+"""A small training run with all kinds of state and randomness: dropout, batch normalization, shuffling, a
+scheduler."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ EPOCHS = 3
 
 
 class Training:
-    """Three epochs of seven batches. Every instance is the same."""
+    """Trains for three epochs of seven batches. All instances start with equal values."""
 
     def __init__(
         self, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **loader: Any

@@ -71,7 +71,7 @@ def operations_of_a_save(tmp_path, monkeypatch):
 
 
 def test_a_kill_at_any_file_operation_leaves_a_complete_checkpoint(tmp_path, monkeypatch):
-    """Deterministic: the process is killed before the first, the second, ... file operation."""
+    """The process is killed before the first file operation, then before the second, and so on."""
     calls = operations_of_a_save(tmp_path, monkeypatch)
     assert {"mkdir", "pwrite", "fsync", "rename", "rmdir"} <= set(calls)
     found = []

@@ -34,7 +34,7 @@ DTYPES = [
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Split small files into many blocks, like large ones."""
+    """Split small files into many blocks, as for large files."""
     monkeypatch.setattr(checked_files, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(host_buffers, "BLOCK_BYTES", 1000)
 

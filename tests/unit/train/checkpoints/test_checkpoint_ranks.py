@@ -97,7 +97,8 @@ def test_metadata_that_references_code_is_rejected(tmp_path, two):
 
 
 def test_a_parallel_run_resumes_under_other_strategies(tmp_path, two):
-    """Compare a single process with the same run under changing strategies, resumed in the middle of its epoch."""
+    """Compare a run in a single process with the same run under changing strategies. Both are resumed in the middle of
+    an epoch."""
     single = [tasks.in_parallel(str(tmp_path / "single"), "auto", 1) for _ in range(5)]
     changing = [
         two.run(tasks.in_parallel, str(tmp_path / "changing"), strategy, 1)
@@ -121,7 +122,7 @@ def test_every_rank_restores_its_own_random_state(tmp_path, two):
 
 
 def combined(states: list[dict]) -> dict:
-    """Combine the states of all ranks, which are equal or parts of a whole."""
+    """Combine the states of all ranks, which are either equal or parts of the whole state."""
     return {name: value for state in states for name, value in state.items()}
 
 

@@ -1,4 +1,4 @@
-"""A resumed training is bit-for-bit identical to an uninterrupted one."""
+"""A resumed training run is bit-for-bit identical to an uninterrupted run."""
 
 import sys
 import types
@@ -265,7 +265,7 @@ def test_resume_returns_the_saved_step(tmp_path):
 
 
 class StatefulLoader(DataLoader):
-    """Like torchdata's StatefulDataLoader: a DataLoader with its own state."""
+    """A DataLoader with its own state, like torchdata's StatefulDataLoader."""
 
     position = 0
 

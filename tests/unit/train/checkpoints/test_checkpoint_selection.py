@@ -1,4 +1,4 @@
-"""Which checkpoints are resumed and kept, and the errors if one does not match."""
+"""The choice of checkpoints to resume and to keep, and the errors if a checkpoint does not match."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""If a single sample does not fit: spilling, checkpointing, lower precision, and the final error."""
+"""Fallbacks if a single sample does not fit: spilling, checkpointing, lower precision, and the final error."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Failed allocations throughout a guarded step. `bench/guard/fault_injection.py` fails every allocation."""
+"""Failed allocations throughout a guarded step. `bench/guard/fault_injection.py` injects a failure at every
+allocation."""
 
 import pytest
 from bench.guard.fault_injection import CASES, PHASES, inject

@@ -1,4 +1,4 @@
-"""An optimizer step that runs out of memory at any point has the same result as an undisturbed one."""
+"""An optimizer step that runs out of memory at any point has the same result as a step without failures."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ CASES = [("SGD", 1 << 20), ("AdamW", 1 << 20), ("AdamW", 0), ("Adam loop", 0), (
 
 
 def two_steps(make, *, max_copy_bytes, failed_step=0, fail=None):
-    """Return the state after two steps, the allocations of the failed one, and the number of retries."""
+    """Return the state after two steps, the number of allocations in the failed step, and the number of retries."""
     torch.manual_seed(0)
     with VirtualGPU("1GiB") as gpu:
         parameters = [nn.Parameter(torch.randn(size, 3, device="cuda")) for size in (2, 3)]

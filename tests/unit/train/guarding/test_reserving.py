@@ -14,7 +14,7 @@ from legroom.train.guarding.reserving import future_state_sizes
 from legroom.units import MiB
 
 WIDTH = 1024
-"""A layer has 4 MiB; Adam's state has 8 MiB more."""
+"""The width of a layer with 4 MiB of weights. Adam's state needs another 8 MiB."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_frozen_parameters_have_no_state() -> None:
 
 
 def trained(capacity: str, batch_size: int) -> tuple[list[tuple[int, ...]], list[int], list[torch.Tensor]]:
-    """Return splits, attempts and all values of two guarded steps."""
+    """Return the splits, the attempts and all tensors of two guarded steps."""
     with legroom.VirtualGPU(capacity):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)).cuda()
@@ -125,7 +125,7 @@ def test_the_reservation_is_released_before_the_optimizer_step() -> None:
 
 @pytest.mark.parametrize("capacity", ["40MiB", "60MiB"])
 def test_nothing_is_reserved_if_splitting_could_not_help(capacity: str) -> None:
-    """If state and gradients do not fit, the optimizer step recovers on its own instead."""
+    """If state and gradients do not fit together, the optimizer step recovers without a reservation."""
     with legroom.VirtualGPU(capacity):
         model = nn.Linear(2 * WIDTH, 2 * WIDTH, bias=False).cuda()
         guard = legroom.Guard(model, torch.optim.Adam(model.parameters()), cache_sizes=False)

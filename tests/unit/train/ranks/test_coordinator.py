@@ -1,4 +1,5 @@
-"""Out of memory on one rank: no rank hangs, and all repeat the step with the same smaller split."""
+"""Out-of-memory errors on one rank: no rank hangs, and all ranks repeat the step with the same smaller
+micro-batches."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""No rank waits in silence: the rank for which the others wait is named, also if it has exited."""
+"""If ranks wait for another rank, the messages name that rank, even if it has exited."""
 
 import ast
 import re
@@ -72,7 +72,7 @@ COLLECTIVES = {
 
 
 def test_every_collective_of_legroom_is_observed():
-    """A collective outside of `with waiting(...)` could wait in silence."""
+    """A collective outside `with waiting(...)` could wait without a message."""
     silent = [
         f"{path.relative_to(SOURCE)}:{call.lineno}"
         for folder in ("train", "scale")
@@ -84,7 +84,8 @@ def test_every_collective_of_legroom_is_observed():
 
 
 def _unobserved(node: ast.AST) -> Iterator[ast.Call]:
-    """Yield the collectives outside of `with waiting(...)`. An asynchronous collective does not wait."""
+    """Yield the collectives outside `with waiting(...)`. Asynchronous collectives are skipped, because they do not
+    wait."""
     if isinstance(node, ast.With) and any("waiting(" in ast.unparse(item) for item in node.items):
         return
     if (

@@ -15,7 +15,7 @@ from legroom.train.ranks import waiting
 
 
 def last_rank_exits(kind: str, call: str, folder: str) -> str:
-    """The last rank exits without an error before the third call. Return the error of this rank."""
+    """Make the last rank exit without an error before the third call. Return the error of this rank."""
     model, optimizer = build(kind)
     guard = legroom.Guard(model, optimizer) if call == "step" else None
     checkpoints = legroom.Checkpoints(folder)
@@ -37,13 +37,14 @@ def last_rank_exits(kind: str, call: str, folder: str) -> str:
 
 
 def exit_process() -> None:
-    """Exit as a process of multiprocessing does."""
+    """Exit the way a process of `multiprocessing` does."""
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
     os._exit(0)
 
 
 def ddp_waits(other: str) -> list[str]:
-    """Rank 0 waits in the backward pass of DDP while rank 1 `sleeps`, `computes` or `has left`. Return the messages."""
+    """Make rank 0 wait in the backward pass of DDP. Rank 1 `sleeps`, `computes` or `has left`, depending on `other`.
+    Return the messages."""
     waiting.REPORT_SECONDS, waiting._POLL_SECONDS = 0.3, 0.05
     waiting.observe_main_thread()
     observer = waiting._observer
@@ -64,7 +65,7 @@ def ddp_waits(other: str) -> list[str]:
 
 
 def without_store() -> list[str]:
-    """The store is lost while a rank waits. Return the messages."""
+    """Remove the store while a rank waits. Return the messages."""
     waiting.REPORT_SECONDS, waiting._POLL_SECONDS = 0.3, 0.05
     with logged() as messages, waiting.waiting("a test"):
         observer = waiting._observer

@@ -1,4 +1,4 @@
-"""A step at other batch sizes, predicted from two logged trials."""
+"""Predicting a step at other batch sizes from two logged trials."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SETTINGS = AllocatorSettings()
 
 
 def logged(size: int, named_requests: list[tuple[str, int]], peak: int = 0) -> LoggedTrial:
-    """`named_requests`: a name and its bytes, or a name and -1 to free it."""
+    """Return a logged trial. Each request is a name and its bytes, or a name and -1 to free it."""
     ids: dict[str, int] = {}
     requests = [MemoryRequest(ids.setdefault(name, len(ids)), bytes, 0) for name, bytes in named_requests]
     return LoggedTrial(size, [], requests, peak, peak)

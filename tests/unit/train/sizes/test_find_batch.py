@@ -19,7 +19,7 @@ SIZE = "64MiB"
 
 
 class Training:
-    """A small model with everything that a step can change."""
+    """A small model with all kinds of state that a step can change."""
 
     def __init__(self, make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam) -> None:
         torch.manual_seed(0)

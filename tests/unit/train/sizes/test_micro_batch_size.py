@@ -28,12 +28,12 @@ class Device:
 
     @property
     def max_size(self) -> int:
-        """The largest size that fits."""
+        """The largest micro-batch size that fits."""
         return (self.capacity - BEFORE) // self.per_sample
 
 
 def step(sizer: MicroBatchSizer, device: Device, batch: int) -> list[int]:
-    """Run one step with recovery. Returns the sizes that failed, with 0 last if a single sample does not fit."""
+    """Simulate one step with recovery. Returns the sizes that failed, with 0 last if a single sample does not fit."""
     failures: list[int] = []
     micro = sizer.micro_batch(batch)
     while device.peak(micro) > device.capacity:

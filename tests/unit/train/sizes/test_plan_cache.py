@@ -102,7 +102,8 @@ class TestStoring:
 
 class TestSecondRun:
     def split(self, fail: bool = False) -> tuple[int, ...]:
-        """Return the split of the first step of a run in which the batch does not fit, or in which allocations fail."""
+        """Return the split of the first step of a run. The batch does not fit, or, with `fail`, allocations are made
+        to fail."""
         with VirtualGPU("1GiB" if fail else "40MiB") as gpu:
             model = small_model().cuda()
             guard = guarded(model, reduction="mean")

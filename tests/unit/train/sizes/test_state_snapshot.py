@@ -1,4 +1,4 @@
-"""The snapshot restores everything that a step references by name and changes."""
+"""The snapshot restores all objects that a step references by name and changes."""
 
 import functools
 import logging

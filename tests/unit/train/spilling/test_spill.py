@@ -39,7 +39,7 @@ def gradients(
     loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = None,
     samples: int = SAMPLES,
 ) -> tuple[list[torch.Tensor], int]:
-    """Return the gradients of a small model, and the allocated bytes between the passes."""
+    """Return the gradients of a small model, and the allocated bytes between the forward and the backward pass."""
     torch.manual_seed(0)
     model = nn.Sequential(*(block() for _ in range(4))).cuda()
     batch = torch.randn(samples, WIDTH, device="cuda")

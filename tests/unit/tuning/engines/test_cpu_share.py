@@ -103,7 +103,7 @@ def test_a_trial_updates_its_threads_after_steps(tmp_path: Path, monkeypatch: py
 
 
 def uses_threads() -> set[bool]:
-    """Whether the OpenMP libraries may use several threads."""
+    """Return, as a set, whether each OpenMP library may use several threads."""
     libraries = cpu_share._openmp()
     if not libraries:
         pytest.skip("no OpenMP library found")

@@ -34,7 +34,7 @@ def task(folder: Path, name: str = "quadratic", steps: int = 2) -> TrialTask:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def test_a_trial_reports_receives_the_answer_and_ends(server: str, tmp_path: Pat
 
 
 def test_another_process_can_use_the_same_server(server: str, tmp_path: Path) -> None:
-    """As a Ray worker does."""
+    """A Ray worker uses the server in this way."""
     program = f"""
 from legroom.tuning.engines.fork_server import TrialProcess
 from legroom.tuning.trial.function import TrainFunction

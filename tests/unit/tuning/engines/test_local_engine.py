@@ -1,4 +1,4 @@
-"""Trials as processes of this machine."""
+"""Trials that run as processes on this machine."""
 
 import os
 import signal
@@ -141,7 +141,7 @@ def test_asha_stops_trials_early(tmp_path: Path) -> None:
 
 @pytest.fixture
 def ctrl_c_enabled() -> Iterator[None]:
-    """Parallel test processes ignore Ctrl-C by default."""
+    """Enable Ctrl-C, which parallel test processes ignore by default."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -223,7 +223,7 @@ def test_a_trial_with_two_ranks_reports_once_and_stops_together(tmp_path: Path) 
 
 
 def test_trials_run_unsplit_split_or_not_at_all_depending_on_memory(tmp_path: Path) -> None:
-    """On a virtual GPU: unsplit, split, rejected. No trial exceeds its bound."""
+    """The three widths run unsplit, run split, and are rejected. No trial exceeds its bound."""
     space = {"width": [256, 16384, 1 << 20], "batch_size": [512], "lr": 0.01}
     study = search("network", space, tmp_path, search="grid", gpu="24MiB")
     unsplit, split, never = study.trials
@@ -272,7 +272,7 @@ def test_a_full_disk_ends_the_study_without_losing_a_trial(tmp_path: Path) -> No
 
 
 def test_a_study_runs_in_a_thread(tmp_path: Path) -> None:
-    """Signals cannot be handled there."""
+    """Signals cannot be handled in a thread other than the main thread."""
     found: list[Study] = []
     thread = threading.Thread(
         target=lambda: found.append(search("quadratic", {"x": [3]}, tmp_path, search="grid"))

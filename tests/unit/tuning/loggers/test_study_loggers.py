@@ -111,7 +111,7 @@ def test_a_missing_package_names_the_extra_to_install(
 
 
 class Full(Logger):
-    """A log on a full disk."""
+    """A logger whose disk is full."""
 
     name = "The log"
 

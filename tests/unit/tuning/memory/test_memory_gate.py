@@ -1,4 +1,4 @@
-"""The memory gate: which configurations fit, are split or rejected, and which share an estimate."""
+"""The memory gate: which configurations fit, are split or are rejected, and which configurations share an estimate."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def test_a_split_configuration_runs_within_its_predicted_memory(gate: MemoryGate
 
 
 def test_a_split_trial_has_the_losses_of_the_full_batch(tmp_path: Path) -> None:
-    """The losses do not depend on the micro-batch."""
+    """The losses do not depend on the micro-batch size."""
     losses = []
     for micro_batch in (None, 40):
         channel = AlwaysContinue()
@@ -146,7 +146,7 @@ def test_a_function_that_needs_data_runs_alone_with_the_reason(gate: MemoryGate)
 
 
 class FakeTracer:
-    """A fake tracer: 1 MiB per sample plus 1 MiB, and 1 MiB more if `lr` is above 0.5."""
+    """A fake tracer whose configurations need 1 MiB plus 1 MiB per sample, and another 1 MiB if `lr` is above 0.5."""
 
     def __init__(self, function: TrainFunction, gpus: Sequence[TrialGpu], ranks: int) -> None:
         self.gpus = list(gpus)
@@ -290,7 +290,7 @@ class Others:
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryGate, Others]]:
-    """A gate for a GPU of 10 MiB that others use as well."""
+    """A gate for a GPU of 10 MiB that other programs use as well."""
     monkeypatch.setattr("legroom.tuning.memory.gate.Tracer", FakeTracer)
     others = Others()
     gate = MemoryGate(
@@ -345,7 +345,7 @@ def test_only_shape_parameters_of_the_user_are_compared(monkeypatch: pytest.Monk
 
 
 def test_a_trial_cannot_exceed_its_memory_limit(tmp_path: Path) -> None:
-    """Memory beyond the limit cannot be allocated, although the GPU has it."""
+    """Memory beyond the limit cannot be allocated, even if it is free on the GPU."""
     function = TrainFunction.of(f"{FILE}:evaluates_too_much")
     order = TrialTask(
         number=0, config={**UNSPLIT, "extra": 6 * MiB}, function=function, folder=str(tmp_path), gpu=GPUS[0], cap=4 * MiB

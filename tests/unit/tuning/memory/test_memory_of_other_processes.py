@@ -1,4 +1,4 @@
-"""GPU memory of other programs is not given to trials."""
+"""GPU memory that other programs use is not assigned to trials."""
 
 from collections.abc import Sequence
 

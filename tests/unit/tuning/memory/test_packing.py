@@ -16,7 +16,7 @@ def gpu(index: int, size: int) -> TrialGpu:
 
 
 def needs(gpus: list[TrialGpu], size: int, micro: dict[int, int] | None = None) -> Admission:
-    """Fits every GPU of at least this size."""
+    """Return an admission that fits on every GPU with at least `size` GiB."""
     fits = {
         gpu.index: Fit(predicted=size * GiB, safe=size * GiB, micro_batch=(micro or {}).get(gpu.index))
         for gpu in gpus

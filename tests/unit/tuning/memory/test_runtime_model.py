@@ -1,4 +1,4 @@
-"""Runtimes of trials, predicted from those that run or have ended."""
+"""Prediction of trial runtimes from running and ended trials."""
 
 import statistics
 
@@ -87,7 +87,7 @@ def test_predictions_stay_in_the_observed_range() -> None:
 
 
 def test_memory_predicts_the_time_per_report_if_parameters_do_not() -> None:
-    """Small trials are slow here, and no parameter shows which are small."""
+    """The trials with little memory are slow, but their parameters are the same as those of the others."""
     model = RuntimeModel(FLAT)
     for number in range(12):
         complete(

@@ -1,4 +1,4 @@
-"""Start orders: which one finishes first on average over sampled runtimes."""
+"""The start order that finishes first on average over sampled runtimes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ def test_the_largest_trial_starts_first_if_it_would_not_fit_later() -> None:
 
 
 def test_a_trial_that_may_be_long_starts_first() -> None:
-    """The median is 10 s for all; only one may take 100 s."""
+    """All trials have a median of 10 s, but one may take 100 s."""
     waiting = demands({0: [10.0, 10.0, 10.0], 1: [10.0, 10.0, 10.0], 2: [1.0, 10.0, 100.0]})
     assert best_order(waiting, Capacity([2], [], slots=8))[0] == 2
 
@@ -61,7 +61,7 @@ def test_only_the_oldest_of_many_trials_are_planned() -> None:
 def test_a_plan_is_within_the_bound_of_list_scheduling(
     runtimes: list[float],
 ) -> None:
-    """Two machines: any list schedule takes at most 3/2 of the optimum."""
+    """With two slots, any list schedule takes at most 3/2 of the optimal time."""
     waiting = demands({number: [seconds] for number, seconds in enumerate(runtimes)})
     order = best_order(waiting, Capacity([2], [], slots=2))
     assert sorted(order) == sorted(waiting)

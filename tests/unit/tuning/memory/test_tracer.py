@@ -13,7 +13,7 @@ FILE = Path(__file__).parents[3] / "gpu" / "tuning.py"
 
 
 def test_growth_of_the_cache_in_the_third_step_is_predicted_from_two() -> None:
-    """On an H200 this trial reserved 184 MiB in its second step and 216 MiB in its third."""
+    """On an H200, this trial reserved 184 MiB in its second step and 216 MiB in its third step."""
     spec = find_gpu("h200")
     gpu = TrialGpu(index=0, memory=spec.total, context=spec.context, named_spec=spec)
     tracer = Tracer(TrainFunction.of(f"{FILE}:train"), [gpu], 1)

@@ -1,4 +1,4 @@
-"""Scores of candidates: by losses, runtimes, configurations that did not fit and running trials."""
+"""Scores of candidates, based on losses, runtimes, configurations that did not fit, and running trials."""
 
 import numpy
 import pytest

@@ -43,7 +43,7 @@ SAME_FLOATS_IN_RAY = {"lr": tune.uniform(0.1, 0.3), "dropout": tune.uniform(0.0,
 
 
 def loss_of(config: Config) -> float:
-    """Depends on most parameters, so that a searcher can learn."""
+    """Return a loss that depends on most parameters, so that a searcher can learn from it."""
     size = config.get("units", 1) / 300 + math.log(config.get("width", 4))
     return (math.log(config["lr"]) + 5) ** 2 + config["dropout"] + 0.1 * size
 
@@ -66,7 +66,8 @@ def both(
     mode: str = "min",
     never_fits: Callable[[Config], bool] = lambda _: False,
 ) -> list[tuple[Config, Config]]:
-    """The proposals of both. A configuration that can never fit is an error for Ray's searcher."""
+    """Return pairs of proposals of Legroom's and Ray's searcher. A configuration that can never fit is reported to
+    Ray's searcher as an error."""
     written, in_ray = (FLOATS, SAME_FLOATS_IN_RAY) if search == "bayes" else (WRITTEN, SAME_IN_RAY)
     ours, theirs = make_searcher(search, read_space(written), mode, seed), rays(search, seed, mode, in_ray)  # type: ignore[arg-type]
     pairs = []

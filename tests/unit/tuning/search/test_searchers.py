@@ -44,7 +44,8 @@ def test_a_replayed_searcher_continues_with_the_same_proposals(search: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("search", ["optuna", "hyperopt", "bayes"])
 def test_a_changed_configuration_is_learned_with_its_new_values(search: str) -> None:
-    """Half of the trials were moved to a good region, the others to a bad one: the next proposal is in the good one."""
+    """Half of the configurations are changed to a good region and half to a bad region. The next proposal is in the
+    good region."""
     searcher = make_searcher(search, read_space({"x": {"uniform": [0.0, 1.0]}}), "min", 0)
     for number in range(20):
         searcher.propose(number)
@@ -80,7 +81,7 @@ def test_conditions_are_respected(search: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("search", ["optuna", "hyperopt", "bayes"])
 def test_learning_from_misfits_reduces_their_number(search: str) -> None:
-    """Half of the space never fits, and the optimum is at its edge."""
+    """Half of the space never fits, and the optimum is at the edge of that half."""
 
     def proposals_that_fit(reports_shortage: bool) -> int:
         searcher = make_searcher(
@@ -107,7 +108,7 @@ def admission(size: int, *, split: bool = False) -> Admission:
 
 
 def proposed(count: int, seed: int = 0) -> tuple[BayesSearcher, list[Config]]:
-    """A Bayesian searcher with `count` proposals and no results."""
+    """Return a Bayesian searcher after `count` proposals, without results."""
     space = read_space({"x": {"uniform": [0.0, 1.0]}, "y": {"uniform": [0.0, 1.0]}})
     searcher = BayesSearcher(space, "min", seed)
     return searcher, [searcher.propose(number) or {} for number in range(count)]
@@ -156,7 +157,7 @@ def test_bayes_learns_the_best_value_of_a_trial() -> None:
 
 
 def test_bayes_uses_its_model_after_a_few_results() -> None:
-    """The loss falls to the right, and the right half never fits."""
+    """The loss decreases with `x`, but configurations with `x` above 0.5 never fit."""
     searcher, configs = proposed(10)
     ran = [number for number in range(10) if configs[number]["x"] <= 0.5][:MIN_RESULTS]
     for number in range(10):

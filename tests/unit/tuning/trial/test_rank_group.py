@@ -1,4 +1,4 @@
-"""Ranks of a trial: common decisions and ends."""
+"""Ranks of a trial: shared decisions, and how the group ends."""
 
 import pytest
 

@@ -24,7 +24,7 @@ H200 = find_gpu("h200")
 
 @pytest.fixture(autouse=True)
 def _without_cudnn(monkeypatch):
-    """These tests are about the table, the forest and the rules."""
+    """Disable queries of cuDNN, because these tests are for the table, the forest and the rules."""
     monkeypatch.setattr(workspace_source, "cudnn_process", lambda: None)
     workspace_source.guess_workspaces.cache_clear()
     yield

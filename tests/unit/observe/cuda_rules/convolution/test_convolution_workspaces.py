@@ -35,7 +35,7 @@ H200 = find_gpu("h200")
 
 
 def conv(inputs, outputs, side, kernel, *, batch, dtype="float32", last=False, groups=1, transposed=False):
-    """A convolution that keeps the image size: its query and its sizes."""
+    """Return the query and the sizes of a convolution that keeps the image size."""
     layer = ConvLayer(
         dtype, last, inputs, outputs, (side, side), (kernel,) * 2, (1, 1), (1, 1), groups, transposed, (kernel // 2,) * 2
     )  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_result_that_fills_a_third_of_the_gpu_is_split_in_three():
 
 
 def test_after_a_full_wave_only_the_remaining_tiles_are_split():
-    """144 tiles on 132 blocks: twelve remain, and eleven blocks compute each of them."""
+    """With 144 tiles on 132 blocks, twelve tiles remain, and eleven blocks compute each of them."""
     assert (
         partial_sums(MatrixProduct(256, 512, 294912, column_taps=18), 0, (1, 2), "float32")
         == 132 * (128 * 128 + 1) * 4
@@ -65,7 +65,7 @@ def test_a_shallow_product_is_not_split():
 
 
 def test_bfloat16_is_split_later_than_float16():
-    """Answers for 96 channels, images of 32 × 32 and batch size 256."""
+    """The numbers are for 96 channels, images of 32 × 32 and batch size 256."""
     product = MatrixProduct(256 * 32 * 32, 96, 96, depth_taps=9)
 
     assert partial_sums(product, 0, (8, 1), "float16") > partial_sums(product, 0, (8, 1), "bfloat16") == 0
@@ -114,12 +114,12 @@ def test_a_transposed_convolution_computes_the_gradient_of_an_ordinary_one():
 
 
 def forest_of_votes(tmp_path, monkeypatch, *trees, formulas=("0", "P")):
-    """Forests whose trees have one node and vote for one formula each, the same for all operations."""
+    """Use the same forest for all operations. Each tree has one node and votes for one formula."""
     use_forest(tmp_path, monkeypatch, formulas, [([LEAF], [formulas.index(vote)], [0]) for vote in trees])
 
 
 def use_forest(tmp_path, monkeypatch, formulas, trees):
-    """Write a forest file with the same forest for every operation, and use it."""
+    """Write a file with the same forest for every operation, and use this file."""
     path = tmp_path / "forest.xz"
     write_forest(path, [list(formulas)] * len(OPERATIONS), [trees] * len(OPERATIONS))
     monkeypatch.setattr(decision_forest, "FOREST", path)
@@ -128,7 +128,7 @@ def use_forest(tmp_path, monkeypatch, formulas, trees):
 
 @pytest.fixture(autouse=True)
 def _forget():
-    """Clear the caches of forests and guesses."""
+    """Clear the caches of forests and guesses after each test."""
     yield
     decision_forest._forests.cache_clear()
     guess_workspaces.cache_clear()
@@ -161,14 +161,14 @@ def test_if_all_trees_disagree_the_median_size_is_likeliest(tmp_path, monkeypatc
 
 
 def test_a_transposed_convolution_has_the_features_of_the_operation_that_it_computes(tmp_path, monkeypatch):
-    """It is the gradient of an ordinary one."""
+    """A transposed convolution computes the input gradient of an ordinary convolution."""
     plain = features(*conv(64, 32, 16, 3, batch=8), ConvOperation.INPUT_GRADIENT)
 
     assert features(*conv(32, 64, 16, 3, batch=8, transposed=True), ConvOperation.FORWARD) == plain
 
 
 def test_a_tree_branches_on_a_feature_of_the_convolution(tmp_path, monkeypatch):
-    """One branch on the batch size: no workspace up to 10, copies above it."""
+    """The tree has one branch on the batch size: no workspace up to 10, copies above 10."""
     batch = features(*conv(96, 64, 20, 3, batch=4321), ConvOperation.FORWARD).index(4321)
     use_forest(tmp_path, monkeypatch, ("0", "P"), [([batch, LEAF, LEAF], [10.5, 0, 1], [2, 0, 0])])
 
@@ -180,7 +180,7 @@ def test_a_tree_branches_on_a_feature_of_the_convolution(tmp_path, monkeypatch):
 
 
 def test_trees_of_different_depths_branch_independently(tmp_path, monkeypatch):
-    """The first tree splits at 10 and at 20, the second one does not split, the third one splits at 5."""
+    """The first tree splits at batch sizes 10 and 20, the second does not split, and the third splits at 5."""
     batch = features(*conv(96, 64, 20, 3, batch=4321), ConvOperation.FORWARD).index(4321)
     deep = ([batch, LEAF, batch, LEAF, LEAF], [10, 0, 20, 1, 2], [2, 0, 2, 0, 0])
     trees = [deep, ([LEAF], [3], [0]), ([batch, LEAF, LEAF], [5, 4, 5], [2, 0, 0])]
@@ -194,7 +194,7 @@ def test_trees_of_different_depths_branch_independently(tmp_path, monkeypatch):
 
 
 def test_thresholds_and_many_formulas_are_read_as_they_were_written(tmp_path, monkeypatch):
-    """One tree per formula, and two features whose thresholds are stored in the order of the features."""
+    """The forest has 398 trees and 400 formulas. The trees split on two features."""
     inputs, batch = 4, 3
     formulas = [f"formula {number}" for number in range(400)]
     trees = [
@@ -214,7 +214,7 @@ def test_thresholds_and_many_formulas_are_read_as_they_were_written(tmp_path, mo
 
 
 def test_only_ratios_are_not_integers():
-    """The thresholds of the other features are rounded down."""
+    """The thresholds of integer features are rounded down."""
     for operation in OPERATIONS:
         found = features(*conv(96, 64, 20, 3, batch=32), operation)
         assert [index for index, one in enumerate(found) if isinstance(one, float)] == [
@@ -223,7 +223,7 @@ def test_only_ratios_are_not_integers():
 
 
 def read_back(tmp_path, monkeypatch, layers):
-    """Write a table, and read it."""
+    """Write a table, and return its content as read from the file."""
     path = tmp_path / "table.xz"
     caches = (recorded_table._table, recorded_table.family_rows, recorded_table._block_remainders)
     write_table(path, layers)
@@ -278,7 +278,7 @@ def test_the_shipped_forest_covers_every_operation():
 
 
 class FakeCudnn:
-    """Creates descriptors, and rejects those of one type."""
+    """A fake cuDNN that creates descriptors and rejects those of type `rejected`."""
 
     def __init__(self, rejected=None):
         self.rejected = rejected
@@ -338,7 +338,7 @@ def test_the_library_selects_a_kernel_without_a_gpu():
 
 
 def selecting(monkeypatch, choice, *skipped):
-    """cuDNN selects this kernel and logs that it skipped others."""
+    """Make cuDNN select the kernel `choice` and log the skipped kernels."""
     answer = choice, [SkippedKernel(number, "") for number in skipped]
     monkeypatch.setattr(Cudnn, "select_kernel", lambda *_: answer)
 
@@ -372,7 +372,7 @@ def test_a_workspace_without_split_k_is_an_alternative(monkeypatch):
 
 
 def test_groups_are_adjacent_in_the_rows_of_weight_gradients(monkeypatch):
-    """An answer of an H200 for a layer of RegNet: nine kernel positions, two tiles of 64 channels, four parts."""
+    """Measured on an H200 for a layer of RegNet: nine kernel positions, two tiles of 64 channels, four parts."""
     query, c = conv(128, 128, 24, 3, batch=72, groups=8, dtype="bfloat16")
     selecting(monkeypatch, KernelChoice(21_270_544, 65, 0, {2: 5, 25: 0, 27: 1, 28: 3}))
 
@@ -382,7 +382,7 @@ def test_groups_are_adjacent_in_the_rows_of_weight_gradients(monkeypatch):
 
 
 def test_groups_have_the_same_width_for_input_and_output(monkeypatch):
-    """An answer of an H200: groups of 16 input and 32 output channels are both padded to 32."""
+    """Measured on an H200: groups of 16 input and 32 output channels are both padded to 32."""
     query, c = conv(64, 128, 96, 3, batch=4, groups=4, dtype="bfloat16")
     selecting(monkeypatch, KernelChoice(18_948_243, 65, 0, {2: 5, 25: 0, 27: 1, 28: 5}))
 
@@ -430,7 +430,7 @@ def test_a_gpu_only_kernel_of_unknown_size_has_no_answer(monkeypatch):
 
 
 def with_library(monkeypatch, answer, *, logs_skipped=False, recorded_version=True):
-    """cuDNN's library is installed and gives this answer for every operation; None: it crashes."""
+    """Simulate an installed cuDNN that returns `answer` for every operation, or crashes if `answer` is None."""
     reply = None if answer is None else Answer(91900, logs_skipped, ((answer,),) * 3)
     library = SimpleNamespace(
         version="9.19.0" if recorded_version else "9.21.0",
@@ -450,7 +450,7 @@ RECORDED = ConvWorkspaces(1111, 2222, 3333)
 
 
 def recorded(monkeypatch):
-    """The recorded table has this layer."""
+    """Add the layer to the recorded table."""
     monkeypatch.setattr(workspace_source, "look_up", lambda *_: RECORDED)
 
 

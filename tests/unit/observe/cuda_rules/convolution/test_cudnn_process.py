@@ -1,4 +1,4 @@
-"""The process that queries cuDNN: its answers, its crashes, and the setting that chooses the library."""
+"""The process that queries cuDNN: its answers, its crashes, and the setting that selects the library."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cuDNN is querie
 LAYER = ConvLayer("float32", False, 64, 64, (16, 16), (3, 3), (1, 1), (1, 1), 1, False, (1, 1))
 H200 = find_gpu("h200")
 ABORTS_AT = 7
-"""The batch size that the fake library aborts at."""
+"""The batch size at which the fake library aborts."""
 FAKE_WORKER = """
 import os, socket, sys
 from legroom.observe.cuda_rules.convolution import cudnn_worker
@@ -144,7 +144,7 @@ def test_the_process_ends_when_its_script_is_killed():
 
 
 def forked(check):
-    """A fork that exits with 0 if `check` holds."""
+    """Fork a process that exits with 0 if `check()` is true. Return its process ID."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -172,7 +172,7 @@ def setting(monkeypatch):
 
 
 def installed(monkeypatch, tmp_path):
-    """A cuDNN package is installed."""
+    """Simulate an installed cuDNN package, and return the path to its library."""
     library = tmp_path / "libcudnn.so.9"
     library.touch()
     monkeypatch.setattr(

@@ -1,4 +1,5 @@
-"""Kernels that cuDNN skips without a GPU: parsed from its log, with sizes that cuDNN reported on an H200."""
+"""Kernels that cuDNN skips without a GPU. They are parsed from its log, and the sizes are those that cuDNN reports on
+an H200."""
 
 import ctypes
 
@@ -30,7 +31,7 @@ BACK, WEIGHTS = ConvOperation.INPUT_GRADIENT, ConvOperation.WEIGHT_GRADIENT
 
 
 def one(operation, batch, inputs, outputs, sizes, kernel, padding, **others):
-    """A convolution with a stride of one."""
+    """Return a convolution with a stride of one."""
     size = len(sizes)
     said = {
         "dtype": "float32",
@@ -173,12 +174,12 @@ def test_a_kernel_skipped_because_of_the_missing_driver_is_used():
 
 
 def lines(*texts):
-    """A message in cuDNN's format: each line ends with a zero byte, the last one with two."""
+    """Return a message in cuDNN's format. Each line ends with a zero byte, and the message with another one."""
     return ctypes.create_string_buffer(b"".join(text.encode() + b"\0" for text in texts) + b"\0")
 
 
 class Talking:
-    """A cuDNN that only calls the log callback."""
+    """A fake cuDNN that only calls the log callback."""
 
     def __init__(self):
         self.mask, self.listener = 0, None

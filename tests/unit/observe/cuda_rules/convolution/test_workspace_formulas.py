@@ -1,4 +1,4 @@
-"""Workspaces of kernels by their numbers and settings, compared with answers of cuDNN 9.19 on an H200."""
+"""Workspace sizes computed from kernel numbers and settings, compared with cuDNN 9.19 on an H200."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from legroom.observe.cuda_rules.convolution.workspace_formulas import (
 
 
 def convolution(batch, *words):
-    """The query and the sizes of a convolution."""
+    """Return the query and the sizes of a convolution."""
     layer = ConvLayer(*words)
     return ConvQuery(layer, batch, tuple(output_sizes(layer, layer.padding))), convolution_of(layer, batch)
 

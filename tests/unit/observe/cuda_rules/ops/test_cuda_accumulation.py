@@ -6,7 +6,7 @@ from legroom.observe.cuda_rules.ops.accumulation import Accumulation, _dense
 
 
 class Swapping(TorchDispatchMode):
-    """Runs the operation that the engine would run without a mode, and records replacements."""
+    """Replaces operations by those that the engine would run without a dispatch mode, and counts the replacements."""
 
     def __init__(self):
         super().__init__()

@@ -57,7 +57,8 @@ def test_pos_weight_tensors_are_freed_before_the_losses():
 
 @pytest.mark.parametrize("weights", [None, torch.ones(7)])
 def test_the_gradient_of_a_loss_of_logits_is_computed_in_place(weights):
-    """The formula changes its own tensor in place. The multiplication before it allocates that tensor, also in a second pass over the same graph."""
+    """The gradient formula modifies its own tensor in place. The multiplication before it allocates this tensor, even
+    in a second pass over the same graph."""
     ran = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):

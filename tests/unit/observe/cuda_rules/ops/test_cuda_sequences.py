@@ -1,4 +1,4 @@
-"""Cells, packed sequences, convolutions over sequences: CUDA's path, compared with measurements on an H200."""
+"""Cells, packed sequences and convolutions over sequences on CUDA, compared with measurements on an H200."""
 
 import pytest
 import torch
@@ -40,7 +40,8 @@ def test_a_gru_cell_saves_five_values_per_unit():
 
 @pytest.mark.parametrize(("kind", "sums"), [("GRU", 2), ("LSTM", 1)])
 def test_bias_gradients_of_a_cell_are_sums_with_staging_buffers(kind, sums):
-    """Measured: a GRU of 128 units over 9,728 rows allocated twice the size of its gates for each bias."""
+    """Measured on an H200: a GRU of 128 units over 9,728 samples allocated twice the size of its gates for each
+    bias."""
     backward = {"GRU": "_thnn_fused_gru_cell_backward", "LSTM": "_thnn_fused_lstm_cell_backward_impl"}[kind]
     gates = {"GRU": 3, "LSTM": 4}[kind]
     with traced() as log:

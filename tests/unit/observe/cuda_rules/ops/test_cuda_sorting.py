@@ -80,7 +80,7 @@ def test_logsumexp_has_staging_buffers_for_both_reductions():
 
 
 def test_counts_of_equal_maxima_are_not_accumulated_in_place():
-    """Other gradients that are scattered into zeros are written in place."""
+    """In contrast, other gradients that are scattered into zeros are written in place."""
     with traced() as log:
         x = torch.empty(100, 8, requires_grad=True)
         index = torch.empty(100, 8, dtype=torch.long)

@@ -22,7 +22,7 @@ def host() -> Iterator[Any]:
 
 
 def product() -> torch.dtype:
-    """The data type of a matrix product under the current autocast state."""
+    """Return the data type of a matrix product under the current autocast state."""
     return (A @ A).dtype
 
 
@@ -152,7 +152,7 @@ def test_weights_are_cast_once_in_a_region(host: Any) -> None:
 
 
 def scaled_step(scaler: Any, gradient: float) -> tuple[float, float]:
-    """One step of SGD from weight 1 with this gradient: the weight and the scale afterwards."""
+    """Run one SGD step with a weight of 1 and this gradient. Return the weight and the scale after the step."""
     weight = torch.nn.Parameter(torch.tensor([1.0]))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler.scale((weight * gradient).sum()).backward()

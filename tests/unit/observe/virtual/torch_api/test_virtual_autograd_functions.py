@@ -10,7 +10,7 @@ from legroom import VirtualGPU
 
 
 class Twice(torch.autograd.Function):
-    """Doubles two tensors and notes the devices of their gradients."""
+    """Doubles two tensors and records the devices of their gradients."""
 
     noted: list[torch.device]
 

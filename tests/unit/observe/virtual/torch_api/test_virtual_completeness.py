@@ -17,7 +17,7 @@ NEEDS_TENSORS = ("Tensor", "Storage")
 
 
 def asked_without_arguments(module: Any) -> list[str]:
-    """Public functions and classes of a module that can be called without arguments."""
+    """Return the public functions and classes of a module that can be called without arguments."""
 
     def asks_nothing(value: Any) -> bool:
         try:

@@ -104,7 +104,7 @@ def test_fake_tensors_of_the_program_have_the_device_it_names_and_use_no_memory(
 
 
 class Wrapper(torch.Tensor):
-    """A tensor that contains another one, without `__tensor_flatten__`."""
+    """A tensor subclass that contains another tensor and has no `__tensor_flatten__`."""
 
     content: torch.Tensor
 

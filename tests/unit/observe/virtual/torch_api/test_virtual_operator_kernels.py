@@ -1,4 +1,4 @@
-"""Operators with kernels in Python: the kernel is selected by the virtual device and sees it."""
+"""Operators with Python kernels: the virtual device selects the kernel, and the kernel sees this device."""
 
 from collections.abc import Iterator
 from typing import Any

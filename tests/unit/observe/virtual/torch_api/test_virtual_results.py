@@ -14,7 +14,7 @@ from legroom import VirtualGPU
 from legroom.errors import Unsupported
 
 Made = Callable[[torch.Tensor, torch.Tensor], Any]
-"""Each takes a 4×4 matrix of numbers in (0, 1) and four indices below four."""
+"""A function of a 4×4 matrix with values in (0, 1) and four indices below four."""
 MAKERS: dict[str, Made] = {
     "new of sizes": lambda x, i: x.new(2, 3),
     "new of values": lambda x, i: x.new([1, 2]),

@@ -1,4 +1,4 @@
-"""Tensors of virtual GPUs, saved, loaded and copied below the dispatcher."""
+"""Saving, loading and copying tensors of virtual GPUs below the dispatcher."""
 
 import copy
 import io
@@ -29,7 +29,7 @@ def saved(value: Any) -> io.BytesIO:
 
 
 def locations(buffer: io.BytesIO) -> list[str]:
-    """The devices that are written in a file."""
+    """Return the devices that a file contains."""
     found: list[str] = []
 
     def remember(storage: Any, location: str) -> Any:
@@ -91,7 +91,7 @@ def test_a_missing_device_raises_torchs_error(host: Any) -> None:
 
 
 def test_a_loaded_storage_can_be_resized(host: Any, tmp_path: Path) -> None:
-    """Guard and FSDP resize the storages of a resumed run."""
+    """Guard and FSDP resize storages that were loaded from a checkpoint."""
     torch.save(torch.ones(4), tmp_path / "tensor.pt")
     storage = torch.load(tmp_path / "tensor.pt", map_location="cuda").untyped_storage()
     storage.resize_(0)

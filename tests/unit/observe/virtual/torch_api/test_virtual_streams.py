@@ -137,7 +137,7 @@ def test_an_event_is_recorded_on_the_device_of_its_stream(host: Any) -> None:
 
 
 def test_sharing_with_another_process_or_library_is_rejected(host: Any) -> None:
-    with pytest.raises(Unsupported, match="another process"):
+    with pytest.raises(Unsupported, match="other processes"):
         torch.cuda.Event(interprocess=True).ipc_handle()
     with pytest.raises(Unsupported, match="another library"):
         torch.cuda.ExternalStream(1234)

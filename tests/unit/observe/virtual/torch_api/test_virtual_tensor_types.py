@@ -1,4 +1,4 @@
-"""Functions of torch.cuda that create or move tensors, tested with a complete virtual GPU."""
+"""Tensor types and other functions of torch.cuda that create or move tensors, on a complete virtual GPU."""
 
 import io
 import warnings

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ray
 
 
 class FakeDispatcher:
-    """Returns given tasks, and records reports and ends."""
+    """A fake dispatcher that returns the given tasks and records reports and ended trials."""
 
     slots = 2
 

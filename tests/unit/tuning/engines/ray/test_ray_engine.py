@@ -1,4 +1,4 @@
-"""How a study is started on Ray."""
+"""Starting a study on Ray."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A trial that is forked next to a reused Ray worker."""
+"""Killing a trial that was forked on behalf of a reused Ray worker."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from legroom.tuning.engines.ray.trial import kill_process
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, bool]]:
-    """Processes that the fork server was requested to kill."""
+    """Records the processes that the fork server is requested to kill."""
     killed: list[tuple[str, int, bool]] = []
     monkeypatch.setattr(
         trial, "wait_for_exit", lambda server, process, *, kill: killed.append((server, process, kill))
