@@ -2,7 +2,7 @@
 data.
 
 The runner makes all decisions, and engines only run the trials. The runner is called from a single thread. Every event
-is stored before a call returns. Therefore a new `StudyRunner` with the same storage continues in the same way.
+is stored before a call returns. Therefore, a new `StudyRunner` with the same storage continues in the same way.
 """
 
 import math

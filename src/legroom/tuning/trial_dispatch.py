@@ -6,8 +6,8 @@ the trial is complete or restarts.
     dispatcher.reported(number, message)         # rank 0's report; returns the decision
     dispatcher.ended(number, end)                # its processes have ended
 
-All engines share the dispatcher. Therefore every engine restarts trials in the same way after an out-of-memory error, a
-pause or a copied checkpoint.
+All engines share the dispatcher. Therefore, every engine restarts trials in the same way after an out-of-memory error,
+a pause or a copied checkpoint.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """The live table of a search: running trials, the best trial and the trials that ended most recently.
 
 In a terminal, the table is updated in place and removed before the summary is printed. In a pipe or in CI, a line is
-printed only if a trial becomes the best, fails or cannot fit, so the log of a long study stays short.
+printed only if a trial becomes the best, fails or cannot fit. This keeps the log of a long study short.
 """
 
 import os

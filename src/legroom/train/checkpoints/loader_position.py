@@ -1,7 +1,7 @@
 """Resumes a plain DataLoader in the middle of an epoch, at the batch after the last used batch.
 
-torchdata's StatefulDataLoader can resume itself and is tracked unchanged. For other loaders, this module tracks the
-position without torchdata.
+A StatefulDataLoader from torchdata can resume itself and is tracked unchanged. For other loaders, this module tracks
+the position without torchdata.
 
 Random generators determine the order of the samples when an epoch starts, so their states are saved at that time. A
 resumed run restores these states, starts the epoch again and skips the used batches. After the skipped batches, the run

@@ -1,7 +1,7 @@
 """The ranks that write a checkpoint together.
 
-The ranks communicate in a separate gloo group, so a checkpoint that is written in the background does not interfere
-with the collectives of the training.
+The ranks communicate in a separate gloo group, so writing a checkpoint in the background does not interfere with the
+collectives of training.
 """
 
 import time

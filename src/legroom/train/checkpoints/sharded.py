@@ -1,8 +1,8 @@
 """Reads and writes sharded tensors (FSDP2) through torch.distributed.checkpoint. Every rank writes its own shards, and
 any number of ranks can read them.
 
-torch loads these tensors without unpickling them, but its metadata file is a pickle, which could run arbitrary code.
-Therefore this module reads the metadata with an unpickler that accepts only a few classes.
+PyTorch loads these tensors without unpickling them. However, its metadata file is a pickle, which could run arbitrary
+code. Therefore, this module reads the metadata with an unpickler that accepts only a few classes.
 """
 
 import contextlib

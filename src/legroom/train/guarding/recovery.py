@@ -13,7 +13,7 @@ def classify_failure(error: BaseException) -> ErrorClassification:
     """Return the classification of an error. Call this function inside the `except` block, and start the recovery
     after the block.
 
-    For an out-of-memory error, the function also clears the frames of the traceback, because a logger, notebook or
+    For an out-of-memory error, the function also clears the frames of the traceback. Otherwise, a logger, notebook or
     variable that stores the exception would keep the tensors alive.
     """
     failure = classify(error)

@@ -1,10 +1,10 @@
 """Lets ranks announce their collectives to each other. A failed rank reads which collectives the other ranks will
 issue.
 
-In the first step, and in a step of a new kind, a failed rank does not know the collectives of the step. In these steps,
-each rank announces each collective in the store of the process group before issuing it. An announcement takes
-microseconds and does not wait for other ranks. A failed rank reads the announcements, from the collective at which it
-failed, until no announcement is left and every other rank has finished or failed.
+In the first step, and in a step of a new kind, a failed rank does not know the collectives of the step. In these
+steps, each rank announces each collective in the store of the process group before issuing it. An announcement takes
+microseconds and does not wait for other ranks. A failed rank reads the announcements, starting with the collective at
+which it failed. It stops when no announcement is left and every other rank has finished or failed.
 """
 
 import contextlib

@@ -4,10 +4,10 @@
         step()
     repeat_with_zeros(call, ...)            # for a rank that failed while other ranks wait for it
 
-FSDP2, SyncBatchNorm and Guard's gradient reduction call `torch.distributed.<name>` from Python. Therefore these public
-names are replaced while a step runs. Two kinds of collectives are not intercepted. Collectives that are issued in C++
-are not visible to Python: those of DDP's own reducer, which Guard disables, and DTensor's functional collectives.
-Functions that the user imported by name from torch.distributed cannot be replaced.
+FSDP2, SyncBatchNorm and Guard's gradient reduction call `torch.distributed.<name>` from Python. Therefore, these
+public names are replaced while a step runs. Two kinds of collectives are not intercepted. Collectives that are issued
+in C++ are not visible to Python: those of DDP's own reducer, which Guard disables, and DTensor's functional
+collectives. Functions that the user imported by name from torch.distributed cannot be replaced.
 """
 
 from collections.abc import Callable, Iterator, Sequence

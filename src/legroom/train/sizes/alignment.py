@@ -1,9 +1,9 @@
 """Aligns the allocation requests of the same step at two batch sizes.
 
-Usually the two logs have the same requests in the same order. However, libraries select kernels by size, so one log may
-contain additional requests, such as a workspace. After a difference, the alignment continues at the next position where
-several consecutive requests match. Allocations match if their bytes are equal or grew in proportion to the batch size.
-Frees match if they free matching allocations.
+Usually, the two logs have the same requests in the same order. However, libraries select kernels by size, so one log
+may contain additional requests, such as a workspace. After a difference, the alignment continues at the next position
+where several consecutive requests match. Allocations match if their bytes are equal or grew in proportion to the batch
+size. Frees match if they free matching allocations.
 """
 
 from collections.abc import Sequence

@@ -3,9 +3,10 @@
 The requests of two batch sizes are logged. If both logs have the same requests in the same order, each request is
 extrapolated linearly from its two sizes. Requests for weights stay constant, and requests for activations grow.
 
-The predicted requests are replayed in the allocator model with the available capacity. Therefore the result includes
+The predicted requests are replayed in the allocator model with the available capacity. Therefore, the result includes
 rounding, fragmentation, and the cache that the allocator frees before it fails. If the line through two sizes has a
-negative intercept, memory grows faster than linearly, as in contrastive losses, and a power function replaces the line.
+negative intercept, memory grows faster than linearly, as in contrastive losses. In that case, a power function
+replaces the line.
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (see
 `alignment`). A request without a match is treated as fixed if its size occurs in both logs, and otherwise as
@@ -90,7 +91,8 @@ class Extrapolation:
     def largest(self, capacity: int, *, known_to_fit: int, max_size: int, slack: int = 0) -> int:
         """Return the largest size that fits.
 
-        Because of fragmentation, a size can fail although a larger size fits. Therefore a few larger sizes are checked too.
+        Because of fragmentation, a size can fail although a larger size fits. Therefore, a few larger sizes are
+        checked too.
         """
         low, high = known_to_fit, min(max_size, max(known_to_fit * 2, 8))
         while high < max_size and self.fits(high, capacity, slack):

@@ -13,9 +13,9 @@ unless the user lists the parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
-If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and
-estimates are no longer shared. The increase can cause a batch to be split, or prevent two trials from sharing a GPU,
-but no trial is rejected. A trial that fits only without the increase gets a GPU to itself.
+If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount.
+Estimates are then no longer shared. The increase can cause a batch to be split, or prevent two trials from sharing a
+GPU, but no trial is rejected. A trial that fits only without the increase gets a GPU to itself.
 """
 
 import contextlib

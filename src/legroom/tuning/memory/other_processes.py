@@ -2,9 +2,8 @@
 
 Trials share the memory that other programs do not use. The driver reports memory per process, so the memory of trials
 can be separated from the memory of other programs. In some containers, the process IDs that the driver reports differ
-from the IDs inside the container, so the memory of trials is not known. In that case, the memory of other programs is
-estimated from two lower bounds: the memory that exceeds the reservations of the trials, and the memory that was in use
-when no trial was running.
+from the IDs inside the container, so the memory of trials is not known. In that case, two lower bounds are used: the
+memory that exceeds the reservations of the trials, and the memory that was in use when no trial was running.
 """
 
 import math
@@ -77,8 +76,8 @@ class OtherProcessUsage:
                 )
 
     def messages(self) -> list[str]:
-        """Return one message for each GPU on which other programs use much more or much less memory than at the last
-        call.
+        """Return one message for each GPU on which the memory of other programs has changed considerably since the
+        last message.
         """
         messages = []
         for gpu in self._gpus:

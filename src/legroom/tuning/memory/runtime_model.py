@@ -2,10 +2,10 @@
 predictions.
 
 A trial's runtime is the time per report times the number of reports. The time per report is known after the first
-report. The number of reports is known only at the end, because ASHA may stop the trial early. Therefore the two
-quantities are modeled separately. The logarithm of each quantity is a linear function of the parameters and the memory,
-fitted by ridge regression. The residuals are kept, so a prediction is a set of equally likely samples instead of a
-single number. Predictions need not be exact, because they affect only the order of waiting trials.
+report. The number of reports is known only at the end, because ASHA may stop the trial early. Therefore, the two
+quantities are modeled separately. The logarithm of each quantity is a linear function of the parameters and the
+memory, fitted by ridge regression. The residuals are kept, so a prediction is a set of equally likely samples instead
+of a single number. Predictions need not be exact, because they affect only the order of waiting trials.
 """
 
 import math

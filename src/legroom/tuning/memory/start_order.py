@@ -1,7 +1,7 @@
 """Plans the start order of waiting trials. Several orders are simulated with several sampled runtimes, and the best
 order on average is chosen.
 
-Each order is evaluated with all samples of the `RuntimeModel`, because the best order for the most likely runtimes may
+Each order is evaluated with all samples of the `RuntimeModel`. The best order for the most likely runtimes alone may
 be bad for other likely runtimes. The plan is repeated whenever a trial starts or ends.
 """
 

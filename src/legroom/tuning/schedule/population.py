@@ -1,9 +1,9 @@
 """Population-based training. Poor trials continue from the weights and a perturbed configuration of good trials.
 
-Every `interval` steps, a trial is compared with the latest reports of the other trials. If the trial is in the worst
-quarter, it continues from the checkpoint of a trial in the best quarter, with the configuration of that trial. Each
-value of a float range is perturbed, or sometimes sampled again. Integers and choices are copied unchanged, because they
-may determine the shapes of the weights. If not all trials can run at the same time, a trial with more steps than other
+Every `interval` steps, a trial is compared with the latest reports of the other trials. A trial in the worst quarter
+continues from the checkpoint of a trial in the best quarter, with the configuration of that trial. Each value of a
+float range is perturbed, or sometimes sampled again. Integers and choices are copied unchanged, because they may
+determine the shapes of the weights. If not all trials can run at the same time, a trial with more steps than other
 trials pauses, so that waiting trials can run.
 """
 

@@ -34,7 +34,7 @@ class Scheduler(Protocol):
     """Decides after each report whether a trial continues.
 
     Like a searcher, a scheduler stores nothing on disk. The same reports in the same order lead to the same decisions.
-    Therefore a resumed study restores the scheduler by repeating the reports.
+    Therefore, a resumed study restores the scheduler by repeating the reports.
     """
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:

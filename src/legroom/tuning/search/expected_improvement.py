@@ -1,9 +1,9 @@
 """Scores candidates in a space where some configurations can never fit.
 
 Points are in the unit cube. One Gaussian process models the losses of completed trials, and another models whether a
-point fits (1) or not (-1). The score is the expected improvement on the best loss, times the probability that the point
-fits, divided by a power of the predicted runtime. Therefore fast configurations are preferred, but slow configurations
-with a high expected improvement are still tried.
+point fits (1) or not (-1). The score is the expected improvement on the best loss, times the probability that the
+point fits, divided by a power of the predicted runtime. Therefore, fast configurations are preferred, but slow
+configurations with a high expected improvement are still tried.
 
 Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. A diverged trial
 therefore marks a region to avoid, without hiding the differences between good trials. Every dimension has its own
@@ -11,8 +11,8 @@ length scale, because the loss often depends on only one of many parameters. A f
 scales, so the prediction averages over many sampled length scales, weighted by their likelihood. Running trials are
 assumed to end with their predicted loss, so that no configuration is proposed twice.
 
-The Gaussian processes of scikit-learn and BoTorch are not used, because they fit a single set of length scales, which
-overfits if only four results are known. BoTorch is also a large dependency.
+The Gaussian processes of scikit-learn and BoTorch are not used. They fit a single set of length scales, which overfits
+if only four results are known. BoTorch is also a large dependency.
 """
 
 import math

@@ -8,8 +8,8 @@ from legroom.tuning.trial.records import Mode
 
 class Penalties:
     """Converts results to losses to be minimized. The loss of a configuration that never fits is higher than the worst
-    result and grows with the size of the configuration. Therefore a searcher that follows decreasing losses returns to
-    configurations that fit.
+    result and grows with the size of the configuration. Therefore, a searcher that follows decreasing losses returns
+    to configurations that fit.
     """
 
     def __init__(self, mode: Mode) -> None:

@@ -1,8 +1,8 @@
 """Creates folders atomically.
 
-A folder is filled under a hidden name and renamed after its contents are flushed to disk. Therefore a folder is either
-complete or absent. A running process locks the hidden folder that it fills. If a hidden folder is not locked, its
-process was killed, because the kernel releases the locks of a killed process.
+A folder is filled under a hidden name and renamed after its contents are flushed to disk. Therefore, a folder is
+either complete or absent. A running process locks the hidden folder that it fills. If a hidden folder is not locked,
+its process was killed, because the kernel releases the locks of a killed process.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """A searcher and a scheduler through which Ray Tune requests decisions from the dispatcher.
 
 Ray manages processes, resources and machines. All other decisions are made in the same way as with the local engine.
-Each restart of a trial (after a pause, an out-of-memory error or a copied checkpoint) is a new trial for Ray. Therefore
-one trial of a study can have several Ray trials.
+Each restart of a trial (after a pause, an out-of-memory error or a copied checkpoint) is a new trial for Ray.
+Therefore, one trial of a study can have several Ray trials.
 """
 
 import contextlib
