@@ -24,13 +24,14 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import added_parts, is_concatenated_to_itself
 from legroom.diagnose.lint.flow.retention.lifetimes import outlives_call, shared_default
 from legroom.diagnose.lint.flow.retention.limits import is_replayed
-from legroom.diagnose.lint.flow.retention.releases import survives
+from legroom.diagnose.lint.flow.retention.releases import is_length_limited, survives
 from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop
 from legroom.diagnose.lint.flow.syntax import (
     append_method,
     contained_parts,
     dotted,
     is_call_of,
+    last_name,
     method_name,
     names_in,
     path_of,
@@ -331,6 +332,8 @@ def additions_by_calls(program: Program) -> Iterator[tuple[CallFact, StoreFact, 
             given = [argument.value for parameter, argument in local.receives(call.node) if parameter == name]
             if not given or store.value.host or not outlives_call(program, call, store):
                 continue
+            if is_length_limited(program, store) and last_name(store.target) in program.pool_names:
+                continue  # the limit of a pool is too high only for values with a graph
             for expression in given:
                 yield (
                     call,

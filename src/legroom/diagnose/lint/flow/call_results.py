@@ -8,6 +8,7 @@ from legroom.diagnose.lint.flow.facts import Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import walk
 from legroom.diagnose.lint.flow.values import (
+    COMPUTING_METHODS,
     CRITERION,
     EXCEPTION,
     GRAPH,
@@ -56,11 +57,6 @@ _LAYERS_WITH_PARAMETERS = (
     "MultiheadAttention",
 )  # fmt: skip
 _INFERER = re.compile(r"(?:^|[._])(?:sliding_window_inference|sliding_window_inferer|inferer)$")
-_COMPUTING_METHODS = split_words(
-    "log_prob encode decode embed encode_image encode_text get_image_features get_text_features forward_features "
-    "extract_features forward_head"
-)
-"""Methods of library models that do not disable gradients."""
 _OPERATIONS = ("einops.", "torchvision.ops.", "torchvision.utils.make_grid", "horovod.torch.allreduce")
 """Library functions whose results have a graph if their arguments have one."""
 _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
@@ -295,7 +291,7 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
         return UNKNOWN
     if method == "generate":
         return OUTPUT
-    if method == "forward" or names_a_loss(method) or method in _COMPUTING_METHODS:
+    if method == "forward" or names_a_loss(method) or COMPUTING_METHODS.search(method):
         return model_call(receiver, arguments, no_grad=no_grad)
     return None
 

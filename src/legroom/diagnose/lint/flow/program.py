@@ -28,6 +28,8 @@ from legroom.diagnose.lint.flow.syntax import (
     disables_gradients,
     dotted,
     forget_file,
+    is_call_of,
+    is_false,
     last_name,
     walk,
 )
@@ -300,6 +302,17 @@ class Program:
         )
 
     @cached_property
+    def runs_without_gradients(self) -> bool:
+        """True if the file disables gradients for the whole program with `torch.set_grad_enabled(False)`."""
+        if not self.mentions("set_grad_enabled") or self.mentions("enable_grad", "backward"):
+            return False
+        switches = [node for node in self.nodes if is_call_of(node, "set_grad_enabled")]
+        at_top = [node for node in switches if self.statement_line(node) in self.module.body]
+        return bool(at_top) and all(
+            isinstance(node, cst.Call) and bool(node.args) and is_false(node.args[0]) for node in switches
+        )
+
+    @cached_property
     def assigned_names(self) -> frozenset[str]:
         """The names that any statement in the file assigns, and all parameters."""
         return frozenset(
@@ -350,6 +363,28 @@ class Program:
                         path = dotted(each.value)
                         if path is not None and dotted(each.slice[0].slice.value) == index:
                             yield path.rpartition(".")[2]
+
+    @cached_property
+    def pool_names(self) -> frozenset[str]:
+        """The names of containers whose entries are replaced at random, such as `images` for
+        `self.images[random.randrange(n)] = image`.
+        """
+        indices = {
+            path
+            for node in self.nodes
+            if isinstance(node, cst.Assign) and _is_drawn_number(node.value)
+            for each in node.targets
+            if (path := dotted(each.target)) is not None
+        }
+        return frozenset(
+            path.rpartition(".")[2]
+            for node in self.nodes
+            if type(node) is cst.AssignTarget
+            for each in walk(node.target)
+            if isinstance(each, cst.Subscript) and isinstance(index := each.slice[0].slice, cst.Index)
+            if (path := dotted(each.value)) is not None
+            and (dotted(index.value) in indices or _is_drawn_number(index.value))
+        )
 
     @cached_property
     def methods(self) -> dict[str, list[Function]]:
@@ -464,6 +499,15 @@ class Program:
 _DRAWING = frozenset(
     ["sample", "choice", "choices", "randint", "randperm", "permutation", "integers", "randrange"]
 )
+
+
+def _is_drawn_number(node: cst.BaseExpression) -> bool:
+    """Return True for `random.randint(0, n)` and `int(random.random() * n)`."""
+    return any(
+        isinstance(each, cst.Call)
+        and (dotted(each.func) or "").rpartition(".")[2] in {"randint", "randrange", "integers", "random"}
+        for each in walk(node)
+    )
 
 
 def _drawn(node: cst.CSTNode) -> str | None:

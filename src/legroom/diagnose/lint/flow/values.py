@@ -279,7 +279,7 @@ LOSS_FUNCTIONS = re.compile(
     re.IGNORECASE,
 )
 MODEL_NAMES = re.compile(
-    r"^(?:(?-i:G|D)|model|net|network|encoder|decoder|generator|discriminator|backbone|classifier|policy|actor|critic|student"
+    r"^(?:(?-i:G|D|(?:net)?[GD]_[A-Z](?:2?[A-Z])?)|model|net|network|encoder|decoder|generator|discriminator|backbone|classifier|policy|actor|critic|student"
     r"|teacher|unet|vae|autoencoder|transformer|lstm|rnn|gru|gnn|gcn|gat|resnet|vgg|bert|gpt|gpt2|llm|lm|clf|ae|ddp|denoiser|actor_critic|ac|siamese|embedder|regressor|mlp|cnn"
     r"|q_net|policy_net|target_net|netg|netd|g_net|d_net|ddp_model|base_model|head|cell|module)\d*$"
     r"|(?:_model|_net|_network|_encoder|_decoder)\d*$|^(?:model|net)_|^(?:encoder|decoder|enc|dec)_[a-z]$",
@@ -303,6 +303,11 @@ EVALUATION_NAMES = re.compile(
     re.IGNORECASE,
 )
 
+COMPUTING_METHODS = re.compile(
+    r"^(?:log_prob|encode|decode|embed|get_(?:image|text)_features|extract_\w*(?:feat|embed)\w*|forward_\w+"
+    r"|(?:encode|embed)_(?:image|img|text|video|audio|clip|frame|latent)s?)$"
+)
+"""Matches methods of library models that do not disable gradients."""
 SAMPLING_NAMES = re.compile(
     r"(?:^|_)(?:sample|sampling|sampler|denois\w*|diffus\w*|ddpm|ddim|langevin)(?:$|_)", re.IGNORECASE
 )

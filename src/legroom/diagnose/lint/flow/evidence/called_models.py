@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.syntax import dotted, last_name, receiver, root
-from legroom.diagnose.lint.flow.values import LOSS_FUNCTIONS, OPTIMIZER_NAMES, split_words
+from legroom.diagnose.lint.flow.syntax import dotted, is_false, last_name, receiver, root
+from legroom.diagnose.lint.flow.values import COMPUTING_METHODS, LOSS_FUNCTIONS, OPTIMIZER_NAMES, split_words
 
 _MODEL_METHODS = split_words(
     "eval train parameters named_parameters named_modules state_dict load_state_dict requires_grad_"
@@ -26,9 +26,10 @@ _MODEL_CLASSES = split_words("Module LightningModule PreTrainedModel ScriptModul
 def called_models(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
     """Return the paths that a file uses as models.
 
-    The name `f` is a model if the file contains `f.eval()` and `f(x)`, `f(x).argmax(1)` for a parameter `f`, or a
-    parameter `f: nn.Module`.
+    The name `f` is a model if the file contains `f.eval()` and `f(x)` or `f.extract_features(x)`, `f(x).argmax(1)` for
+    a parameter `f`, or a parameter `f: nn.Module`.
     """
+    evaluated, computing = set[str](), set[str]()
     used, called, computed, parameters, annotated = set[str](), set[str](), set[str](), set[str](), set[str]()
     for node in nodes:
         kind = type(node)  # isinstance is slow for libcst's abstract classes
@@ -43,6 +44,15 @@ def called_models(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
                     computed.update(_called_path(node.args[0].value))
             if isinstance(node.func, cst.Attribute) and node.func.attr.value in _MODEL_METHODS:
                 used.update(filter(None, [dotted(node.func.value)]))
+            if isinstance(node.func, cst.Attribute):
+                if COMPUTING_METHODS.search(node.func.attr.value) and node.args:
+                    computing.update(filter(None, [dotted(node.func.value)]))
+                elif switches_to_evaluation(node):
+                    evaluated.update(filter(None, [_moved_path(node.func.value)]))
+        elif kind is cst.Assign:
+            assert isinstance(node, cst.Assign)
+            if isinstance(node.value, cst.Call) and switches_to_evaluation(node.value):
+                evaluated.update(filter(None, (dotted(each.target) for each in node.targets)))
         elif kind is cst.Attribute:
             assert isinstance(node, cst.Attribute)
             if node.attr.value in _OUTPUT_METHODS:
@@ -52,12 +62,26 @@ def called_models(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
             parameters.add(node.name.value)
             if node.annotation is not None and _names_a_model(node.annotation.annotation):
                 annotated.add(node.name.value)
-    found = (used & called) | (computed & parameters) | (annotated & called)
+    found = (used & called) | (evaluated & computing) | (computed & parameters) | (annotated & called)
     return frozenset(
         path
         for path in found
         if path not in {"self", "cls", "super"} and not OPTIMIZER_NAMES.search(last_name(path))
     )
+
+
+def switches_to_evaluation(node: cst.Call) -> bool:
+    """Return True for `f.eval()` and `f.train(False)`."""
+    if isinstance(node.func, cst.Attribute) and node.func.attr.value == "train" and node.args:
+        return is_false(node.args[0])
+    return isinstance(node.func, cst.Attribute) and node.func.attr.value == "eval" and not node.args
+
+
+def _moved_path(node: cst.BaseExpression) -> str | None:
+    """Return `f` for `f`, `f.cuda()` and `f.to(device).half()`."""
+    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        node = node.func.value
+    return dotted(node)
 
 
 def _called_path(node: cst.BaseExpression) -> set[str]:

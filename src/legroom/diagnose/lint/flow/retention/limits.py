@@ -39,7 +39,7 @@ def is_replayed(program: Program, target: str) -> bool:
 
     A replay buffer keeps its entries for many steps, even if it has a limit.
     """
-    return last_name(target) in program.drawn_names
+    return last_name(target) in program.drawn_names | program.pool_names
 
 
 def _has_high_limit(program: Program, store: StoreFact) -> bool:

@@ -29,6 +29,9 @@ The rule also flags code that keeps the following values alive, even if they hav
 - the results that a cache stores for every request, session or text, if the cache never removes old entries
 - a loss or output that a stored closure reads later, such as in `jobs.append(lambda: log(loss))`
 
+A pool of a limited size is also reported if it keeps graphs alive and replaces its entries at random, such as the image
+pool of a GAN.
+
 The container may be a local variable, a global variable, or an attribute of an object whose methods store their
 arguments. The finding is reported at the statement that stores the value. If a method stores whatever value it
 receives, such as `AverageMeter.update()`, the finding is reported at the line that calls the method.

@@ -1,8 +1,9 @@
 """LG110: A hook stores module outputs
 
 ## What it detects
-The rule checks for hooks that store their arguments in a container that is never cleared, for example hooks
-that are passed to `register_forward_hook`. The rule also checks for hooks that are never removed and are
+The rule checks for hooks that store their arguments, or tensors computed from them, in a container that is never
+cleared. An example is a hook that is passed to `register_forward_hook`. The finding is reported at the statement that
+stores the tensor. A hook that stores only shapes or numbers is not reported. The rule also checks for hooks that are never removed and are
 registered again in every step, or in every call to a function that runs the model.
 
 ## Why this is a problem
@@ -52,6 +53,7 @@ from legroom.diagnose.lint.flow.syntax import (
     last_name,
     method_name,
     names_in,
+    names_with_graph,
     path_of,
     receiver,
     root,
@@ -105,8 +107,7 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         if store.bounded or is_length_limited(program, store) or is_released_elsewhere(program, store):
             continue
-        stored = names_in(store.expression) & set(store.function.parameters)
-        if not stored or _is_number(store.expression) or is_local(store):
+        if is_local(store) or not _stores_tensors(program, store):
             continue
         methods = {method_name(each) for each in walk(store.expression) if isinstance(each, cst.Call)}
         detached = not methods.isdisjoint({"detach", "cpu", "item"})
@@ -114,13 +115,15 @@ def check(program: Program) -> Iterator[Problem]:
             last_name(each.target) == last_name(store.target) for each in program.releases
         ):
             continue  # results that are collected in host memory and written to a file at the end
-        if "cpu" in methods and any(
-            call.method == "remove" and not call.node.args and call.function is store.function.outer
-            for call in program.calls
+        removing = {call.function for call in program.calls if call.method == "remove" and not call.node.args}
+        owner = store.function.outer
+        if owner in removing and (
+            "cpu" in methods or (owner.owns(store.target) and not _has_steps(program, owner))
         ):
             continue  # results of one function that removes its hook
+        begins_later = program.span(store.expression)[0][0] > program.span(store.node)[0][0]
         yield Problem(
-            node=store.expression,
+            node=store.node if begins_later else store.expression,
             message=f"The hook adds to `{store.target}` in every pass, but the container is never cleared",
             help="Keep only the last value, or clear the container after each step"
             + ("" if detached else ". Detach stored tensors"),
@@ -131,6 +134,10 @@ def check(program: Program) -> Iterator[Problem]:
             else (),
             safe=False,
         )
+
+
+def _has_steps(program: Program, function: Function) -> bool:
+    return any(loop.function is function and is_step_loop(loop) for loop in program.loops)
 
 
 def _is_kept(program: Program, call: CallFact) -> bool:
@@ -285,7 +292,17 @@ def _adds(program: Program, store: StoreFact) -> bool:
 
 
 def is_hook(program: Program, function: Function) -> bool:
-    """Return True if a function is a hook, or is returned by a function whose result is registered as a hook."""
+    """Return True if a function is a hook, or is returned by a function whose result is registered as a hook.
+
+    A function that only a hook calls also counts.
+    """
+    callers = {site.caller for site in function.call_sites}
+    if len(callers) == 1 and not callers & {function, program.top}:
+        return _is_registered(program, function) or _is_registered(program, callers.pop())
+    return _is_registered(program, function)
+
+
+def _is_registered(program: Program, function: Function) -> bool:
     if not isinstance(function.node, cst.FunctionDef) or not program.mentions(*_REGISTERING):
         return False
     for call in program.calls:
@@ -342,6 +359,28 @@ def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> It
         node=call.node,
         message=f"The hook adds to `{target}` in every pass, but the container is never cleared",
         help="Keep only the last value, or clear the container after each step",
+    )
+
+
+def _stores_tensors(program: Program, store: StoreFact) -> bool:
+    """Return True if a hook stores its arguments, or tensors computed from them, and not only shapes or numbers."""
+    tensors = set(store.function.parameters) - {"self", "cls"}
+    for each in program.stores:
+        if each.function is store.function and each.how == "assign" and each.order < store.order:
+            (tensors.add if _reads_tensor(each.expression, tensors) else tensors.discard)(each.target)
+    return _reads_tensor(store.expression, tensors)
+
+
+def _reads_tensor(node: cst.BaseExpression, tensors: set[str]) -> bool:
+    if _is_number(node):
+        return False
+    while isinstance(node, cst.Call) and method_name(node) in {"detach", "cpu", "clone", "to", "half"}:
+        node = receiver(node) or node.func
+    if isinstance(node, (cst.Tuple, cst.List, cst.Dict)):
+        return any(_reads_tensor(each.value, tensors) for each in node.elements)
+    return not tensors.isdisjoint(names_with_graph(node)) and not any(
+        isinstance(each, cst.Attribute) and each.attr.value in {"__class__", "__name__", "training"}
+        for each in walk(node)
     )
 
 
