@@ -153,7 +153,7 @@ def workers_per_rank(dataset: Dataset[Any], local_ranks: int) -> int:
 def _checked_length(dataset: Any) -> int:
     if isinstance(dataset, DataLoader):
         raise UsageError(
-            "The dataset is a DataLoader. Pass its dataset: `run.loader(loader.dataset, batch_size=64)`."
+            "Expected a dataset, but got a DataLoader. Pass the dataset of the loader: `run.loader(loader.dataset, batch_size=64)`."
         )
     if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
         raise UsageError(

@@ -211,7 +211,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     MessagePattern(_SURE, "XPU", r"XPU out of memory\b|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_DEVICE_MEMORY", _CUDA),
     MessagePattern(
         _SURE, "MPS", r"MPS backend out of memory|kIOGPUCommandBufferCallbackErrorOutOfMemory|Invalid buffer size: |greater than the maximum allowed buffer size",
-        "A GPU memory allocation on the Mac failed.",
+        "A memory allocation on the Apple GPU (MPS) failed.",
     ),
     MessagePattern(_SURE, "NCCL", r"Cuda failure (?:\d+ )?'out of memory'", _LIBRARY),
     MessagePattern(

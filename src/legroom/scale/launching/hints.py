@@ -30,7 +30,7 @@ _ERRORS = (
     ),
     (
         re.compile(r"EADDRINUSE|[Aa]ddress already in use"),
-        "The script sets its own port, which another program uses. Remove `init_method`, MASTER_ADDR and MASTER_PORT: "
+        "The script sets its own port, which another program uses. Remove `init_method`, MASTER_ADDR and MASTER_PORT, so that "
         "`init_process_group()` uses the launcher's address.",
     ),
     (

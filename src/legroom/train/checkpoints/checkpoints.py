@@ -269,7 +269,7 @@ class Checkpoints:
         if which == "best":
             if self._metric is None:
                 raise UsageError(
-                    'No metric is set that defines the best checkpoint. Use Checkpoints(folder, best="val_loss").'
+                    'No metric is set for selecting the best checkpoint. Use Checkpoints(folder, best="val_loss").'
                 )
             if self.best is None:
                 raise CheckpointError(

@@ -264,7 +264,7 @@ def _choice(name: str, options: Sequence[Any]) -> Categorical:
             "as options, and look up the objects by name in the training function."
         )
     if len(set(options)) != len(options):
-        raise UsageError(f"Parameter `{name}` has the same option twice.")
+        raise UsageError(f"Parameter `{name}` lists the same value more than once.")
     return Categorical(tuple(options))
 
 

@@ -307,7 +307,7 @@ def test_the_closest_name_has_the_same_last_part():
         ),
         (
             lambda folder: with_losses(folder, [0.1], best=None)[1].resume("best"),
-            "No metric is set that defines the best checkpoint",
+            "No metric is set for selecting the best checkpoint",
         ),
         (
             lambda folder: with_losses(folder, ["low"]),

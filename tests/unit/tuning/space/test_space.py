@@ -109,7 +109,7 @@ def test_mapping_to_the_unit_interval_is_invertible(domain: FloatRange, share: f
         ),
         ({"n": {"int": [1.5, 2]}}, "needs integer bounds"),
         ({"b": []}, "needs a list of options"),
-        ({"b": [1, 1]}, "same option twice"),
+        ({"b": [1, 1]}, "same value more than once"),
         ({"epochs": 10}, "no parameter to search"),
         ({"b": [1, 2], "m": {"int": [1, 2], "when": {"c": 1}}}, "which is not in the space"),
         ({"b": [1, 2], "m": {"int": [1, 2], "when": {"b": 3}}}, "not one of the choices for `b`"),

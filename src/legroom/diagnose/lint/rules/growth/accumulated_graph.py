@@ -21,7 +21,7 @@ The rule also flags code that keeps the following values alive, even if they hav
 - torchmetrics metrics that store every prediction and are never reset
 - the states in a replay buffer on the GPU, if the states are images, or if the program moves sampled states to the GPU
   anyway
-- the models of many objects, such as federated clients, if each training round uses only some of the objects
+- the models of all clients or agents, for example in federated learning, if each round uses only some of them
 - the optimizers of earlier training stages, if the program never uses them again
 - the pretrained models of all folds, if they stay on the GPU while the next model is trained
 - the models that an Optuna study stores for all trials

@@ -12,8 +12,8 @@ The rule reports the following cases:
 - The constructor of a dataset moves all samples to the GPU, although the training loop moves each batch.
 - A loader of images uses the length of the dataset as its batch size.
 - A function moves all frames of a video to the GPU, and then runs a model on parts of the video.
-- A loop over a data loader adds batches on the GPU to a `queue.Queue` without `maxsize`, or a thread reads files and adds
-  tensors on the GPU. If the loader is faster than the training step, the queue collects all batches of the epoch.
+- A loop over a data loader, or a thread that reads files, adds tensors on the GPU to a `queue.Queue` without `maxsize`.
+  If the loader is faster than the training step, the queue collects all batches of the epoch.
 
 ## Why this is a problem
 A list of all batches on the GPU uses as much GPU memory as the whole dataset before the first step starts.
