@@ -2,9 +2,9 @@
 
     python -m bench.accuracy.allocator_replay [FOLDER]
 
-Prints one line per recorded history: the number of calls, calls per second (best of several runs), and how often a replay
-differs from the recording, with the recorded segment addresses and without them. Histories with several streams are
-replayed but not timed, because their timing depends on the recording.
+The program prints one line per recorded history: the number of calls, calls per second (best of several runs), and how
+often a replay differs from the recording, with and without the recorded segment addresses. Histories with several
+streams are replayed but not timed, because their timing depends on the recording.
 """
 
 import sys
@@ -22,7 +22,7 @@ HISTORIES = Path(__file__).parents[2] / "tests" / "data" / "histories"
 RUNS = 7
 
 Call = tuple[int, int]
-"""A call with the block number and the bytes to allocate, or -1 to free the block."""
+"""The number of a block and the bytes to allocate, or -1 to free the block."""
 
 
 def main(argv: list[str]) -> int:
@@ -68,7 +68,7 @@ def program(history: History) -> list[Call]:
 
 
 def timed(history: History, calls: list[Call]) -> float:
-    """Return the time in seconds for all calls on a new allocator."""
+    """Return the time of all calls on a new allocator in seconds."""
     allocator = Allocator(history.capacity, settings=history.settings, total=history.total)
     for action, _, size, _ in history.rows:
         if action == "set_limit":

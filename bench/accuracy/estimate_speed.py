@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     batch: str
     loss: str
     classes: str = ""
-    """The classes that the script defines between its imports and its model."""
+    """The source of the classes that the script defines after its imports."""
 
 
 _LANGUAGE = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\nfrom transformers import GPT2Config, GPT2LMHeadModel\n"

@@ -3,8 +3,8 @@
     python -m bench.accuracy.finders [FOLDER] [--jobs 8] [--only WORD ...] [--finders legroom accelerate]
 
 Each finder of each workload runs in its own process, with its memory limited by the per-process fraction. Legroom's
-`find_batch` starts at 4 samples, Accelerate's `find_executable_batch_size` at a size two to four times too large,
-Lightning's two modes at 2. All finders take three steps per trial. The true size is then searched upwards from the
+`find_batch` starts at 4 samples, Accelerate's `find_executable_batch_size` at a size two to four times too large, and
+both modes of Lightning at 2. All finders run three steps per trial. The search for the true size then starts at the
 largest size found. Several workloads share the GPU, so compare seconds only within a row. The program writes
 FOLDER/finders.json. Finders that are not installed are skipped.
 
@@ -130,7 +130,7 @@ class Training:
         torch.cuda.synchronize()
 
     def forget(self) -> None:
-        """Reset the memory state to before the first step."""
+        """Reset the memory to its state before the first step."""
         self.optimizer.zero_grad()
         self.optimizer.state.clear()
         gc.collect()
@@ -235,7 +235,7 @@ FINDERS: dict[str, Callable[[Workload], Outcome]] = {
 
 
 def truth(workload: Workload, outcomes: dict[str, Outcome]) -> tuple[int, dict[str, bool]]:
-    """Return the largest size that runs, and mark which of the found sizes run. The search starts from the found sizes."""
+    """Return the largest size that runs, and mark the found sizes that run. The search starts from the found sizes."""
     training = Training(workload)
 
     def runs(size: int) -> bool:
@@ -287,7 +287,7 @@ def measure(workload: Workload, cap: int, finders: list[str]) -> dict[str, Any]:
 
 
 def _under_limit(workload: Workload, cap: int, function: Callable[[], Any]) -> Any:
-    """Return the result of `function` under the memory limit with libraries loaded, or the error as text."""
+    """Load libraries, set the memory limit, and return the result of `function`, or its error as text."""
     warnings.simplefilter("ignore")
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(cap / total)

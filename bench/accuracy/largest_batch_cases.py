@@ -17,7 +17,7 @@ class Capped:
     """A training step of any batch size, with a limit on the memory that PyTorch can use."""
 
     case: Case
-    """The training step. The measurement starts at its batch size."""
+    """The training step. The measurement starts at the batch size of this step."""
     cap: int
     """The memory limit in GiB."""
     group: str

@@ -5,7 +5,7 @@
     python -m bench.accuracy.measure_cases caps OUT --cases KEY,KEY --caps 1,1.5          whether cases run with so many GiB
     python -m bench.accuracy.measure_cases context OUT                                    memory of CUDA, its libraries and NCCL outside torch
 
-`peaks` writes OUT/peaks-<cases>.json, `histories` OUT/histories.jsonl.gz with rows of [action, bytes, address].
+`peaks` writes OUT/peaks-<cases>.json. `histories` writes OUT/histories.jsonl.gz with rows of [action, bytes, address].
 """
 
 import concurrent.futures

@@ -32,7 +32,8 @@ STEPS = 3
 GiB = 1 << 30
 FITS, TOO_LARGE = 0, 3
 STRIDES = (0.03, 0.06, 0.15, 0.4, 1.0)
-"""The first distances from the starting size, as fractions of it, until one size fits and another does not."""
+"""The distances from the starting size, as fractions of that size, that are tried until one size fits and another does
+not."""
 CLOSE = 0.002
 """The relative tolerance. Sizes in the hundreds need not be exact."""
 

@@ -2,9 +2,10 @@
 
     python -m bench.accuracy.other_estimators ANSWERS [--cases unseen-broad] [--jobs 2] [--patience 60]
 
-All estimators analyze the model without data. MemTracker traces one step with fake tensors. It fails on frozen
-parameters, and on steps that read values, as a GradScaler does. Accelerate multiplies the size of the weights by
-four, for gradients and Adam. The torchinfo package adds weights and outputs, and counts outputs twice for the backward pass.
+All estimators analyze the model without running it on data. MemTracker traces one step with fake tensors. MemTracker
+fails for frozen parameters and for steps that read values, for example with a GradScaler. Accelerate multiplies the
+size of the weights by four, for gradients and Adam. The torchinfo package adds weights and outputs, and counts outputs
+twice for the backward pass.
 
 Each result is computed in its own process, because some results take minutes. A result is a number of bytes, or None
 if the estimator fails or exceeds `PATIENCE`. Results do not depend on Legroom's code, so the file can be reused.
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 class Answers:
-    """The results of other estimators in bytes, with one JSON object per line of a file."""
+    """The results of other estimators in bytes. They are stored in a file with one JSON object per line."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

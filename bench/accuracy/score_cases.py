@@ -74,7 +74,7 @@ def _fail(rows: Path, key: str, reason: str) -> None:
 
 
 def failures_of(rows: Path) -> Path:
-    """Return the file that lists cases without a row."""
+    """Return the path of the file that lists the cases without a row."""
     return rows.with_suffix(".failed")
 
 

@@ -20,8 +20,8 @@ from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
 MEASURED_PEAKS = Path(__file__).parents[1] / "results" / "measured_peaks.json"
 MEASURED_STEPS = 3
 MEASURED_WITH = AllocatorSettings.from_environment({}, "2.11.0")
-"""The allocator settings of torch 2.11, with which the cases were measured. Releases differ in how they select one of
-several equally large free blocks."""
+"""The allocator settings of torch 2.11, with which the cases were measured. Releases differ in the choice between free
+blocks of equal size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ def compare(case_set: str, case: Case, real: Measured) -> Row:
 
 
 def traced(case: Case, real: Measured) -> Trace:
-    """Trace the case as `legroom estimate` does, with fake tensors or on the CPU if shapes depend on computed values."""
+    """Trace the case as `legroom estimate` does: with fake tensors, or on the CPU if shapes depend on computed
+    values."""
 
     def make() -> Callable[[], object]:
         return build(case, "cuda", skipped=real.skipped)[2]

@@ -1,4 +1,5 @@
-"""Records every allocator event of small training runs on a real GPU, where single segments of 2 and 20 MiB matter. Needs a GPU.
+"""Records every allocator event of small training runs on a real GPU. In such runs, single segments of 2 and 20 MiB
+matter. Needs a GPU.
 
     python -m bench.accuracy.small_runs OUT [--jobs 8]
 

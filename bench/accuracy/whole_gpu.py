@@ -1,11 +1,13 @@
-"""Runs training steps at the predicted largest batch on a GPU without a memory limit. The predictions are made without a GPU.
+"""Runs training steps at the predicted largest batch on a GPU without a memory limit. The predictions do not need a
+GPU.
 
     python -m bench.accuracy.whole_gpu predict PREDICTED.json [--total 12]
     python -m bench.accuracy.whole_gpu run PREDICTED.json
 
-`predict` needs Legroom. `run` needs a GPU and torch, not Legroom. A limit (`set_per_process_memory_fraction`) does not show the memory
-that CUDA libraries need outside PyTorch. Instead, another process occupies all but `--total` GiB of the GPU. Each size runs in a
-process that has not used the GPU before.
+`predict` needs Legroom. `run` needs a GPU and torch, not Legroom. A limit of PyTorch
+(`set_per_process_memory_fraction`) does not include the memory that CUDA libraries need outside PyTorch. Instead,
+another process occupies all but `--total` GiB of the GPU. Each size runs in a process that has not used the GPU
+before.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""Trials with public training programs that were not written for Legroom."""
+"""Programs that run Legroom on public training programs that were not written for it."""

@@ -2,15 +2,16 @@
 
     python -m bench.first_contact.followed_advice [CHECKOUTS] [--sizes 90 60] [--only WORD ...] [--python PYTHON] [--write FILE.json]
 
-Each program runs once on a virtual GPU of 24 GiB, then on virtual GPUs with these percentages of the memory that was allocated at its peak,
-where it runs out of memory. The first command after `Next:` is run. If it is the failed command again, the first advice is
-applied to the code before. The programs are those in `small_programs`, and with CHECKOUTS (see `public_programs`) the public ones.
+Each program runs once on a virtual GPU of 24 GiB, and then on smaller virtual GPUs, where it runs out of memory.
+`--sizes` are percentages of the memory that was allocated at its peak. Then the first command after `Next:` runs. If
+this command equals the failed command, the first advice is applied to the code before. The programs are those in
+`small_programs` and, with CHECKOUTS (see `public_programs`), the public programs.
 
-- `fits`: the program finishes.
-- `does not fit`: the program runs out of memory again.
-- `wrong`: the program fails with another error. After a change to the code alone, `wrong` also means that it prints something else than
-  on the large GPU, except with another optimizer (LG605).
-- `nothing to apply`: the advice is a decision of the user, or a change that this program cannot make.
+- `fits`: The program finishes.
+- `does not fit`: The program runs out of memory again.
+- `wrong`: The program fails with another error. If only the code was changed, `wrong` also means that the output
+  differs from the output on the large GPU, except with another optimizer (LG605).
+- `nothing to apply`: The advice is a decision of the user, or a change that this program cannot make.
 """
 
 import argparse
@@ -35,7 +36,8 @@ from bench.lib.table import markdown_table, print_table
 from legroom.units import KiB, MiB
 
 MIN_PEAK = 100 * MiB
-"""Programs with a smaller peak are skipped: the allocator reserves 20 MiB at once, which is little only on a larger GPU."""
+"""Programs with a smaller peak are skipped. The allocator reserves 20 MiB at once, which would be a large part of such
+a small GPU."""
 HEADER = ("program", "GPU", "advice", "result", "how")
 SMALL = Path(__file__).parent / "small_programs"
 TWO_GPUS = {"data_parallel.py"}
@@ -51,7 +53,7 @@ class Row:
     code: str
     """The code of the first advice."""
     result: str
-    """Starts with one of `RESULTS`."""
+    """The result, which starts with one of `RESULTS`."""
     how: str
     """The `Next:` command, or the applied change."""
 
@@ -64,7 +66,8 @@ class Row:
 
 
 def follow(trial: Trial, failed: dict[str, Any]) -> tuple[list[str], Change, str] | None:
-    """Return the options of `legroom run`, the change to the program, and a description. None: there is nothing to apply."""
+    """Return the options of `legroom run`, the change to the program, and a description. Return None if there is
+    nothing to apply."""
     if failed["next"] and failed["next"][0].startswith("legroom estimate"):
         return None
     words = shlex.split(failed["next"][0]) if failed["next"] else []
@@ -90,13 +93,13 @@ def follow(trial: Trial, failed: dict[str, Any]) -> tuple[list[str], Change, str
 
 
 def _difference(failed: dict[str, Any]) -> str:
-    """The words of the `Next:` command that the failed command does not have."""
+    """Return the words of the `Next:` command that are not in the failed command."""
     before = shlex.split(failed["command"])
     return "Next: " + " ".join(word for word in shlex.split(failed["next"][0]) if word not in before)
 
 
 def edit(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
-    """Apply a finding to the code: the new contents of the changed files, and a description."""
+    """Apply a finding to the code. Return the new contents of the changed files, and a description."""
     change = finding["evidence"].get("edit")
     if change is not None:
         path, lines = _read(trial, change["file"])
@@ -120,7 +123,7 @@ def _parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
 
 
 def _statement_at(lines: Sequence[str], line: int, kinds: tuple[type, ...]) -> Any:
-    """The innermost statement of these kinds around a line."""
+    """Return the innermost statement of these kinds around a line."""
     tree = ast.parse("".join(lines))
     around = [
         node
@@ -131,7 +134,7 @@ def _statement_at(lines: Sequence[str], line: int, kinds: tuple[type, ...]) -> A
 
 
 def _lint_fix(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
-    """Apply the linter's fix of the same code."""
+    """Apply the linter's fix for the code of the finding."""
     if not finding["file"]:
         return None
     path, lines = _read(trial, finding["file"])
@@ -199,7 +202,7 @@ def _zero_grad_first(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, s
 
 
 def _plain_sgd(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
-    """Replace the optimizers by one without state."""
+    """Replace the optimizers with an optimizer without state."""
     path, lines = _read(trial, trial.program.arguments.split()[0])
     text = "".join(lines)
     pattern = r"\boptim\.[A-Z]\w*\(((?:[^(),]|\([^()]*\))+)(?:[^()]|\([^()]*\))*\)"
@@ -255,7 +258,8 @@ def try_size(trial: Trial, reference: Outcome, name: str, percent: int, peak: in
 
 
 def text_differs(trial: Trial, failed: dict[str, Any]) -> str:
-    """Return what the text report lacks of the JSON: the first advice, or the first command after `Next:`."""
+    """Return a description if the text report lacks the first advice or the first `Next:` command of the JSON
+    report."""
     command = [sys.executable, "-m", "legroom", "report", str(trial.capture)]
     text = subprocess.run(command, capture_output=True, text=True, env=None).stdout
     words = " ".join(text.split())
@@ -270,7 +274,7 @@ def text_differs(trial: Trial, failed: dict[str, Any]) -> str:
 
 
 def _printed(outcome: Outcome) -> list[str]:
-    """The output of the program, without Legroom's lines and times."""
+    """Return the output lines of the program, without Legroom's lines and with times replaced."""
     lines = [line for line in outcome.error.splitlines() if "legroom" not in line]
     return [re.sub(r"\d+(\.\d+)?\s?(s|ms|it/s)\b|\d\d:\d\d(:\d\d)?", "#", line) for line in lines]
 
@@ -298,7 +302,7 @@ def try_program(program: Program, checkouts: Path, name: str, options: argparse.
 
 
 def totals(rows: Sequence[Row]) -> list[list[str]]:
-    """One line per code of the first advice, and one for all."""
+    """Return one line per code of the first advice, and one for all codes."""
     lines = []
     for code in [*sorted({row.code for row in rows}), "all"]:
         counts = Counter(row.kind for row in rows if code in (row.code, "all"))

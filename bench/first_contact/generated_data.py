@@ -1,4 +1,4 @@
-"""Generates small random data sets in the layouts that public programs read, so the programs download nothing."""
+"""Generates small random datasets in the layouts that public programs read, so that the programs download nothing."""
 
 import os
 import struct
@@ -34,7 +34,7 @@ def _digits(raw: Path, train: int, test: int) -> None:
 
 
 def mnist(folder: Path) -> None:
-    """Generate digits in each folder in which one of the programs searches for MNIST."""
+    """Generate digits in every folder in which a program expects MNIST."""
     for place in ("data", "../data", "../../data", "../../data/mnist", "mnist/data"):
         _digits((folder / place / "MNIST" / "raw").resolve(), 320, 200)
 
@@ -61,7 +61,7 @@ def characters(folder: Path) -> None:
 
 
 def text(folder: Path) -> None:
-    """Generate characters from the space to `z`, which include the characters of the programs' prompts."""
+    """Generate a text of characters from the space to `z`. They include all characters of the programs' prompts."""
     characters = _chance().integers(32, 123, 4000).astype(numpy.uint8)
     (folder / "input.txt").write_bytes(characters.tobytes())
 

@@ -2,10 +2,11 @@
 
     python -m bench.first_contact.measured_programs CHECKOUTS [--only WORD ...] [--gpu h200] [--jobs 4] [--write FILE.md] [--seconds 120]
 
-CHECKOUTS is a folder with clones of the repositories that `programs.py` names. Data that a program would download is generated.
-`measured` is the peak that `legroom run` recorded on the GPU, and `predicted` is the peak that `legroom estimate` reports.
-An estimate is right if both peaks of allocated memory differ by at most 5% or 4 MiB, and the measured peak of reserved memory is not above the
-safe bound. With `cudnn.benchmark`, cuDNN tries kernels with all memory that is free, so the peaks are not compared.
+CHECKOUTS is a folder with clones of the repositories that `programs.py` names. The data that a program would download
+is generated. `measured` is the peak that `legroom run` recorded on the GPU, and `predicted` is the peak that `legroom
+estimate` reports. An estimate is right if the peaks of allocated memory differ by at most 5% or 4 MiB, and the
+measured peak of reserved memory does not exceed the safe bound. With `cudnn.benchmark`, cuDNN tries kernels that use
+all free memory, so the peaks are not compared.
 """
 
 import sys

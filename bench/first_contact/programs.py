@@ -1,4 +1,4 @@
-"""The public training programs of the trials, with arguments for a short run."""
+"""The public training programs, with arguments for a short run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Program:
     prepare: Callable[[Path], None] | None = None
     """A function that generates the data in the working directory."""
     copy: str = "."
-    """The parts of the repository that the program needs."""
+    """The files and folders of the repository that the program needs."""
     ranks: bool = False
     """True if the program supports one process per GPU, started by torchrun."""
     alone: bool = True

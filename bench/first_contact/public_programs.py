@@ -1,9 +1,9 @@
-"""Runs public training programs, unmodified, with each command and prints what is right, wrong or refused.
+"""Runs unmodified public training programs with each command and prints which results are right, wrong or refused.
 
     python -m bench.first_contact.public_programs CHECKOUTS [--only WORD ...] [--python PYTHON] [--write FILE.json] [--missing] [--seconds 120]
 
-CHECKOUTS is a folder with clones of the repositories that `programs.py` names. Every command runs in a new copy of the program. Data that a
-program would download is generated with random contents. For each program:
+CHECKOUTS is a folder with clones of the repositories that `programs.py` names. Every command runs in a new copy of the
+program. Data that a program would download is generated with random contents. For each program:
 
 - `run`: on a virtual GPU of 24 GiB. The result is right if the program ends as with `python`, writes the same files as
   with `python`, and uses GPU memory.
@@ -45,7 +45,7 @@ LARGE = "24GiB"
 WORKSPACES = 64 * MiB
 """An upper bound for the workspaces of cuBLAS and cuDNN in most of these programs."""
 ROUNDING = 4 * MiB
-"""The tolerance for rounding. The allocator rounds blocks up, depending on the neighboring blocks, which workspaces
+"""The tolerance for rounding. The allocator rounds up blocks depending on neighboring blocks, which workspaces
 change."""
 COLUMNS = ("run", "run too small", "estimate", "launch", "peak", "files", "seconds")
 VERBS = COLUMNS[:4]
@@ -80,10 +80,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change to one command: other arguments of the program, environment variables, edited files."""
+    """A change for one command: other arguments of the program, environment variables, edited files."""
 
     arguments: tuple[str, ...] | None = None
-    """The arguments of the program, without the script; None for those of the trial."""
+    """The arguments of the program, without the script. If None, the default arguments are used."""
     environment: dict[str, str] = field(default_factory=dict)
     edits: dict[str, str] = field(default_factory=dict)
     """New contents of files, by their path in the copy."""
@@ -190,13 +190,13 @@ def _size(size: float) -> str:
 
 
 def _normalised(names: frozenset[str]) -> set[str]:
-    """Return the file names without numbers. Numbers may be dates, process ids or losses."""
+    """Return the file names without numbers. The numbers may be dates, process IDs or losses."""
     return {re.sub(r"[0-9][0-9.e+-]*", "#", name) for name in names}
 
 
 def run_python(trial: Trial) -> dict[str, Any]:
     """Run the program without Legroom. Return its exit code, the names of the files that it wrote, and the last line
-    of an error."""
+    of its error."""
     done = trial.python()
     return {"code": done.code, "files": sorted(_normalised(done.changed)), "error": done.last_line}
 
@@ -303,8 +303,8 @@ def check_launch(trial: Trial, capacity: str) -> str:
 
 
 def try_program(trial: Trial, reference: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a cell for each column: `right`, `wrong: …`, `refused: …` or `-`. `reference` is the reference run of an
-    earlier table."""
+    """Return a cell for each column: `right`, `wrong: …`, `refused: …` or `-`. `reference` is the run without Legroom
+    from an earlier table."""
     program = trial.program
     row: dict[str, Any] = dict.fromkeys(COLUMNS, "-")
     began = time.monotonic()

@@ -3,9 +3,9 @@
     python -m bench.first_contact.repeated_runs [--times 100] [--jobs 2] [--full FOLDER] [--only NAME ...]
 
 The programs train in four threads, run in a folder without disk space, and allocate more memory than the GPU or the
-host has. With python, all programs exit with code 0 and print "done". A run counts if it does the same within two
-minutes and reports no leak. `--full` is a folder on a file system without free space, in which the second program
-runs.
+host has. With python, all programs exit with code 0 and print "done". A run with Legroom counts if it does the same
+within two minutes and reports no leak. `--full` is a folder on a file system without free space, in which the second
+program runs.
 """
 
 import re

@@ -2,11 +2,11 @@
 
     python -m bench.first_contact.safe_fixes [CHECKOUTS] [--only WORD ...] [--python PYTHON] [--gpu 24GiB] [--seconds 120]
 
-The programs are those of tests/corpus and, given a folder with clones, those of `programs.py`. Every program that a safe
-fix changes runs three times on the CPU with the same random seeds: twice as it is and once with the fixes. Lines that
-differ between the first two runs contain for example times; they are not compared. The output has changed if another
-line or the exit code differs. The target is 0 programs. With `--gpu`, the programs of the clones run on a virtual GPU of
-this size.
+The programs are those of tests/corpus and, given a folder with clones, those of `programs.py`. Every program that a
+safe fix changes runs three times on the CPU with the same random seeds: twice unmodified and once with the fixes.
+Lines that differ between the first two runs, for example because they contain times, are not compared. The output has
+changed if another line or the exit code differs. The target is that the output of no program changes. With `--gpu`,
+the programs of the clones run on a virtual GPU of this size.
 """
 
 import contextlib
@@ -54,12 +54,13 @@ else:
 @dataclass(frozen=True)
 class Run:
     code: int | None
-    """None after the time limit."""
+    """The exit code, or None if the run exceeded the time limit."""
     lines: tuple[str, ...]
 
 
 def changed_lines(first: Run, second: Run, fixed: Run) -> list[str]:
-    """Return the differences between a run and the run of the fixed program, except those between two equal runs."""
+    """Return the differences between the original and the fixed program. Lines that differ between the two original
+    runs are ignored."""
     if first.code != fixed.code:
         return [f"exit code {first.code} before, {fixed.code} after"]
     if len(first.lines) != len(second.lines):
@@ -74,7 +75,7 @@ def changed_lines(first: Run, second: Run, fixed: Run) -> list[str]:
 
 
 def run_here(file: Path, seconds: int) -> Run:
-    """Run a program in a copy of this process, which has already imported torch."""
+    """Run a program in a fork of this process, which has already imported torch."""
     with tempfile.NamedTemporaryFile() as output:
         child = os.fork()
         if child == 0:

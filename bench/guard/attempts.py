@@ -3,8 +3,8 @@
     python -m bench.guard.attempts [--patterns 10000]
 
 A pattern consists of the batch size, the largest micro-batch that fits, further random failures, and the sizes in the
-error messages: memory is full, fragmented, or unknown. The phase of a failure is random too. The program prints the
-number of attempts in relation to the bound of log2(batch size) + 3, plus one for each fallback.
+error messages, which show full, fragmented or unknown memory. The phase of each failure is also random. The program
+compares the number of attempts with the bound of log2(batch size) + 3, plus one for each fallback.
 """
 
 import gc
@@ -88,7 +88,7 @@ def run(pattern: Pattern) -> tuple[int, bool]:
 
 
 def _message(kind: str, samples: int) -> str:
-    """Return an error of a GPU of 8 GiB, on which each sample needs 64 MiB."""
+    """Return the error of a GPU with 8 GiB on which each sample needs 64 MiB."""
     unused = 0.1 if kind == "full" else samples / 16 + 1
     sizes = (
         f"GPU 0 has a total capacity of 8.00 GiB of which 0.00 GiB is free. Of the allocated memory {max(8 - unused, 0):.2f} "

@@ -2,9 +2,9 @@
 
     python -m bench.guard.checkpoint_rank_kills [--kills 100]
 
-Two ranks save a DDP or FSDP2 model repeatedly. At a random moment of a save, rank 0, rank 1 or both get SIGKILL. A single
-process then resumes the checkpoint. Its weights must belong to one step, which is not older than the last step that both
-ranks had saved.
+Two ranks save a DDP or FSDP2 model repeatedly. At a random time during a save, rank 0, rank 1 or both get SIGKILL. A
+single process then resumes the checkpoint. Its weights must belong to one step, which is not older than the last step
+that both ranks had saved.
 """
 
 import random
@@ -28,7 +28,7 @@ LIMIT_SECONDS = 60.0
 
 
 def save_repeatedly(folder: str, kind: str, first: int) -> None:
-    """Save one step after the other, until the process is killed. This function runs on every rank."""
+    """Save one step after another until the process is killed. This function runs on every rank."""
     weights = Weights()
     model: nn.Module = DistributedDataParallel(weights) if kind == "DDP" else fully_shard(weights)
     checkpoints = legroom.Checkpoints(folder, keep=2)

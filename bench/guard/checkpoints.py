@@ -4,11 +4,12 @@ and torch.load.
     python -m bench.guard.checkpoints                     # both, on the CPU
     python -m bench.guard.checkpoints --gpu [FOLDER]      # speed with 2 GB on the GPU; also writes FOLDER/checkpoints.json
 
-Kills: a forked process saves repeatedly and gets SIGKILL at a random moment of a save. Only kills before the save returned
-count. Afterwards the checkpoint is resumed and compared with the values of its step. `torch.save` to one file is tested the
-same way.
+Kills: A forked process saves repeatedly and gets SIGKILL at a random time during a save. A kill counts only if the save
+had not returned. The checkpoint is then resumed and compared with the values of its step. `torch.save` to one file is
+tested in the same way.
 
-Speed: the same tensors in the same folder, alternating between the methods. Files are in the page cache when read.
+Speed: All methods write the same tensors to the same folder, alternately. Files are in the page cache when they are
+read.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 class Weights(nn.Module):
-    """Weights that are filled with the step number, so that a mixture of steps is visible."""
+    """A model whose weights are filled with the step number, so that a mixture of steps is visible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +78,8 @@ class Weights(nn.Module):
 
 Save = Callable[[int], None]
 Resume = Callable[[], int | None]
-"""A function that compares the contents of the checkpoint and returns the resumed step, or None if the contents were lost."""
+"""A function that resumes and checks the checkpoint. It returns the resumed step, or None if the checkpoint was
+lost."""
 
 
 def kills() -> None:
@@ -103,8 +105,8 @@ def kills() -> None:
 
 
 def killed(make: Callable[[], tuple[Save, Resume]]) -> tuple[int, int, int, int]:
-    """Return the number of kills that counted, and how often the previous step, the new step, no step or a mixture
-    was found."""
+    """Return the number of kills that counted, and how often the previous step, the new step, no step or a mixture of
+    steps was found."""
     chance = random.Random(0)
     before = newer = lost = 0
     last = 0
@@ -271,7 +273,7 @@ def speed(place: str, size: float, device: str) -> dict[str, Any]:
 
 
 def baseline_of(name: str) -> str:
-    """Return the method that this one is compared with."""
+    """Return the name of the method with which a method is compared."""
     if "resume" in name or "load" in name:
         return "torch.load"
     return "torch.save" if name == "torch.save" else "torch.save, fsync and rename"

@@ -1,12 +1,12 @@
-"""Lets each allocation of a guarded step fail once, and checks that training continues as without a failure.
+"""Makes each allocation of a guarded step fail once, and checks that training continues as without a failure.
 
     python -m bench.guard.fault_injection [--quick]
 
-The program runs three steps on a virtual GPU for each model, each phase (first forward pass, rest of the passes,
-optimizer) and each allocation k in that phase. The k-th allocation of the second step fails. Parameters, optimizer
-state, buffers, loss scale and random generators must then equal a run without failure at the same split, bit for bit.
-Allocations in the first optimizer step also fail, because that step creates the state. The program prints the number
-of failed allocations and of equal runs.
+The program runs three steps on a virtual GPU for each model, each phase (first forward pass, other passes, optimizer)
+and each allocation k in that phase. The k-th allocation of the second step fails. Parameters, optimizer state, buffers,
+loss scale and random generators must then equal those of a run with the same split and without failures, bit for bit.
+Allocations in the first optimizer step also fail, because that step creates the state. The program prints the number of
+failed allocations and the number of equal runs.
 """
 
 import gc
@@ -63,7 +63,7 @@ class Case:
     options: dict[str, Any]
     scaled: bool = False
     copied: bool = True
-    """True if parameters are few enough to be copied before each optimizer step."""
+    """True if the parameters are small enough to be copied before each optimizer step."""
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,8 +141,8 @@ CASES = (
 
 
 class PlannedSizes(MicroBatchSizer):
-    """The sizes of the uninterrupted run. The batch is split into given micro-batches, or is whole and halved after a
-    failure."""
+    """Sets the micro-batch size in advance, and halves it after a failure. With a size of at least the batch size, the
+    batch is not split at first."""
 
     def __init__(self, micro: int) -> None:
         super().__init__(max_size=micro)
@@ -165,7 +165,7 @@ class Run:
     state: list[Any]
     split: tuple[int, ...]
     marks: dict[str, range]
-    """The allocation numbers of each phase in the step that fails."""
+    """The allocation numbers of each phase in the failing step."""
     happened: bool
 
 

@@ -3,17 +3,18 @@ precision. Needs a GPU.
 
     python -m bench.guard.guarded_step [FOLDER] [--parts overhead cap prices] [--large]
 
-Two training steps: ResNet-50 (SGD with momentum, fp32) and GPT-2 small on 512 tokens (AdamW, bf16 autocast).
+There are two training steps: ResNet-50 (SGD with momentum, fp32) and GPT-2 small on 512 tokens (AdamW, bf16 autocast).
 
-- overhead: plain loop and Guard alternate on the same model, batch and optimizer; medians over rounds, and the spread.
-- cap: memory is limited to what a part of the batch needs. The Guard gets the whole batch and finds its split. Then it
-  alternates with even splits by hand (plain accumulation); the fastest of those is the baseline. The first failure is
-  counted in steps.
-- prices: the same batch with spilled activations and in other precisions: time and peak.
+- overhead: The plain loop and Guard alternate on the same model, batch and optimizer. The result is the median over
+  rounds, and the spread.
+- cap: Memory is limited to the amount that a part of the batch needs. The Guard gets the whole batch and finds its
+  split. It then alternates with hand-written even splits (plain accumulation), of which the fastest is the baseline.
+  The cost of the first failure is given in steps.
+- prices: The time and peak of the same batch with spilled activations and in other precisions.
 
 `--large` uses batches whose micro-batches keep the GPU busy. With smaller batches, Python is the bottleneck, and the
-speed of Python varies by 25% between rounds. Writes FOLDER/guard.json. `--tiny 96MiB` runs small models on a virtual
-GPU to test this program.
+speed of Python varies by 25% between rounds. The program writes FOLDER/guard.json. `--tiny 96MiB` runs small models on
+a virtual GPU to test this program.
 """
 
 import contextlib
@@ -232,7 +233,7 @@ def alternating(case: Case, pace: Pace) -> dict[str, Any]:
 
 
 def splits_near(batch: int, chunks: int) -> list[int]:
-    """Return the micro-batch sizes of even splits into about as many parts, largest first."""
+    """Return the micro-batch sizes of even splits into about `chunks` parts, largest first."""
     numbers = (chunks - 1, chunks, chunks + 1, chunks + 2)
     return sorted({-(-batch // number) for number in numbers if number > 0}, reverse=True)
 

@@ -4,9 +4,9 @@
     python -m bench.guard.rank_agreement --cpu
 
 On a real GPU, one rank runs with NCCL, which includes all costs except the delay of other ranks. The exchange at the
-end of a step is measured separately, between processes of this machine over gloo. `--cpu` measures whole steps of two
-ranks over gloo on the CPU. Both kinds of step alternate, and the result is the median over rounds. `--small` tests
-the program on a virtual GPU.
+end of a step is measured separately, over gloo between processes of this machine. `--cpu` measures whole steps of two
+ranks over gloo on the CPU. Both kinds of step alternate, and the result is the median over rounds. `--small` tests the
+program on a virtual GPU.
 """
 
 import json

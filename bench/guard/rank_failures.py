@@ -1,12 +1,16 @@
-"""Lets allocations fail on one rank of a distributed step, and checks that all ranks recover together with the same weights.
+"""Makes allocations fail on one rank of a distributed step, and checks that all ranks recover together with the same
+weights.
 
     python -m bench.guard.rank_failures [--failures 100] [--ranks 2]
 
-Each rank is a process with a virtual GPU and its part of a model (DDP or FSDP2) under `legroom.Guard`. For each combination of
-{DDP, FSDP2} × {forward, backward, optimizer} × {rank}, one allocation of the step fails on that rank: the first, then the
-second, up to the last of that phase, then from the start again, until enough have failed. After each failure, parameters,
-optimizer state and buffers are compared bit for bit with plain DDP or FSDP2 at the split that Guard used, and parameters
-between ranks. Every tenth failure hits a Guard that has not taken a step yet.
+Each rank is a process with a virtual GPU and its part of a model (DDP or FSDP2) under `legroom.Guard`. For each
+combination of {DDP, FSDP2} × {forward, backward, optimizer} × {rank}, one allocation of the step fails on that rank.
+This is the first allocation of that phase, then the second, and so on up to the last. The sequence repeats until the
+given number of allocations have failed.
+
+After each failure, parameters, optimizer state and buffers are compared bit for bit with plain DDP or FSDP2 at the
+split that Guard used. Parameters are also compared between ranks. Every tenth failure occurs in the first step of a
+new Guard.
 """
 
 import contextlib
@@ -66,11 +70,11 @@ def main() -> None:
 
 @dataclass(slots=True)
 class RankReport:
-    """The results of one rank."""
+    """The results on one rank."""
 
     failures: int = 0
     places: int = 0
-    """The number of allocations of the phase."""
+    """The number of allocations in the phase."""
     splits: list[tuple[int, ...]] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
     equal: int = 0
@@ -108,15 +112,15 @@ def fail_many(kind: str, phase: str, rank: int, failures: int) -> RankReport:
 
 
 class HalvedSizes(MicroBatchSizer):
-    """Sizes that are halved after every failure. An injected failure looks like fragmented memory, after which the same
-    size would be tried again."""
+    """Halves the micro-batch size after every failure. Without this class, Guard would retry the same size, because an
+    injected failure looks like fragmented memory."""
 
     def may_retry(self, micro: int, failure: Any) -> bool:
         return False
 
 
 class Trial:
-    """A model after two steps. All trials use the same state."""
+    """A model and its Guard in a fixed state. All trials start with the same values."""
 
     def __init__(self, kind: str) -> None:
         import legroom
@@ -134,7 +138,7 @@ class Trial:
         self.guard._ranks._agreed_passes = None
 
     def step(self, phase: str, place: int | None) -> bool:
-        """Take one step in which allocation number `place` of that phase fails. Return False if there is no such
+        """Run one step in which allocation number `place` of the phase fails. Return False if there is no such
         allocation."""
         armed: list[Any] = []
 
@@ -206,7 +210,7 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's batch. Random numbers drawn afterwards are the same at every call."""
+    """Return this rank's batch. The random state after each call is the same."""
     torch.manual_seed(7 + dist.get_rank())
     return torch.randn(ROWS, WIDTH, device="cuda"), torch.randint(CLASSES, (ROWS,), device="cuda")
 

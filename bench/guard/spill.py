@@ -3,10 +3,10 @@
     python -m bench.guard.spill [FOLDER]
 
 ResNet-50 and GPT-2 small run the same steps on the same batch in four ways: plain, with all activations spilled, with
-half of them as the budget, and with torch's `save_on_cpu`. The device is synchronized before and after a timed step.
-The first steps, which allocate page-locked memory, are listed separately. Gradients are compared in torch's
-deterministic mode, times measured without it. Writes FOLDER/spill.json. `--small` tests the program on a virtual GPU.
-Needs torchvision and transformers.
+a budget of half of the activations, and with torch's `save_on_cpu`. The device is synchronized before and after a
+timed step. The first steps, which allocate page-locked memory, are listed separately. Gradients are compared in
+torch's deterministic mode. Times are measured without this mode. Writes FOLDER/spill.json. `--small` tests the program
+on a virtual GPU. Needs torchvision and transformers.
 """
 
 import gc

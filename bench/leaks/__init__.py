@@ -1,1 +1,1 @@
-"""Programs that measure the results of the leak detector, the linter and the error explainer."""
+"""Programs that measure the accuracy of the leak detector, the linter and the error explainer."""

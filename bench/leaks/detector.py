@@ -3,10 +3,10 @@
     python -m bench.leaks.detector [--folder FOLDER] [--round NAME] [--gpu SIZE] [--jobs N] [--names] [--json FILE]
     python -m bench.leaks.detector --folder FOLDER [--gpu SIZE | --real-gpu]
 
-Every program of tests/corpus, or of another folder with `leaking` and `healthy` in it, runs in its own process with the
-detector attached as under `legroom.watch`, on the GPU if there is one, else on the CPU. `--gpu` uses a virtual GPU.
-`--names` lists the wrong results. A folder with a `manifest.json` is run with `legroom run` on a virtual GPU, or on the GPU
-of this machine with `--real-gpu` (see `manifest`).
+Every program of tests/corpus, or of another folder that contains `leaking` and `healthy`, runs in its own process with
+the detector attached, as with `legroom.watch`. The programs run on the GPU if there is one, and otherwise on the CPU.
+`--gpu` uses a virtual GPU. `--names` lists the wrong results. A folder with a `manifest.json` is run with `legroom
+run` on a virtual GPU, or on the GPU of this machine with `--real-gpu` (see `manifest`).
 """
 
 import argparse
@@ -104,8 +104,8 @@ def run_all(corpus: list[Program], jobs: int, gpu: str | None = None) -> list[tu
 
 
 def _start(program: Program, gpu: str | None) -> tuple[int, int]:
-    """Start a process for one program. This is a fork, or a new interpreter with CUDA, because CUDA cannot be used
-    after a fork."""
+    """Start a process for one program. The process is a fork, or a new interpreter if CUDA is used, because CUDA
+    cannot be used after a fork."""
     reading, writing = os.pipe()
     if torch.version.cuda is not None:
         os.set_inheritable(writing, True)
@@ -188,7 +188,7 @@ def _warm_up() -> None:
 
 
 def _rows(results: list[tuple[Program, dict[str, Any]]], folder: Path) -> list[list[str]]:
-    """Return one row per round of the corpus. Another folder counts as one round."""
+    """Return one row per round of the corpus. A folder other than the corpus counts as one round."""
     if folder != FOLDER:
         return [_row(folder.name, results)]
     rounds = [(name, [(p, r) for p, r in results if p.round == name]) for name in ROUNDS]

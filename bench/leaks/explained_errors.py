@@ -2,13 +2,14 @@
 
     python -m bench.leaks.explained_errors [--gigabyte] [--raised] [--decorated] [TABLE.json ...]
 
-The tables are in tests/data/errors; given tables are scored instead. The first one was written with the rules. Each other
-one was scored once before rules were changed for it; those scores are in bench/results/figures_log.md. `--raised` explains
-messages from the source of installed libraries, few of which are about memory. `--decorated` adds prefixes of launchers,
-loggers, terminals and notebooks to each text and counts how often the answer stays the same.
+By default, the tables in tests/data/errors are scored. The first table was written together with the rules. Each other
+table was scored once before rules were changed for it. These first scores are in bench/results/figures_log.md.
+`--raised` explains messages from the source of installed libraries, few of which are about memory. `--decorated` adds
+prefixes of launchers, loggers, terminals and notebooks to each text and counts how often the explanation stays the
+same.
 
-A table whose rows have a `class` and `device_oom` instead of a `kind` and `code` is scored by class. The authors of such
-tables do not know Legroom's codes; `CODES_OF_CLASS` maps the codes to their classes.
+A table whose rows have a `class` and `device_oom` instead of a `kind` and `code` is scored by class. Such tables do not
+depend on Legroom's codes, and `CODES_OF_CLASS` maps the codes to their classes.
 """
 
 import ast
@@ -78,8 +79,8 @@ CODES_OF_CLASS: dict[str, tuple[str, ...]] = {
     "disk full": ("LG780",),
     "not a torch problem": ("", "LG707", "LG735", "LG742", "LG782", "LG783", "LG790"),
 }
-"""The codes that are right for a class. A code is in two classes if both describe it: a worker that the kernel killed
-(LG705) is about host memory and about a worker, a missing cuDNN library (LG726) about cuDNN and about the installation."""
+"""The codes that are correct for each class. A code is in two classes if both describe it. For example, a worker that
+the kernel killed (LG705) concerns host memory and data loader workers."""
 
 
 def score(table: Path) -> tuple[int, int, int, int, list[str]]:
@@ -101,7 +102,8 @@ def score(table: Path) -> tuple[int, int, int, int, list[str]]:
 
 
 def score_classes(table: Path) -> None:
-    """Print the share of right classes, the wrong and missed out-of-memory verdicts, and the wrong answers."""
+    """Print the fraction of correct classes, the wrong and missed out-of-memory verdicts, and the wrong
+    explanations."""
     rows = json.loads(table.read_text(encoding="utf-8"))
     right = 0
     wrong_oom, missed, wrong = [], [], []
@@ -182,7 +184,7 @@ def _messages(file: Path) -> Iterator[str]:
 
 
 def decorated(tables: list[Path]) -> None:
-    """Count how often an error has the same explanation with and without log decoration."""
+    """Count how often an error has the same explanation with and without the prefixes of a log format."""
     rows = [row for table in tables for row in json.loads(table.read_text(encoding="utf-8"))]
     plain = [(row["text"], answer) for row in rows if (answer := explain(row["text"])).kind != "unknown"]
     same = Counter(

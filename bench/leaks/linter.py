@@ -2,10 +2,11 @@
 
     python -m bench.leaks.linter [--all-lines] [--fixes] [--corpus FOLDER] [FOLDER ...]
 
-A finding is right if the corpus marks its line for that rule or as leaking. A mark is found if a finding of its kind is on
-its line. Rules that the corpus has no marks for (deprecated names, loading, distributed training) are listed separately.
-Given folders are linted for speed. `--corpus` uses another folder with `leaking/` and `healthy/` in it instead of
-tests/corpus. `--fixes` applies the fixes to every leaking program and runs the result under the leak detector.
+A finding is right if the corpus marks its line for that rule or as leaking. A mark is found if a finding of its kind
+is on its line. Rules that the corpus has no marks for (deprecated names, loading, distributed training) are listed
+separately. The speed is measured on the given folders. `--corpus` uses another folder that contains `leaking/` and
+`healthy/` instead of tests/corpus. `--fixes` applies the fixes to every leaking program and runs the result under the
+leak detector.
 """
 
 import ast
@@ -49,7 +50,7 @@ RETENTION = "LG1"
 @dataclass
 class Score:
     right: int = 0
-    """The number of findings on lines that are marked for them."""
+    """The number of findings on lines that are marked for their rule."""
     unmarked: int = 0
     """The number of findings on leaking lines that are not marked for the linter."""
     wrong: list[str] = field(default_factory=list)
@@ -191,7 +192,8 @@ def fixes(judged: list[Program]) -> None:
 
 
 def speed(folders: list[str]) -> None:
-    """Measure lines per second of CPU time, next to parsing alone and ruff's pyflakes rules on the same files."""
+    """Measure lines per second of CPU time, compared with parsing alone and with ruff's pyflakes rules on the same
+    files."""
     files = [file for folder in folders for file in Path(folder).rglob("*.py") if file.is_file()]
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
     lines = sum(text.count("\n") for text in texts)

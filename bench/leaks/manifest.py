@@ -1,8 +1,8 @@
 """Scores `legroom run` on a folder of programs with a manifest: leaks detected, correct line, false alarms.
 
-The manifest is `manifest.json` in the folder, a list of `{"file", "leak", "lines"}`. `lines` are the lines that are correct
-in a report. Each program runs under `legroom run` in its own process. On a virtual GPU, this process is a fork, so that
-torch is imported only once. On a real GPU, several programs run at the same time.
+The manifest is `manifest.json` in the folder, a list of `{"file", "leak", "lines"}`. `lines` are the lines that are
+correct in a report. Each program runs under `legroom run` in its own process. On a virtual GPU, this process is a
+fork, so that torch is imported only once. On a real GPU, several programs run at the same time.
 """
 
 import importlib
@@ -39,7 +39,7 @@ class Score(NamedTuple):
 
     @property
     def has_correct_line(self) -> bool:
-        """Whether the first report names a correct line."""
+        """True if the first report names a correct line."""
         return self.is_detected and self.reported[0]["line"] in self.expected
 
 

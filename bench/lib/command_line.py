@@ -1,4 +1,4 @@
-"""The command line of a benchmark program. Its help is the module's docstring."""
+"""The command line of a benchmark program. The help text is the docstring of the program's module."""
 
 import argparse
 

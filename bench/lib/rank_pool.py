@@ -3,8 +3,8 @@
     with RankPool(2) as pool:
         results = pool.run(task, 1, 2)      # task(1, 2) on every rank; a list with each rank's result
 
-The first rank takes seconds to start, because torch is imported. A task takes a fraction of a second. If a rank does
-not answer in time, `Hang` is raised.
+Starting the ranks takes seconds, because torch is imported. Running a task takes a fraction of a second. If a rank
+does not answer in time, `Hang` is raised.
 """
 
 import gc
@@ -22,7 +22,7 @@ virtual_gpu: Any = None
 
 
 class Hang(AssertionError):  # noqa: N818
-    """Raised if a rank did not answer in time."""
+    """A rank did not answer in time."""
 
 
 class RankPool:

@@ -2,7 +2,7 @@
 
     python -m bench.overhead.capture_file [STEPS]
 
-The events represent a training loop over a transformer of 48 blocks. Every allocation has its module, line and
+The events represent a training loop over a transformer of 48 blocks. Every allocation has a module, a line and an
 operation, and activations are freed in the backward pass. Seconds are CPU time, so other work on the machine is not
 counted.
 """

@@ -1,11 +1,11 @@
-"""Measures what the callbacks of Lightning and Transformers add to a training step.
+"""Measures the time that the callbacks of Lightning and Transformers add to a training step.
 
     python -m bench.overhead.integrations [--steps 300] [--rounds 5]
 
-The same trainer runs with and without the callback, in short trainings in alternating order, on the CPU (or the real
-GPU). Prints the median time of a step, and the ratio of the medians. The first steps of a training, in which the leak
-detector scans, are not counted. On the CPU, CPU time of the process is counted, so other work on the machine counts little.
-A library that is not installed is skipped.
+The same trainer runs short training runs with and without the callback in alternating order, on the CPU or a real GPU.
+Prints the median time of a step, and the ratio of the medians. The first steps of a training run, in which the leak
+detector scans, are not counted. On the CPU, times are CPU times of the process, so other load on the machine has
+little effect. A library that is not installed is skipped.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 
 WARM_UP = 60
-"""The number of steps of a training that are not counted."""
+"""The number of steps at the start of a training run that are not counted."""
 WIDTHS = {"small network": 64, "larger network": 512}
 
 
@@ -35,7 +35,7 @@ def make_network(width: int) -> nn.Module:
 
 
 class Clock:
-    """The times at which steps begin."""
+    """Records the times at which steps begin."""
 
     def __init__(self) -> None:
         self.read = time.perf_counter if torch.cuda.is_available() else time.process_time

@@ -2,13 +2,13 @@
 
     python -m bench.overhead.monitor [--nvitop PATH] [--seconds 20] [--rounds 3] [--parts screen once publishing]
 
-1. Screen: both programs run on a terminal of their own, at one update per second, alternately. CPU is the processor time
-   after the start, in percent of one core. Start is the processor time until then. nvitop needs a GPU: without one, or
-   without `--nvitop` and no nvitop on the path, it is skipped and the reason is printed.
-2. Once: the time of `legroom monitor --once` as a process.
-3. Publishing: `legroom run` trains a small model with live files on and off, alternately, on a real GPU if there is one and
-   otherwise on a virtual GPU. Prints the ratio of step times, the ratio of the processor times of the whole process (on a
-   busy machine, only this one is exact), and the processor time to write one live file.
+1. Screen: Both programs run alternately, each in its own terminal, with one update per second. `CPU` is the CPU time
+   after the start, in percent of one core. `Start` is the CPU time of the start. nvitop is skipped, with the reason,
+   if there is no GPU or nvitop is not found.
+2. Once: The time of `legroom monitor --once` in a new process.
+3. Publishing: `legroom run` trains a small model alternately with and without live files, on a real GPU if there is
+   one, and otherwise on a virtual GPU. The program prints the ratio of step times, the ratio of the CPU times of the
+   whole process, and the CPU time to write one live file. On a busy machine, only the ratio of CPU times is exact.
 """
 
 import argparse
@@ -107,7 +107,7 @@ class EarlyExitError(Exception):
 
 
 def measure_screen(command: list[str], size: tuple[int, int], seconds: float) -> tuple[float, float, float]:
-    """Return the CPU use in percent, the processor seconds of the start, and the resident memory."""
+    """Return the CPU use in percent, the CPU time of the start in seconds, and the resident memory."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
     environment = {**_environment(), "TERM": "xterm-256color"}
@@ -147,7 +147,7 @@ def _processor_seconds(process: psutil.Process) -> float:
 
 
 def _read(descriptor: int, output: bytearray) -> None:
-    """Read what a program draws, so that it is not blocked. Keep the end."""
+    """Read the output of a program, so that the program is not blocked. Only the end of the output is kept."""
     while True:
         try:
             read = os.read(descriptor, 1 << 16)
@@ -246,7 +246,7 @@ def compare_publishing(rounds: int, steps: int) -> None:
 
 
 def train(steps: int) -> dict[str, Any]:
-    """Train a small model, and return the milliseconds of each step and the processor seconds of all steps."""
+    """Train a small model. Return the time of each step in milliseconds and the CPU time of all steps in seconds."""
     import torch
     from torch import nn
 
@@ -269,7 +269,7 @@ def train(steps: int) -> dict[str, Any]:
 
 
 def write_microseconds(times: int = 300) -> float:
-    """Return the median processor time to write one live file."""
+    """Return the median CPU time to write one live file."""
     from legroom.memory.live.folder import LiveFile
     from legroom.memory.live.status import DeviceStatus, RunStatus
 

@@ -2,11 +2,12 @@
 
     python -m bench.overhead.postmortem [--repeats 3] [--json FILE]
 
-Each program runs under `legroom run` until memory is full: on a virtual GPU of 128 MiB, or within that limit on a real GPU.
-The clock starts at the failing step and at the error, and stops at the last line of the report. CPU time is counted from the
-failing step to that line and to the end of the command; the rest is Python's own shutdown. The small program has a few
-layers and takes 20 steps. The large one has 300,000 objects, 20,000 tensors on the device, and takes 400 steps of 60 layers.
-Prints medians and the machine's load.
+Each program runs under `legroom run` until memory is full, on a virtual GPU of 128 MiB or within that limit on a real
+GPU. Times are measured from the failing step and from the error to the last line of the report. CPU time is measured
+from the failing step to that line and to the end of the command. The rest is the shutdown of Python.
+
+The small program has a few layers and runs 20 steps. The large program has 300,000 objects and 20,000 device tensors,
+and runs 400 steps with 60 layers. The program prints medians and the load of the machine.
 """
 
 import json

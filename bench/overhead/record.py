@@ -1,11 +1,12 @@
-"""Measures what `legroom.record` costs: a recorded step against a plain step, and an empty recording.
+"""Measures the cost of `legroom.record`: a recorded step compared with a plain step, and an empty recording.
 
     python -m bench.overhead.record [--recordings N]
 
-Plain and recorded steps alternate in one run, with one recording for each group of steps. On the virtual GPU, the plain
-steps also run on the virtual GPU. A recording inside another recording is compared with the outer recording alone. These
-recordings do not search for leaks. The search is measured separately, because it scans all objects several times in the
-first steps of a recording. Seconds are CPU time of the process, so other work on the machine counts little.
+Plain and recorded steps alternate in one run, with one recording for each group of steps. On the virtual GPU, the
+plain steps also run on the virtual GPU. A recording inside another recording is compared with the outer recording
+alone. These recordings do not search for leaks. The search for leaks is measured separately, because it scans all
+objects several times in the first steps of a recording. Seconds are CPU time of the process, so other load on the
+machine has little effect.
 """
 
 import gc

@@ -3,7 +3,7 @@
     python -m bench.overhead.recorder
 
 The recorder is compared with a dispatch mode that does nothing, and the virtual GPU is compared with the plain CPU.
-Each pair alternates in one run.
+The two sides of a comparison alternate in one run.
 """
 
 import statistics

@@ -3,9 +3,9 @@
     python -m bench.overhead.report_page [EVENTS...]
 
 The captures contain the same training loop as `bench.overhead.capture_file`, by default with 10 thousand, 100 thousand
-and 1 million events. Opening and panning need Chromium and `pip install playwright`. A page is open when its charts are
-drawn. The timeline is dragged for three seconds at each of three zoom levels; the table shows the mean and the 95th percentile
-of the time between frames.
+and 1 million events. Opening and panning need Chromium and `pip install playwright`. A page is open when its charts
+are drawn. The timeline is dragged for three seconds at each of three zoom levels. The table shows the mean and the
+95th percentile of the time between frames.
 """
 
 import shutil
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def opened(page: Path) -> list[str]:
-    """Open a page, and return the time until its charts are drawn, and the frame times while it is dragged."""
+    """Open a page. Return the time until its charts are drawn, and the frame times while the timeline is dragged."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

@@ -2,9 +2,10 @@
 
     python -m bench.overhead.run_command [--rounds 3] [--steps 30]
 
-`legroom run` and plain python run the same script (this file with `--measure`) alternately. The script times its steps with
-the device synchronized. The results are the median over all steps of all rounds, and the fastest quarter. If Python is the
-bottleneck, the spread between rounds of plain python (the last column) exceeds the difference. Needs torchvision.
+`legroom run` and plain python alternately run the same script (this file with `--measure`). The script times its steps
+with the device synchronized. The results are the median over all steps of all rounds, and the fastest quarter. If
+Python is the bottleneck, the spread between rounds of plain python (the last column) exceeds the difference. Needs
+torchvision.
 """
 
 import argparse

@@ -2,16 +2,17 @@
 
     python -m bench.overhead.tiny_operations [--steps 100000] [--tensors 1000000] [--rounds 1] [--sides plain run ...]
 
-Each side is a process of its own, started alternately: plain python, a dispatch mode that does nothing (with and without a
-function mode that does nothing; no recorder that is written in Python can be faster), `legroom run`, and `legroom run --gpu 8GiB`.
+The program compares these sides, which run alternately, each in its own process: plain python, a dispatch mode that
+does nothing (with and without a function mode that does nothing), `legroom run`, and `legroom run --gpu 8GiB`. No
+recorder written in Python can be faster than a mode that does nothing.
 
 - Steps: `Linear(8, 8)` with a batch of 4, mean squared error, backward, SGD.
 - Tensors: a list of live `torch.zeros(4)`.
 
-The table shows the CPU time of all threads per step or tensor, from the start of the loop to the end of the process. It is
-the lowest of all rounds, and includes the report of `legroom run`. The last two columns show how much the peak of resident
-memory has grown since the start of the loop, after a fifth of the steps and after all of them. If both are similar, the memory
-of the recorder does not grow with the number of steps.
+The table shows the CPU time of all threads per step or tensor, from the start of the loop to the end of the process. It
+is the lowest of all rounds and includes the report of `legroom run`. The last two columns show the growth of the peak
+of resident memory since the start of the loop, after a fifth of the steps and after all steps. If both are similar, the
+memory of the recorder does not grow with the number of steps.
 """
 
 import argparse
@@ -36,7 +37,7 @@ SIDES: dict[str, tuple[str, list[str], str]] = {
     "run": ("legroom run", ["-m", "legroom", "run", "--force"], ""),
     "gpu": ("legroom run --gpu 8GiB", ["-m", "legroom", "run", "--force", "--gpu", "8GiB"], ""),
 }
-"""The title, the arguments of python, and the modes to enter."""
+"""The title, the arguments of python, and the modes to enter, by side."""
 WARM_UP = 100
 
 
@@ -94,7 +95,7 @@ def compare(work: str, count: int, rounds: int, sides: list[str]) -> list[list[s
 
 
 class Figures(NamedTuple):
-    """The CPU seconds per step or tensor, and the bytes by which the peak of resident memory grew."""
+    """Return the CPU seconds per step or tensor, and the growth of the peak of resident memory in bytes."""
 
     seconds: float
     first_fifth: float

@@ -2,14 +2,14 @@
 
     python -m bench.overhead.watch [--parts always-on scan coverage] [--seconds 20] [--milliseconds 1 5] [--json FILE]
 
-1. Always-on: training loops of small operations, plain, with the detector attached, and inside `legroom.watch`, in short
-   blocks in varying order, each between two plain blocks. Plain blocks between plain blocks show the noise. Prints the median
-   iteration and the total time of a block relative to the plain blocks around it, the median over all rounds, and the time to
-   draw the progress line. On the CPU, CPU time is counted.
-2. Scan: with 300,000 objects in the process, the CPU time to list all tensors and to find the holder of one of them.
-3. Coverage: runs that fail with out-of-memory on a virtual GPU (or the real one), each in its own process: the share of the
-   live bytes that have a category, a line and a holder. Temporary memory counts only if the current step allocated it and its
-   holder is known.
+1. Always-on: Training loops of small operations run plain, with the detector attached, and inside `legroom.watch`.
+   They run in short blocks in varying order, each between two plain blocks. Plain blocks between plain blocks show the
+   noise. The program prints the median iteration and the total time of a block relative to the plain blocks around it,
+   as the median over all rounds, and the time to draw the progress line. On the CPU, times are CPU times.
+2. Scan: With 300,000 objects in the process, the CPU time to list all tensors and to find the holder of one tensor.
+3. Coverage: Programs run out of memory on a virtual or real GPU, each in its own process. The result is the fraction of
+   live bytes that have a category, a line and a holder. Temporary memory counts only if the current step allocated it
+   and its holder is known.
 """
 
 import gc
@@ -273,7 +273,8 @@ def scan() -> dict[str, Any]:
 
 
 def coverage_in_a_process(name: str) -> dict[str, Any]:
-    """Run one program in its own process. Otherwise, the next program would include its cached memory and workspaces."""
+    """Run one program in its own process. In a shared process, its cached memory and workspaces would count for the
+    next program."""
     ended = subprocess.run(
         [sys.executable, "-m", "bench.overhead.watch", "--program", name],
         stdout=subprocess.PIPE,
@@ -285,7 +286,7 @@ def coverage_in_a_process(name: str) -> dict[str, Any]:
 
 
 def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
-    """Run with a doubling batch size until the batch does not fit, and return the shares at the failure."""
+    """Run the program until memory runs out, and return the fractions of explained memory at the failure."""
     events: list[Any] = []
     gpus = None if device == "cuda" else [find_gpu(96 * MiB)]
     if device == "cuda":
@@ -368,7 +369,7 @@ def _checkpointed() -> None:
 
 
 def _kept_losses() -> None:
-    """Run a leak. The graph of every step stays alive until memory is full."""
+    """Train with a leak. The graph of every step stays alive until memory is full."""
     rows = 8192 if torch.cuda.get_device_properties(0).total_memory > GiB else 512
     model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,11 +1,12 @@
-"""Measures the GPU memory that CUDA and its libraries allocate outside of PyTorch. Needs a GPU that no other program uses.
+"""Measures the GPU memory that CUDA and its libraries allocate outside PyTorch. Needs a GPU that no other program
+uses.
 
     python -m bench.rules.measure_library_memory OUT [--no-models]
 
 Writes OUT/library_memory.json and prints a table. Needs torch, torchvision and transformers, not Legroom. Memory
-outside PyTorch is the memory in use on the device minus the memory that PyTorch reserved. Every use runs in a process
-of its own, once alone and once after all earlier ones. Whole training steps show the total use of a program. The last
-table is the memory that must be free when a library is used for the first time.
+outside PyTorch is the memory in use on the device minus the memory that PyTorch reserved. Every use of a library runs
+in its own process, once alone and once after all earlier uses. Whole training steps show the total use of a program.
+The last table is the memory that must be free when a library is used for the first time.
 """
 
 import contextlib
@@ -200,7 +201,8 @@ def with_free(name: str, free: int) -> str:
 
 
 def least_free(name: str) -> dict[str, Any]:
-    """Return the minimum free memory with which the first use succeeds, within 4 MiB, and the messages of the failures."""
+    """Return the minimum free memory with which the first use succeeds, to within 4 MiB, and the error messages of the
+    failures."""
     low, high, messages = 0, 320, {}
     while high - low > 4:
         middle = (low + high) // 2

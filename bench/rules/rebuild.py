@@ -1,9 +1,10 @@
-"""Rebuilds every table and model that Legroom ships for CUDA, and checks the rules that were fitted by hand (`make rules`).
+"""Rebuilds every table and model that Legroom ships for CUDA, and checks the rules that were fitted by hand (`make
+rules`).
 
     python -m bench.rules.rebuild [--recordings build/rules] [--check]
 
-Steps whose recordings are in the folder run without a GPU. A step without recordings is skipped, and the command that
-records them is printed. `--check` writes nothing and exits with 1 if a rebuilt file differs from the shipped one. See
+Steps whose recordings are in the folder do not need a GPU. A step without recordings is skipped, and the command that
+records them is printed. `--check` writes nothing and exits with 1 if a rebuilt file differs from the shipped file. See
 bench/rules/README.md.
 """
 
@@ -31,7 +32,7 @@ class Step:
 
     name: str
     folder: str
-    """The folder of its recordings, below the folder of all recordings."""
+    """The folder of the recordings for this step, below the folder of all recordings."""
     pattern: str
     record: str
     """The command that records on an H200. `{out}` is replaced by the folder."""
@@ -129,7 +130,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(step: Step, recordings: Path, *, check: bool) -> str:
-    """Run one step and return a line about the result."""
+    """Run one step, and return a line that describes the result."""
     print(f"\n=== {step.name}", flush=True)
     folder = recordings / step.folder
     recorded = [folder] if list(folder.glob(step.pattern)) else []

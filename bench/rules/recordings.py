@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 RECORDINGS = Path("build/rules")
-"""The folder of the recordings. It is not in the repository, because the recordings are large. Each program has its
-own subfolder."""
+"""The folder of the recordings. The folder is not in the repository, because the recordings are large. Each program
+has its own subfolder."""
 
 
 def write_versions(folder: Path) -> None:

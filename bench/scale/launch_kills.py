@@ -1,12 +1,12 @@
-"""Kills ranks during `legroom launch`. Measures the seconds until it exits, and checks the reported rank and the
-weights after a restart.
+"""Kills ranks during `legroom launch`. Measures the seconds until the launch exits, and checks the reported rank and
+the weights after a restart.
 
     python -m bench.scale.launch_kills [--kills 10] [--ranks 2]
 
-Three kinds of ranks: training together over gloo, sleeping, and ignoring SIGTERM. In each launch a random rank gets SIGKILL
-at a random moment, from its first line (before it imports torch) to the middle of its steps. Then the same with
-`--max-restarts 1`, where training continues from its last checkpoint: the final weights must equal those of an undisturbed
-run, bit for bit.
+There are three kinds of ranks: they train together over gloo, sleep, or ignore SIGTERM. In each launch, a random rank
+gets SIGKILL at a random time, from its first line (before it imports torch) to the middle of its steps. The launches
+are repeated with `--max-restarts 1`, where training continues from its last checkpoint. The final weights must then
+equal those of an undisturbed run bit for bit.
 """
 
 import os
@@ -109,7 +109,7 @@ def kill_one(source: str, ranks: int, random_source: random.Random) -> Kill:
 
 
 def weights_after(ranks: int, *, restarts: int, random_source: random.Random | None) -> bytes:
-    """Return the weights of the last checkpoint, after one kill if `random_source` is given."""
+    """Run a launch and return the weights of its last checkpoint. If `random_source` is given, one rank is killed."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -147,7 +147,7 @@ class Launch:
         return {int(rank): int(pid) for rank, pid in re.findall(r"\[(\d+)\] process (\d+)", self.text())}
 
     def kill_at_a_random_moment(self, victim: int, random_source: random.Random) -> None:
-        """Kill a rank at a random moment. Half of the moments are during startup, and half are during training."""
+        """Kill a rank at a random time. Half of the times are during startup, and half are during training."""
         sign = random_source.choice(("process", "training"))
         while self.text().count(f"] {sign}") < self._ranks:
             if self.process.poll() is not None:

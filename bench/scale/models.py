@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions with a residual connection."""
+    """A block of three convolutions with a residual connection."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()

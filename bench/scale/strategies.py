@@ -3,7 +3,8 @@
     python -m bench.scale.strategies [--ranks 2 4]
 
 A small GPT with tied weights is trained. The last batch of each epoch is smaller. `ddp`, `fsdp` and `pipeline` run in
-processes over gloo on the CPU, `dp` and `split` in one process with virtual GPUs. Some rows use unequal micro-batches.
+processes over gloo on the CPU. `dp` and `split` run in one process with virtual GPUs. Some rows use unequal
+micro-batches.
 """
 
 from typing import Any

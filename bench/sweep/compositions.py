@@ -124,7 +124,7 @@ def _dense_joins(k: Kit) -> Any:
 
 
 def _patches_masked(k: Kit) -> Any:
-    """Mask three quarters of the tokens, and replace them by one learned token."""
+    """Mask three quarters of the tokens by replacing them with one learned token."""
     batch, length, width = k.shape
     order = torch.rand(batch, length, device="cuda").argsort(1)
     back = order.argsort(1)
@@ -280,7 +280,7 @@ def _initial_values() -> Iterator[Case]:
 
 
 def _boxes() -> Iterator[Case]:
-    """Yield operations of torchvision. They are skipped if torchvision is not installed."""
+    """Yield operations of torchvision. The operations are skipped if torchvision is not installed."""
     try:
         ops: Any = torchvision().ops
     except ImportError:

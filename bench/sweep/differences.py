@@ -16,7 +16,7 @@ class Difference(NamedTuple):
 
     name: str
     measured: int
-    """The number of bytes at the peak."""
+    """The number of bytes at the peak on the GPU."""
     traced: int
     only_measured: list[int]
     """The requests that only the GPU made, largest first."""

@@ -1,11 +1,12 @@
-"""Runs every operation in the dtypes that CUDA supports and the CPU does not, on a virtual GPU and in a trace. Needs no GPU.
+"""Runs every operation in the dtypes that CUDA supports and the CPU does not, on a virtual GPU and in a trace. Needs
+no GPU.
 
     python -m bench.sweep.dtypes                # both
     python -m bench.sweep.dtypes --mode virtual
 
-The dtypes of every operation come from torch's own tests (`op_db`). A case is one operation, one dtype, with or
+The dtypes of every operation come from torch's own tests (`op_db`). A case is one operation in one dtype, with or
 without its backward pass. `legroom.observe.dispatch.wider_dtypes` lists the operations that are computed in a wider
-dtype. A case that fails in this program is missing in that list, or cannot be computed on the CPU at all.
+dtype. A case that fails in this program is missing from that list, or cannot be computed on the CPU at all.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 These modules are omitted: containers, `Identity`, `Flatten` and `Unflatten` (no memory of their own), lazy modules
 (they become other modules), `SyncBatchNorm` (needs several ranks), `CrossMapLRN2d` (CPU only) and
 `LinearCrossEntropyLoss` (not in the measured release). Convolutions are covered by `bench.rules.convolution`. This
-file contains a few of them for their biases and layouts.
+file contains a few convolutions for their biases and layouts.
 """
 
 from collections.abc import Iterator

@@ -7,8 +7,8 @@
 Cases are operations × shapes × precisions × layouts (the other modules of this folder), each a forward and a backward
 pass. A row is [name, requests, ""] or [name, null, error]; requests are bytes allocated (+) and freed (-) in order.
 The measurement runs without a recorder, after libraries have allocated the memory that they keep. The trace runs each
-case on a traced device. If the case needs data, it is computed on the CPU, as in `legroom estimate`. `compare` uses
-the rows of both. With `--again`, it traces the measured cases again.
+case on a traced device. A case that needs data is computed on the CPU, as in `legroom estimate`. `compare` compares
+the rows of both. With `--again`, `compare` traces the measured cases again.
 """
 
 import concurrent.futures
@@ -44,7 +44,7 @@ from bench.sweep.differences import Comparison
 from bench.sweep.kit import Case
 
 KEPT = (32 << 20, 1 << 20)
-"""The number of bytes that cuBLAS allocates once and keeps."""
+"""The sizes in bytes of the workspaces that cuBLAS allocates once and keeps."""
 RESULTS = {"measure": "measured", "trace": "traced"}
 UNUSABLE = 75
 """The exit code of a process whose CUDA context is unusable."""

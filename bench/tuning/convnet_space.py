@@ -30,7 +30,7 @@ TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropou
 
 
 class DigitsNet(nn.Module):
-    """Two convolutions of `channels`, then one linear layer of `units`."""
+    """Two convolutions with `channels` channels, and then one linear layer with `units` units."""
 
     def __init__(self, channels: int, units: int, dropout: float) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A search space of small GPTs for a real GPU with little free memory. Some configurations fit only in micro-batches,
 and some do not fit at all.
 
-The texts are synthetic. In nine of ten cases, a token follows from the two tokens before it by a rule. `train` is for
+The texts are synthetic. In nine of ten cases, a rule determines a token from the two tokens before it. `train` is for
 Legroom, and `epochs` is the same training for other loops.
 """
 
@@ -100,7 +100,8 @@ def epochs(
 
 
 def _texts(count: int, length: int, *, seed: int) -> torch.Tensor:
-    """Return tokens. In nine of ten cases, a token follows from the two tokens before it by a rule."""
+    """Return tokens. Return synthetic texts. In nine of ten cases, a rule determines a token from the two tokens
+    before it."""
     rng = torch.Generator().manual_seed(seed)
     texts = torch.randint(VOCABULARY, (count, length + 1), generator=rng)
     follows = torch.rand(count, length + 1, generator=rng) < 0.9

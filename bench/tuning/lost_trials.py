@@ -3,18 +3,19 @@ and time.
 
     python -m bench.tuning.lost_trials --out rows.jsonl            # continues where it stopped; --table prints the results
 
-The space is `convnet_space` on a virtual GPU, or another one with `--space`. Systems:
+The space is `convnet_space` on a virtual GPU, or another space with `--space`. These are the systems:
 
-- `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory fails. See
-  `lost_trials_ray` for its settings. Its trials use the number of threads with which a trial is fastest, measured first.
-- `ray, catches`: the function catches the error and reports infinity. `ray, learns at once`: it fails, and Bayesian
-  optimization is configured without random trials.
-- `ray, half`: with `{"gpu": 0.5}`, two trials at a time with half of the memory each.
-- `legroom on ray`, `legroom local`: Legroom with either engine and default settings, with as many trials.
+- `ray`: Ray Tune as in its documentation, with one trial on the GPU at a time. A trial that runs out of memory fails.
+  Trials use the number of threads with which a trial is fastest, which is measured first. See `lost_trials_ray` for
+  the settings.
+- `ray, catches`: The function catches the error and reports infinity.
+- `ray, learns at once`: The function fails, and Bayesian optimization is configured without random trials.
+- `ray, half`: Two trials run at a time with half of the memory each (`{"gpu": 0.5}`).
+- `legroom on ray`, `legroom local`: Legroom with each engine, default settings and the same number of trials.
 
-Every study runs in its own process. The clock starts when that process has imported Ray, torch and the searchers. Seeds, names
-and ranges are the same, so all systems propose the same configurations until one can never fit. All systems of one seed run
-before the next seed, so that an interrupted run can be compared.
+Every study runs in its own process. The clock starts when that process has imported Ray, torch and the searchers.
+Seeds, names and ranges are the same, so all systems propose the same configurations until one can never fit. All
+systems of one seed run before the next seed, so that the results of an interrupted run can be compared.
 """
 
 import argparse
@@ -36,7 +37,8 @@ from bench.tuning.lost_trials_table import show
 from bench.tuning.other_program import REAL, gpu_of, other_program
 
 SPACES = ("convnet_space", "transformer_space", "gpt_space")
-"""Modules in this folder. The last module is for a real GPU on which another program uses most of the memory."""
+"""The modules of this folder that define a search space. The last module is for a real GPU on which another program
+uses most of the memory."""
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
 SYSTEMS = ("ray", "ray, catches", "ray, learns at once", "ray, half", "legroom on ray", "legroom local")
 TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}

@@ -1,11 +1,12 @@
 """Runs plain Ray Tune on a space of `bench.tuning.lost_trials`.
 
-Follows Ray Tune's documentation, without any knowledge of memory: a trial that runs out of memory fails, and the searcher
-learns of an error. Two settings help Ray: workers are reused between trials (`reuse_actors`), so torch is imported once and
-again after each failed trial; and a learning searcher waits for the previous trial (`ConcurrencyLimiter`).
+The program follows Ray Tune's documentation and does not consider memory. A trial that runs out of memory fails, and
+the searcher is notified of an error. Two settings help Ray. Workers are reused between trials (`reuse_actors`), so
+torch is imported only once, and again after each failed trial. A learning searcher waits for the previous trial
+(`ConcurrencyLimiter`).
 
-`BayesOptSearch` stalls once one of its first ten trials has failed: `suggest` returns nothing until there are ten results, and
-`on_trial_complete` drops failed trials. `Help` contains workarounds that a user could apply.
+`BayesOptSearch` stalls once one of its first ten trials has failed: `suggest` returns nothing until there are ten
+results, and `on_trial_complete` drops failed trials. `Help` contains workarounds that a user could apply.
 """
 
 import importlib
@@ -45,7 +46,7 @@ class Help:
     """True if two trials run at a time on the GPU, each with half of its memory."""
     catches: bool = False
     """True if the function catches the error and reports infinity, which Bayesian optimization ignores. A lost trial
-    then costs no worker."""
+    then does not end its worker."""
     learns_at_once: bool = False
     """True if Bayesian optimization runs without random trials (`random_search_steps=0`)."""
 
@@ -160,7 +161,7 @@ def space_for(searched: ModuleType, search: str) -> dict[str, Any]:
 
 
 def configuration(searched: ModuleType, search: str, drawn: dict[str, Any]) -> dict[str, Any]:
-    """Convert a drawn configuration to the arguments of the training function."""
+    """Convert a configuration that Ray proposed to the arguments of the training function."""
     domains: dict[str, Any] = {
         parameter.name: parameter.domain for parameter in read_space(searched.SPACE).parameters
     }

@@ -132,7 +132,7 @@ def training(row: Row) -> float:
 
 
 def same_first(row: Row, plain: Row) -> int:
-    """Return the number of proposals, starting with the first, that are the same in both."""
+    """Return the number of first proposals that are the same in both studies."""
     pairs = zip(row["proposed"], plain["proposed"], strict=False)
     same = itertools.takewhile(lambda pair: all(_alike(pair[0][n], pair[1][n]) for n in pair[1]), pairs)
     return sum(1 for _ in same)
@@ -153,7 +153,7 @@ def _times(rows: Sequence[Row], target: float) -> int:
 
 
 def _median(figures: Sequence[float], form: str) -> str:
-    """Format the median and the range."""
+    """Return the median and the range as text."""
 
     def text(figure: float) -> str:
         return form.format(figure) if math.isfinite(figure) else "never"

@@ -3,9 +3,10 @@ Ray Tune and plain Optuna.
 
     python -m bench.tuning.overhead --rounds 3 --trials 6
 
-The function imports torch and reports once. Trials run one after another. Each system runs in its own process and starts Ray,
-workers or a fork server within its time. Plain Optuna calls the function in its own process, one trial after another, so
-it neither frees the memory of a trial nor survives its crash. Rounds alternate between systems, so that load affects all of them.
+The function imports torch and reports once. Trials run one after another. Each system runs in its own process and
+starts Ray, workers or a fork server within its time. Plain Optuna calls the function in its own process, one trial
+after another. It therefore does not free the memory of a trial and does not survive a crash. Rounds alternate between
+systems, so that load affects all of them.
 """
 
 import argparse
@@ -95,7 +96,7 @@ def report_once_to_ray(config: dict[str, Any]) -> None:
 
 
 def plain_ray(trials: int, *, reuse: bool) -> Times:
-    """Measure plain Ray Tune. With `reuse`, workers are reused between trials. This is not Ray's default, because a
+    """Measure plain Ray Tune. With `reuse`, workers are reused between trials. Reuse is not Ray's default, because a
     trial's GPU memory may stay allocated."""
     began = time.time()
     import ray
@@ -121,7 +122,7 @@ def plain_ray(trials: int, *, reuse: bool) -> Times:
 
 
 def plain_optuna(trials: int) -> Times:
-    """Measure plain Optuna with a storage on disk, as Legroom has one."""
+    """Measure plain Optuna with a storage on disk, because Legroom also stores its studies on disk."""
     began = time.time()
     import optuna
 

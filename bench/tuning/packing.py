@@ -2,13 +2,14 @@
 
     python -m bench.tuning.packing
 
-Trials of random sizes and durations on two GPUs of different sizes, simulated with the `Packer` and runtime model
-that engines use. Trials that share a GPU do not slow each other down: this measures the packing, not the GPU.
-Durations follow from configurations up to 20% and are learned from reports, or they are random. The oracle is the
-best of many orders, with all trials and durations known in advance. If packing is more than 10% worse, `odds known`
-shows the result of the same planner with known distributions of each trial's duration. `bench.tuning.packing_optimum`
-shows that such plans are close to the best possible plans without knowledge of the future. No schedule can be shorter
-than the bound.
+Trials of random sizes and durations are simulated on two GPUs of different sizes, with the `Packer` and the runtime
+model of the engines. Trials that share a GPU do not slow each other down, because the program measures only the
+packing. Durations are either random, or follow from the configuration up to 20% and are learned from reports. The
+oracle is the best of many orders, with all trials and durations known in advance.
+
+If packing is more than 10% worse than the oracle, `odds known` shows the result of the same planner with known
+distributions of each trial's duration. `bench.tuning.packing_optimum` shows that such plans are close to the best
+possible plans without knowledge of the future. No schedule can be shorter than the bound.
 """
 
 import heapq
@@ -142,7 +143,7 @@ def packed(works: Sequence[Work], gpus: Sequence[TrialGpu], lengths: RuntimeMode
 
 
 def one_per_gpu(works: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
-    """Give each trial, in order, the next free GPU that is large enough."""
+    """Assign each trial, in order, to the next free GPU that is large enough."""
     free = {gpu.index: 0.0 for gpu in gpus}
     for work in works:
         able = [gpu for gpu in gpus if gpu.memory >= work.size]

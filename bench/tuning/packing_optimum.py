@@ -2,10 +2,11 @@
 
     python -m bench.tuning.packing_optimum
 
-Five trials on one GPU with four units of memory. A trial takes 1, 2 or 4 times its pace with ASHA's probabilities. Sizes,
-paces and probabilities are known; a duration is known when the trial ends. The best policy is computed by dynamic programming
-over all states and all sets of trials that can start, including none. That policy and `legroom.tuning.memory.start_order`
-are simulated with many draws, next to the best schedule with all durations known.
+Each study has five trials on one GPU with four units of memory. A trial takes 1, 2 or 4 times its pace, with the
+probabilities of ASHA. Sizes, paces and probabilities are known in advance, but a duration is known only when the trial
+ends. Dynamic programming over all states and all sets of trials that can start, including none, finds the best policy.
+The program simulates this policy and `legroom.tuning.memory.start_order` with many draws, and compares both with the
+best schedule with all durations known.
 """
 
 import random

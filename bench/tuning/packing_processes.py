@@ -1,10 +1,11 @@
-"""Measures packing with real processes: the time of a study whose trials share virtual GPUs, relative to one trial per GPU.
+"""Measures packing with real processes: the time of a study whose trials share virtual GPUs, relative to one trial per
+GPU.
 
     python -m bench.tuning.packing_processes [--trials 24]
 
-Every trial is a process that allocates its memory and takes its steps. A step is two small updates and a wait in place of a
-GPU's work, so that trials do not compete for the CPU. The study runs twice: with sharing, and with one trial per GPU. An oracle
-plans the packed study's trials with their durations known.
+Every trial is a process that allocates its memory and runs its steps. A step consists of two small updates and a wait
+instead of GPU work, so that trials do not compete for the CPU. The study runs twice: with sharing, and with one trial
+per GPU. The result is compared with an oracle that knows the durations of the trials in advance.
 """
 
 import random

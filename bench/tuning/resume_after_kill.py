@@ -1,11 +1,12 @@
-"""Kills a study again and again and checks that no finished trial is lost or repeated.
+"""Kills a study repeatedly and checks that no finished trial is lost or repeated.
 
     python -m bench.tuning.resume_after_kill --kills 20
 
-One study of many short trials runs in its own process, gets SIGKILL at a random moment, and is resumed, `--kills` times; then
-it finishes. Trials report as fast as they can, so that kills also hit the moments between a checkpoint, its report and
-the deletion of the previous checkpoint. Every trial that had finished before a kill must be unchanged afterwards, and
-its function must not run again. The checkpoint of every other trial must exist and belong to the step that is stored.
+One study of many short trials runs in its own process, gets SIGKILL at a random time, and is resumed. This is repeated
+`--kills` times, and then the study finishes. Trials report as fast as they can, so that some kills occur between a
+checkpoint, its report and the deletion of the previous checkpoint. Every trial that had finished before a kill must be
+unchanged afterwards, and its function must not run again. The checkpoint of every other trial must exist and belong to
+the step that is stored.
 """
 
 import os
@@ -28,7 +29,7 @@ STEPS = 40
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
-    """Train a trial and log each call. A step takes a short time."""
+    """Train a trial and log each call. Each step takes a short time."""
     calls = Path(config["calls"])
     with calls.open("a") as file:
         file.write(f"{trial.number}\n")
@@ -90,8 +91,8 @@ def main() -> None:
 
 
 def killed_run(folder: Path, trials: int, seconds: float) -> bool:
-    """Run the study in a fork and kill it `seconds` after the first trial of this run. Return True if it was still
-    running."""
+    """Run the study in a fork and kill it `seconds` after the first trial of this run. Return True if the study was
+    still running when it was killed."""
     calls = folder / "calls.txt"
     known = len(_calls(calls))
     child = os.fork()

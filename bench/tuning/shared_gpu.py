@@ -3,13 +3,14 @@ and time. Needs a GPU.
 
     python -m bench.tuning.shared_gpu FOLDER --seconds 230
 
-- `one at a time`: each trial has the GPU to itself; a trial that runs out of memory fails, and the searcher learns only that.
-- `two at a time`: two trials at a time, without counting memory.
-- `legroom local`: as many trials at a time as fit.
+- `one at a time`: Each trial has the GPU to itself. A trial that runs out of memory fails, and the searcher learns only
+  that it failed.
+- `two at a time`: Two trials run at a time, without regard to memory.
+- `legroom local`: As many trials run at a time as fit.
 
 All systems start trials from the same warm fork server, so that imports do not count. Random search draws the same
-configurations in all of them. Seeds run one after another until the time is over. `--virtual 192MiB` tests the program without
-a GPU, with tiny models. The space is `gpt_space`.
+configurations in all systems. Seeds run one after another until the time is over. The space is `gpt_space`.
+`--virtual 192MiB` tests the program without a GPU, with tiny models.
 """
 
 import contextlib
@@ -87,7 +88,7 @@ def main() -> None:
 
 
 def run_legroom(space: Any, search: str, seed: int, trials: int, virtual: str | None) -> dict[str, Any]:
-    """Run one Legroom study. The study gets the free memory as an argument, because not every container shows other
+    """Run one Legroom study. The study gets the free memory as an argument, because some containers do not show other
     processes."""
     if virtual:
         gpus = virtual_gpus(virtual)
@@ -107,7 +108,7 @@ def run_legroom(space: Any, search: str, seed: int, trials: int, virtual: str | 
 def run_plain(
     space: Any, search: str, seed: int, trials: int, at_once: int, virtual: str | None
 ) -> dict[str, Any]:
-    """Run one study without any knowledge of memory."""
+    """Run one study that does not consider memory."""
     searcher = make_searcher(search, read_space(space), "min", seed)
     began = time.perf_counter()
     trials_run: list[dict[str, Any]] = []

@@ -1,10 +1,10 @@
 """A search space in which many configurations do not fit. The model is a small transformer that reads digits row by
 row on a small virtual GPU.
 
-The memory of a configuration depends on width × layers and on the batch, so no single parameter decides if it fits.
-The author of this space did not write `convnet_space`. The network, the data (scikit-learn's digits) and the training
-are real. A trial takes 2 to 12 s on one core. The best configurations have medium width and few layers. `train` is
-for Legroom, and `epochs` is the same training for other loops.
+The memory of a configuration depends on width × layers and on the batch size, so no single parameter determines
+whether it fits. This space was written independently of `convnet_space`. The network, the data (scikit-learn's digits)
+and the training are real. A trial takes 2 to 12 s on one core. The best configurations have medium width and few
+layers. `train` is for Legroom, and `epochs` is the same training for other loops.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,8 @@ class Block(nn.Module):
 
 
 class RowReader(nn.Module):
-    """A transformer in which each row of eight pixels is a token. The mean over tokens gives the scores."""
+    """A transformer in which each row of eight pixels is a token. The scores are computed from the mean over
+    tokens."""
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ def build(
     """Return the model, its optimizer, and a function that runs one training step.
 
     The function's `scaler` attribute is the GradScaler, or None. `skipped` lists optimizer steps, counted from 0, to
-    skip. A GradScaler skips a step when gradients overflow. Pass the steps that it skipped in the measured run.
+    skip. A GradScaler skips a step when gradients overflow. Pass the steps that were skipped in the measured run.
     """
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = case.benchmark

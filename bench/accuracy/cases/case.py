@@ -23,7 +23,7 @@ class Case:
     clip: bool = False
     """True if `clip_grad_norm_` is called before the optimizer step."""
     ema: bool = False
-    """True if the device has an exponential moving average of the parameters."""
+    """True if an exponential moving average of the parameters is kept on the device."""
     frozen: bool = False
     """True if only the last quarter of the parameter tensors is trained."""
     keep_grads: bool = False

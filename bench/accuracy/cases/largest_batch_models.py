@@ -1,4 +1,4 @@
-"""Models whose largest batch was measured, and which are not part of any set of cases."""
+"""Models whose largest batch was measured and that are not part of any set of cases."""
 
 import itertools
 from collections.abc import Callable
@@ -238,7 +238,7 @@ def emotions_in_voices() -> Spec:
 
 
 def _in_time(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> list[nn.Module]:
-    """Return a 1D convolution that keeps the length except for its stride, a norm and a ReLU."""
+    """Return a 1D convolution that changes the length only by its stride, a norm, and a ReLU."""
     return [
         nn.Conv1d(inputs, outputs, kernel, stride, dilation * (kernel // 2), dilation, bias=False), nn.BatchNorm1d(outputs), nn.ReLU()
     ]  # fmt: skip
@@ -314,7 +314,7 @@ def questions_from_texts() -> Spec:
 
 @model
 def hotel_reviews() -> Spec:
-    """Return a two-layer bidirectional GRU over 220 tokens, mean-pooled."""
+    """Return a two-layer bidirectional GRU over 220 tokens with mean pooling."""
     read = Recurrent(nn.GRU, 200, 192, num_layers=2, bidirectional=True, dropout=0.3)
     model = sequential(nn.Embedding(30000, 200, padding_idx=0), read, Select("mean"), mlp(384, 96, 5))
     return Spec(model, parts.padded_texts(30000, 220, 5), classification_loss)

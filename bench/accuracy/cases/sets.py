@@ -1,8 +1,8 @@
 """The sets of measured cases, and the models that they train.
 
 `reference` contains well-known models at two batch sizes each. These cases were visible while the rules were written.
-The authors of `unseen-small` and `unseen-broad` did not know the rules, and these cases were scored once before any
-rule was fitted to them. Their scores are the best prediction of the accuracy for other scripts.
+`unseen-small` and `unseen-broad` were written without knowledge of the rules, and were scored once before any rule was
+fitted to them. The scores of these two sets are the best prediction of the accuracy for other scripts.
 """
 
 from bench.accuracy.cases.case import Case, CaseSet

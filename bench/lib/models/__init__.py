@@ -1,1 +1,1 @@
-"""Models with random weights that training steps are built from."""
+"""Models with random weights for training steps."""

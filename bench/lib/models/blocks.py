@@ -47,7 +47,7 @@ def transformer_layer(
 
 
 class Checkpointed(nn.Sequential):
-    """Layers with activation checkpointing."""
+    """A sequence of layers with activation checkpointing."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self:
@@ -115,8 +115,8 @@ class Concat(nn.Module):
 
 
 class UNet(nn.Module):
-    """A U-Net. `down` layers reduce the size of the input. `up` layers increase it again and receive the matching
-    `down` output."""
+    """A U-Net. `down` layers reduce the size of the input. `up` layers increase the size again and also receive the
+    output of the matching `down` layer."""
 
     def __init__(
         self, down: Iterable[nn.Module], up: Iterable[nn.Module], head: nn.Module, *, added: bool = False
@@ -175,8 +175,8 @@ def adversarial(
     discriminator_loss: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
     generator_loss: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
 ) -> Callable[[StepParts], Callable[[], Tensor]]:
-    """Return an adversarial step. First the discriminator learns from generated samples, and then the generator
-    learns from the discriminator."""
+    """Return an adversarial step. It first trains the discriminator on generated samples, and then trains the
+    generator with the discriminator."""
 
     def training(parts: StepParts) -> Callable[[], Tensor]:
         generator, discriminator = parts.model["generator"], parts.model["discriminator"]

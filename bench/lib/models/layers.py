@@ -26,7 +26,7 @@ def conv_norm(
     groups: int = 1,
     act: type[nn.Module] = nn.ReLU,
 ) -> list[nn.Module]:
-    """Return a convolution that keeps the size except for its stride, a batch norm, and an activation."""
+    """Return a convolution that changes the size only by its stride, a batch norm, and an activation."""
     return [
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -58,7 +58,7 @@ def outputs_of(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
 
 
 class Residual(nn.Module):
-    """Adds the output of its layers to their input."""
+    """Adds the output of the layers to their input."""
 
     def __init__(
         self, *layers: nn.Module, short: nn.Module | None = None, act: nn.Module | None = None
@@ -139,7 +139,7 @@ def add_lora(
     rank: int,
     path: Callable[[nn.Linear, int], nn.Module] = LoRA,
 ) -> nn.Module:
-    """Freeze the model and add a low-rank update (or another `path`) to the linear layers with these names."""
+    """Freeze the model, and add a low-rank update (or another `path`) to the linear layers with these names."""
     freeze(model)
     for module in list(model.modules()):
         for name in names:

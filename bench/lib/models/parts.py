@@ -20,7 +20,7 @@ class Spec:
     loss: Callable[..., Tensor]
     training: Callable[["StepParts"], Any] | None = None
     """A function that builds a custom step, for example for adversarial training, rollouts before an update, or
-    gradients of gradients. The usual step clears gradients and runs the loss, backward and one optimizer step.
+    second-order gradients. The usual step clears gradients and runs the loss, backward and one optimizer step.
     """
 
 
@@ -40,8 +40,8 @@ _definitions: list[Any] = []
 
 
 def torchvision() -> Any:
-    """Import torchvision for its models. If its operators were built for another torch, declare the two operators
-    that its import needs."""
+    """Import torchvision for its models. If torchvision was built for another torch version, declare the two operators
+    that the import needs."""
     try:
         import torchvision as found
     except RuntimeError:
@@ -104,7 +104,7 @@ def mse_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ema_update(slow: Iterable[Tensor], fast: Iterable[Tensor], share: float) -> None:
-    """Update an exponential moving average. `slow` moves towards `fast` by `share`."""
+    """Update an exponential moving average. `share` is the weight of `fast` in the new value of `slow`."""
     for old, new in zip(slow, fast, strict=True):
         old.lerp_(new, share)
 
@@ -133,7 +133,7 @@ def freeze(module: nn.Module) -> None:
 
 
 def huggingface() -> Any:
-    """Import transformers, which takes seconds."""
+    """Import transformers only when needed, because the import takes seconds."""
     import transformers
 
     return transformers
@@ -176,7 +176,7 @@ def masked_text_loss(model: nn.Module, ids: Tensor, mask: Tensor, labels: Tensor
 
 
 def tokens(vocabulary: int, length: int) -> Callable[[int, str], list[Tensor]]:
-    """Return token ids that are their own labels."""
+    """Return token IDs that are also the labels."""
 
     def batch(count: int, device: str) -> list[Tensor]:
         ids = torch.randint(0, vocabulary, (count, length), device=device)

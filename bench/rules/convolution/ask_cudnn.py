@@ -1,13 +1,14 @@
-"""Compares cuDNN's own answers about convolutions with the measured table, and records many more answers.
+"""Compares the answers of cuDNN about convolutions with the measured table, and records many more answers.
 
     python -m bench.rules.convolution.ask_cudnn [--count 2000] [--handle] [--out FOLDER] [--survey SECONDS] [--jobs 15]
 
 Needs cuDNN (`LEGROOM_CUDNN` names the library if torch has none) but no GPU, because cuDNN answers for a described
 GPU. `--handle` also queries cuDNN through a handle on a real GPU, as torch does, and with the description of that
-GPU. FOLDER gets the answers that differ from the table. `--survey` then records answers about randomly drawn
-convolutions with several processes for so many seconds, through the handle or for the described GPU:
-FOLDER/answers-<part>.jsonl.gz with rows as `survey` writes them, followed by engine (null if cuDNN does not say) and
-knobs of the three operations.
+GPU. The answers that differ from the table are written to FOLDER.
+
+`--survey` then records answers about random convolutions for the given number of seconds, in several processes. It
+queries the handle or the described GPU, and writes FOLDER/answers-<part>.jsonl.gz. The rows are those of `survey`,
+followed by the engine (null if cuDNN does not report it) and the knobs of the three operations.
 """
 
 import argparse
@@ -155,7 +156,7 @@ Known = tuple[ConvQuery, tuple[int, ...]]
 
 
 def measured(count: int, seed: int) -> list[Known]:
-    """Return layers of the table at random, without depthwise ones in the usual layout, which do not use cuDNN."""
+    """Return random layers of the table, without contiguous depthwise layers, which do not use cuDNN."""
     rows = [
         (layer, row)
         for layer, rows in table()
@@ -172,8 +173,8 @@ def measured(count: int, seed: int) -> list[Known]:
 
 
 def compare(ways: dict[str, Cudnn], functions: Any, measured_layers: list[Known], out: Path) -> float:
-    """Print how often each way agrees with the table, within 1% of the bytes that the convolution reads and writes.
-    Return the best fraction."""
+    """Print how often each way to query cuDNN agrees with the table, within 1% of the bytes that the convolution reads
+    and writes. Return the best fraction."""
     right: collections.Counter[tuple[str, str, str]] = collections.Counter()
     seen: collections.Counter[tuple[str, str, str]] = collections.Counter()
     refused: collections.Counter[str] = collections.Counter()
@@ -229,7 +230,7 @@ def answered(
     refused: collections.Counter[str],
     most: int = 1,
 ) -> list[Answer]:
-    """Return the first few choices with their knobs, or fewer if cuDNN rejects some."""
+    """Return the first few choices with their knobs. Choices that cuDNN rejects are omitted."""
     found: list[Answer] = []
     try:
         with descriptor_set(functions) as descriptors:

@@ -1,7 +1,8 @@
-"""Draws convolutions at random from the networks that most people train, at common sizes.
+"""Draws convolutions at random from common networks, at common sizes.
 
-`draw_everyday(count)` returns the same list everywhere. Residual networks, U-Nets, feature pyramids, detectors, diffusion
-models, autoencoders and GANs share a small set of layers; they differ in image size, first width, batch and dtype.
+`draw_everyday(count)` returns the same list on every machine. Residual networks, U-Nets, feature pyramids, detectors,
+diffusion models, autoencoders and GANs share a small set of layers. They differ in image size, first width, batch size
+and dtype.
 """
 
 import random

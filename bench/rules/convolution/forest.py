@@ -2,8 +2,9 @@
 
     python -m bench.rules.convolution.forest FOLDER... [--trees 3 3 5] [--leaves 24000 24000 24000] [--most 800000] [--jobs 2] [--out FILE]
 
-A tenth of the layers, with all their batch sizes, dtypes and layouts, is held out; the accuracy on them is printed. The forest is
-written to FILE, by default src/legroom/observe/cuda_rules/convolution/convolutions_h200.forest.xz. Needs scikit-learn.
+A tenth of the layers, with all their batch sizes, dtypes and layouts, is held out, and the program prints the accuracy
+on these layers. The forest is written to FILE, by default
+src/legroom/observe/cuda_rules/convolution/convolutions_h200.forest.xz. Needs scikit-learn.
 """
 
 import argparse
@@ -39,8 +40,8 @@ from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_fo
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, tensor_bytes
 
 LARGEST = 4 << 30
-"""The maximum workspace size in bytes. Larger workspaces are not learned, because they are rare and kernels split
-such convolutions."""
+"""The maximum workspace size in bytes. Larger workspaces are not learned, because they are rare, and because kernels
+split such convolutions."""
 
 
 class Answered(NamedTuple):
@@ -155,7 +156,7 @@ def grow_tree(place: int, seed: int, leaves: int) -> Tree:
 
 
 def answered(folders: list[Path], most: int, part: int, parts: int) -> Iterator[Answered]:
-    """Yield every convolution once, in an order that does not depend on the files, without the largest."""
+    """Yield every convolution once, except the largest, in an order that does not depend on the files."""
     lines: set[str] = set()
     for path in sorted(path for folder in folders for path in folder.rglob("answers-*.jsonl.gz")):
         with gzip.open(path, "rt") as file:

@@ -1,7 +1,8 @@
 """Draws random convolutions like those in custom networks.
 
-`draw_practice(count)` returns the same list everywhere. Small classifiers with odd channels and no padding, games, series,
-text, waves, volumes, patches, heads, first layers of many bands, groups, large depthwise kernels, transposed convolutions.
+`draw_practice(count)` returns the same list on every machine. These are layers of small classifiers with odd channels
+and no padding, and layers for games, time series, text, audio, volumes, patches and many input bands. There are also
+heads, groups, large depthwise kernels and transposed convolutions.
 """
 
 import random
@@ -14,7 +15,7 @@ Maker = Callable[[random.Random], Layer]
 BATCHES = (1, 2, 4, 8, 8, 10, 12, 16, 16, 16, 20, 24, 32, 32, 32, 32, 48, 50, 64, 64, 64, 64, 96, 100, 100, 128, 128, 128, 128,
            150, 200, 256, 256, 256, 500, 512, 512, 1000, 1024)  # fmt: skip
 DTYPES = ("float32",) * 9 + ("float16",) * 5 + ("bfloat16",) * 5 + ("float32_strict",)
-"""The dtypes to draw. Strict means `torch.backends.cudnn.allow_tf32 = False`, without rounding to TF32."""
+"""The dtypes to draw. `float32_strict` is float32 with `torch.backends.cudnn.allow_tf32 = False`."""
 PICTURES = (28, 28, 32, 32, 32, 40, 48, 64, 64, 84, 96, 100, 112, 128, 128, 144, 150, 160, 180, 192, 200, 224, 224, 240, 250,
             256, 280, 299, 300, 320, 384)  # fmt: skip
 WIDTHS = (4, 6, 8, 8, 10, 12, 15, 16, 16, 16, 18, 20, 24, 24, 25, 30, 32, 32, 32, 32, 36, 40, 48, 50, 60, 64, 64, 64, 64, 72, 80, 96,
@@ -164,7 +165,7 @@ def _wave(rng: random.Random) -> Layer:
 
 
 def _spectrum(rng: random.Random) -> Layer:
-    """Return a layer for spectrograms as images that are not square, or a layer along one direction only."""
+    """Return a layer for spectrograms, which are images that are not square, or a layer along one dimension only."""
     sizes = (rng.choice((40, 64, 64, 80, 96, 128, 128, 161, 201, 256, 257)), rng.choice((63, 87, 94, 100, 101, 128, 157, 173, 200, 216, 256, 300, 313, 431, 500)))  # fmt: skip
     shrunk = rng.choice((1, 1, 2, 2, 4, 8))
     inputs = rng.choice((1, 1, 2)) if shrunk == 1 and rng.random() < 0.6 else rng.choice(WIDTHS[5:])
@@ -272,7 +273,7 @@ def _depthwise(rng: random.Random) -> Layer:
 
 
 def _transposed(rng: random.Random) -> Layer:
-    """Return a layer of a decoder. A kernel of three needs output padding to double its input."""
+    """Return a layer of a decoder. With a kernel size of three, doubling the input size requires output padding."""
     inputs = rng.choice(
         (4, 8, 8, 16, 16, 20, 32, 32, 32, 48, 64, 64, 64, 96, 100, 128, 128, 128, 256, 256, 512, 1024)
     )
@@ -292,7 +293,7 @@ def _transposed(rng: random.Random) -> Layer:
 
 
 def _inner(rng: random.Random) -> Layer:
-    """Return a layer from the middle of a residual, U-shaped or dense network, at sizes that result from any image size."""
+    """Return a layer from the middle of a residual, U-shaped or dense network, for any image size."""
     side = max(3, rng.choice(PICTURES) // rng.choice((1, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 32)))
     width = rng.choice(
         (16, 24, 32, 32, 48, 64, 64, 64, 96, 128, 128, 160, 192, 256, 256, 320, 384, 512, 512, 640, 768, 1024)

@@ -1,7 +1,7 @@
 """Draws convolutions at random for text, audio, volumes and large images.
 
-`draw(count)` returns the same list everywhere: (layer, batch, dtype, channels last). Sizes, channels and kernels are
-common for such networks, so the measurements represent networks that were not measured.
+`draw(count)` returns the same list on every machine: (layer, batch, dtype, channels last). Sizes, channels and kernels
+are common for such networks, so that the measurements represent networks that were not measured.
 """
 
 import random
@@ -55,7 +55,8 @@ def make_layer(
     groups: int = 1,
     transposed: bool = False,
 ) -> Layer:
-    """Return a layer. A single number applies to every dimension. Without `padding`, the size does not change."""
+    """Return a layer. A single number applies to every dimension. Without `padding`, the layer keeps the size of the
+    image."""
     dimensions = len(sizes)
     reach = (kernel,) * dimensions if isinstance(kernel, int) else kernel
     step = (stride,) * dimensions if isinstance(stride, int) else stride

@@ -1,6 +1,7 @@
 """Writes the files of cuda_rules/convolution: the table and the forest.
 
-A file is one xz stream, or each of its arrays is a stream with the settings that suit its item size, whichever is shorter.
+A file is either one xz stream, or one stream per array with the settings that suit its item size. The shorter form is
+used.
 """
 
 import json
@@ -73,7 +74,7 @@ def write_table(path: Path, layers: Iterable[tuple[ConvLayer, list[Row]]]) -> No
 
 
 def _order(one: tuple[ConvLayer, list[Row]]) -> tuple[Any, ...]:
-    """Similar layers are next to each other, so that the columns compress well."""
+    """Return a sort key that puts similar layers next to each other, so that the columns compress well."""
     layer, _ = one
     return (
         layer.groups,

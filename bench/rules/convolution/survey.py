@@ -1,12 +1,14 @@
-"""Records cuDNN's workspaces for convolutions of well-known networks and for random convolutions, on a real GPU. Needs a GPU.
+"""Records cuDNN's workspaces for convolutions of well-known networks and for random convolutions, on a real GPU. Needs
+a GPU.
 
     python -m bench.rules.convolution.survey OUT [--round 1|2|3|4|5] [--jobs 12] [--seconds 150]
 
 cuDNN's heuristic for choosing a kernel is not published, so its choices are recorded. Needs torch, torchvision and
-Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row per convolution: [dtype, layout, batch, inputs, outputs,
-sizes, kernel, stride, padding, dilation, groups, transposed, output padding, forward, input gradient, weight gradient], the
-last three in bytes (null if it did not run). OUT/benchmarked-<round>-<part>.jsonl.gz holds the same for a few of them with
-`torch.backends.cudnn.benchmark`, where the first call tries every kernel.
+Legroom. The program writes OUT/convolutions-<round>-<part>.jsonl.gz with one row per convolution: [dtype, layout,
+batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, output padding, forward, input
+gradient, weight gradient]. The last three are in bytes, or null if the operation did not run.
+OUT/benchmarked-<round>-<part>.jsonl.gz contains the same for a few convolutions with `torch.backends.cudnn.benchmark`,
+where the first call tries every kernel.
 """
 
 import gzip
@@ -155,7 +157,7 @@ ROUNDS: dict[int, dict[str, Any]] = {
 
 
 def requests(survey_round: int) -> list[tuple[Layer, int, str, bool]]:
-    """Return all requests in a fixed random order, so that a run with a time limit records a fair sample.
+    """Return all requests in a fixed random order, so that a run with a time limit records a representative sample.
 
     Later rounds omit convolutions that are in the table. Layers that are not in the table at any batch size come first.
     """
@@ -194,7 +196,7 @@ def known_batches() -> dict[str, set[int]]:
 
 
 def identity(layer: Layer, dtype: str, last: bool) -> str:
-    """Return a layer's key in the table. The key excludes the padding, which follows from the sizes if it matters."""
+    """Return a layer's key in the table, which excludes the padding."""
     named = [
         layer.inputs,
         layer.outputs,
@@ -253,7 +255,7 @@ def noted(module: Any, inputs: Any, _output: Any) -> list[Layer]:
 
 
 def resized(sizes: tuple[int, ...]) -> list[tuple[Layer, int, str, bool]]:
-    """Return layers of networks that are often trained on other image sizes than they were designed for."""
+    """Return layers of networks that are often trained on image sizes that they were not designed for."""
     models = torchvision().models
     found: dict[Layer, None] = {}
     for name in (

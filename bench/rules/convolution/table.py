@@ -2,9 +2,10 @@
 
     python -m bench.rules.convolution.table [FOLDER...] [--out FILE]
 
-The table is src/legroom/observe/cuda_rules/convolution/convolutions_h200.table.xz. Each measured size is stored as its parts (copies of
-input, weights or output with padded channels, or a copy of the weights per sample) and a remainder, so that other batch sizes
-can be extrapolated. The table contains all measurements, so rebuilding it without folders writes the same bytes.
+The table is src/legroom/observe/cuda_rules/convolution/convolutions_h200.table.xz. Each measured size is stored as its
+parts and a remainder, so that other batch sizes can be extrapolated. The parts are copies of input, weights or output
+with padded channels, or a copy of the weights per sample. The table contains all measurements, so rebuilding it
+without folders writes the same bytes.
 """
 
 import gzip
@@ -54,7 +55,7 @@ def measured(folder: Path) -> Iterator[list[Any]]:
 
 
 def encode(measurement: list[Any]) -> tuple[ConvLayer, Row]:
-    """Encode a measurement in the format of the table: the layer, and its batch with kinds and remainders."""
+    """Encode a measurement in the format of the table: the layer, and its batch size with kinds and remainders."""
     dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown, *bytes_ = measurement  # fmt: skip
     layer = ConvLayer(
         dtype, layout == "last", inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups, transposed,
@@ -69,8 +70,8 @@ def explain(size: int, convolution: Convolution) -> tuple[int, int]:
     """Return the kind that leaves the smallest remainder, and that remainder. If several kinds leave a small
     remainder, the simplest kind is used.
 
-    The sum of kind and remainder must not exceed the allocator's block size. Half a KiB more may not fit where the
-    real workspace did.
+    The sum of kind and remainder must not exceed the allocator's block size. Otherwise, a predicted workspace might
+    not fit into a block that the real workspace fitted into.
     """
     size = -(-size // UNIT) * UNIT
     best = min(

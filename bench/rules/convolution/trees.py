@@ -1,7 +1,7 @@
 """Decision trees for hundreds of labels.
 
 scikit-learn's regression trees are grown on random vectors, one per label. The variance of the vectors in a branch
-approximates its Gini impurity. Sums of a few numbers therefore replace counts of hundreds of labels.
+approximates its Gini impurity. Therefore, sums of a few numbers replace counts of hundreds of labels.
 """
 
 from typing import Any, NamedTuple

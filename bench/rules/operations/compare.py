@@ -2,8 +2,9 @@
 
     python -m bench.rules.operations.compare FOLDER [--only WORD...]     FOLDER/operations-*.jsonl.gz, from `measure operations`
 
-Each operation runs twice on a traced device. Only the second run counts, because libraries keep memory from the first run.
-Prints every operation whose peak differs from the recorded one, and how many are right by kind of operation.
+Each operation runs twice on a traced device. Only the second run counts, because libraries keep memory from the first
+run. The program prints every operation whose peak differs from the recorded peak, and the number of correct operations
+by kind.
 """
 
 import gzip
@@ -26,7 +27,8 @@ from legroom.predict.tracing.virtual_trace import make_device
 from legroom.units import format_size
 
 CUBLAS_WORKSPACES = (32 << 20, 1 << 20)
-"""The number of bytes that cuBLAS allocates once and keeps. In a recorded history, the first operation allocates them."""
+"""The sizes in bytes of the workspaces that cuBLAS allocates once and keeps. In a recorded history, the first
+operation allocates them."""
 TOLERANCE = 64 << 10
 """Differences below this number of bytes are not shown."""
 
@@ -79,7 +81,8 @@ def measured(folder: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def traced(operation: Callable[[], Any]) -> list[int]:
-    """Return the bytes allocated (+) and freed (-) by the second run on a traced device."""
+    """Run the operation twice on a traced device, and return the bytes allocated (+) and freed (-) by the second
+    run."""
     events: list[Event] = []
     with make_device(find_gpu("h200"), "fake", events.append):
         operation()

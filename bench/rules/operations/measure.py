@@ -4,9 +4,9 @@ Legroom.
     python -m bench.rules.operations.measure operations OUT [--jobs 4] [--only WORD]     the operations of operation_list.py
     python -m bench.rules.operations.measure cases OUT --cases KEY,KEY [--jobs 4]        two steps of training cases
 
-Writes OUT/<what>-<part>.jsonl.gz, one line per operation or case: the bytes allocated (+) and freed (-) in order, and which
-operation with which arguments did so. A dispatch mode marks where operations begin and end. Under it, gradients are
-accumulated out of place; use `bench.accuracy.measure_cases histories` to record without it.
+The program writes OUT/<what>-<part>.jsonl.gz with one line per operation or case: the bytes allocated (+) and freed
+(-) in order, and the operations with their arguments. A dispatch mode marks where operations begin and end. With this
+mode, gradients are accumulated out of place. To record without the mode, use `bench.accuracy.measure_cases histories`.
 """
 
 import gc
@@ -108,7 +108,8 @@ def history() -> list[int]:
 
 
 def describe(value: Any) -> Any:
-    """Describe an argument. A tensor is described by dtype, shape and non-contiguous strides. Other values are unchanged."""
+    """Describe an argument. A tensor is described by dtype, shape and non-contiguous strides. Other values are
+    returned unchanged."""
     if isinstance(value, torch.Tensor):
         text = f"{str(value.dtype)[6:]}{list(value.shape)}"
         if not value.is_contiguous():

@@ -1,8 +1,8 @@
 """Operations of ordinary training code, each as a small forward and backward pass.
 
-`OPERATIONS()` yields names and functions in a fixed order. `measure.py` runs them on a real GPU, and `compare.py`
-runs them on a traced GPU. The list covers losses, distances, sorting, scattering, recurrent cells, sampling, and
-layers over strided tensors. `bench.sweep` covers more operations in fewer shapes.
+`OPERATIONS()` yields names and functions in a fixed order. `measure.py` runs the functions on a real GPU, and
+`compare.py` runs them on a traced GPU. The list covers losses, distances, sorting, scattering, recurrent cells,
+sampling, and layers over strided tensors. `bench.sweep` covers more operations in fewer shapes.
 """
 
 import itertools

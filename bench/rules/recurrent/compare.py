@@ -104,8 +104,8 @@ def lengths(request: Request) -> list[int]:
 
 
 def workspace_and_reserve(events: list[int], *, training: bool) -> tuple[int, int]:
-    """Return the workspace and the reserve. The workspace is freed first (except for a few bytes of seeds), and the
-    reserve is allocated after it."""
+    """Return the workspace and the reserve. Except for a few bytes of seeds, the workspace is freed first. The reserve
+    is allocated after the workspace."""
     used = -next(size for size in events if size < -4096)
     before = events[events.index(-used) - 1]
     return used, before if training else 0

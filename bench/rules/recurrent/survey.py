@@ -2,10 +2,11 @@
 
     python -m bench.rules.recurrent.survey OUT [--jobs 8] [--seconds 40]
 
-cuDNN's sizes for reserve and workspace are not published; the rules in `observe/cuda_rules/recurrent/sizes.py` were fitted to these
-recordings. Needs torch, not Legroom. Writes OUT/recurrent-<part>.jsonl.gz, one row per layer: [kind, dtype, inputs, hidden,
-projected, layers, both directions, dropout, bias, batch first, training, batch, steps, packed, forward, backward]. The last two
-are lists of bytes allocated (+) and freed (-) in order, null if it did not run.
+cuDNN's sizes for reserve and workspace are not published, so the rules in `observe/cuda_rules/recurrent/sizes.py` were
+fitted to these recordings. Needs torch, not Legroom. The program writes OUT/recurrent-<part>.jsonl.gz with one row per
+layer: [kind, dtype, inputs, hidden, projected, layers, both directions, dropout, bias, batch first, training, batch,
+steps, packed, forward, backward]. The last two are lists of bytes allocated (+) and freed (-) in order, or null if the
+pass did not run.
 """
 
 import gzip
@@ -84,7 +85,7 @@ def survey(out: Path, part: str, seconds: float) -> int:
 
 
 def requests() -> list[Request]:
-    """Return all requests in a fixed random order, so that a run with a time limit records a fair sample."""
+    """Return all requests in a fixed random order, so that a run with a time limit records a representative sample."""
     rows = list(dict.fromkeys(request for request in (*sweeps(), *drawn(3500)) if fits(request)))
     random.Random(5).shuffle(rows)
     return rows

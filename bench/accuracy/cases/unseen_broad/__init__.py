@@ -1,4 +1,4 @@
-"""120 training steps from many fields, by two authors, scored before any rule was fitted to them."""
+"""120 training steps from many fields that were scored before any rule was fitted to them."""
 
 from bench.accuracy.cases.case import CaseSet
 from bench.accuracy.cases.unseen_broad import (

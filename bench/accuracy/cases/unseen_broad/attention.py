@@ -33,7 +33,7 @@ def _next_token_loss(output: Tensor, ids: Tensor) -> Tensor:
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
-    """Split the last dimension into heads, in front of the positions."""
+    """Split the last dimension into heads, and move the heads before the positions."""
     return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
 
@@ -70,7 +70,7 @@ class _SquaredReLU(nn.Module):
 
 
 class _SpeedrunGPT(nn.Module):
-    """A GPT in the style of speed-run repositories."""
+    """A GPT in the style of repositories for speed runs."""
 
     def __init__(self, words: int, width: int, layers: int, length: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _SpeedrunGPT(nn.Module):
 
 @case("adamw_fused", "amp_bf16", 6, accumulate=2, clip=True)
 def raced_gpt() -> Spec:
-    """Build a GPT with eight layers and logits that are soft-capped at 15."""
+    """Build a GPT with eight layers and logits soft-capped at 15."""
     return Spec(
         _SpeedrunGPT(32768, 512, 8, 512), tokens(32768, 512), lambda m, ids, _: _next_token_loss(m(ids), ids)
     )
@@ -275,7 +275,7 @@ class _SoftExperts(nn.Module):
 
 
 def _with_experts(width: int, layers: int, experts: type[nn.Module], *sizes: int, causal: bool) -> list[nn.Module]:  # fmt: skip
-    """Return transformer layers. Experts follow every second layer."""
+    """Return transformer layers. A mixture of experts follows every second layer."""
     found: list[nn.Module] = []
     for number in range(layers):
         found.append(transformer_layer(width, width // 64, causal=causal))
@@ -347,7 +347,8 @@ def distances_of_residues() -> Spec:
 
 @case("adam", "fp32", 16)
 def each_series_is_a_word() -> Spec:
-    """Build a model that predicts 321 series of 96 hours for the next 192 hours. Each series is one token (iTransformer)."""
+    """Build a model that predicts the next 192 hours of 321 series from 96 hours. Each series is one token
+    (iTransformer)."""
     layers = [transformer_layer(512, 8, inner=512, drop=0.1) for _ in range(3)]
     model = sequential(
         Transpose(), nn.Linear(96, 512), *layers, nn.LayerNorm(512), nn.Linear(512, 192), Transpose()

@@ -24,7 +24,7 @@ def _gradient(y: Tensor, x: Tensor) -> Tensor:
 
 @case("adam", "fp32", 9000)
 def wake_of_a_cylinder() -> Spec:
-    """Build a Navier-Stokes PINN with a stream function. Its loss uses third derivatives and measured velocities."""
+    """Build a Navier-Stokes PINN with a stream function. The loss uses third derivatives and measured velocities."""
 
     def loss(model: nn.Module, points: Tensor, speeds: Tensor) -> Tensor:
         points = points.requires_grad_(True)

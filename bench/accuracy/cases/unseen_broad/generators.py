@@ -27,7 +27,7 @@ case = CASES.case
 
 @case("adamw", "amp_fp16", 30, ema=True, clip=True)
 def mugs_from_noise() -> Spec:
-    """Build class-conditional diffusion on 56-pixel images. The class is dropped for one sample in ten."""
+    """Build a class-conditional diffusion model for 56-pixel images. The class is dropped for one sample in ten."""
 
     def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
         mixed, noise, time = add_noise(x)

@@ -82,7 +82,7 @@ def four_ways_to_add() -> Spec:
 
 
 class _GCNII(nn.Module):
-    """Sixteen layers with initial residuals and identity mapping (GCNII)."""
+    """A graph network of sixteen layers with initial residuals and identity mapping (GCNII)."""
 
     def __init__(self, inputs: int, width: int, classes: int, depth: int = 16) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def sixteen_layers_of_neighbours() -> Spec:
 
 
 class _RelationalConv(nn.Module):
-    """Relational convolution. The weights of forty relations are mixtures of six bases (R-GCN)."""
+    """Relational convolution. A layer in which the weights of forty relations are mixtures of six bases (R-GCN)."""
 
     def __init__(self, inputs: int, outputs: int, relations: int = 40, few: int = 6) -> None:
         super().__init__()

@@ -144,7 +144,7 @@ class _TabularDenoiser(nn.Module):
 
 @case("adamw", "fp32", 5000, ema=True)
 def noise_over_tables() -> Spec:
-    """Build diffusion on 30 numeric columns and 6 categorical columns with 9 categories each."""
+    """Build a diffusion model for 30 numeric columns and 6 categorical columns with 9 categories each."""
 
     def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
         time, noise = torch.rand(len(x), device=x.device), torch.randn_like(x)
@@ -174,7 +174,7 @@ def _sinkhorn_cost(a: Tensor, b: Tensor, rounds: int = 24, blur: float = 0.05) -
 
 @case("rmsprop", "fp32", 1600)
 def heaps_of_sand() -> Spec:
-    """Return a generator of points that is trained with the transport cost to the batch."""
+    """Return a generator of points that is trained with the transport cost to the points of the batch."""
 
     def loss(model: nn.Module, code: Tensor, points: Tensor) -> Tensor:
         return _sinkhorn_cost(model(code), points)

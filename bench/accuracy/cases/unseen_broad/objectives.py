@@ -34,7 +34,7 @@ case = CASES.case
 
 
 def _diagonal_loss(near: Tensor) -> Tensor:
-    """Return the cross-entropy in which column i is the correct class of row i."""
+    """Return the cross-entropy for a matrix in which column i is the correct class of row i."""
     return F.cross_entropy(near, torch.arange(len(near), device=near.device))
 
 
@@ -53,7 +53,7 @@ def same_sentence_twice() -> Spec:
 
 @case("adam", "fp32", 4000)
 def rows_with_strange_values() -> Spec:
-    """Build contrastive learning on tables. 60% of the values are replaced by values of another sample (SCARF)."""
+    """Build a contrastive model for tables. 60% of the values are replaced by values of other samples (SCARF)."""
     model = sequential(linear_norm(180, 1024, 1024, 1024, 1024, drop=0.1), mlp(1024, 512, 128))
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def rows_with_strange_values() -> Spec:
 
 
 def _grad_cache(parts: StepParts) -> Callable[[], Tensor]:
-    """Return a GradCache step. It embeds without a graph, computes the gradients of the embeddings, and then
+    """Return a GradCache step. The step computes embeddings without a graph and their gradients, and then
     backpropagates chunk by chunk."""
     model = parts.model
     optimizer = parts.optimizer(model.parameters())
@@ -104,7 +104,7 @@ def large_batches_in_pieces() -> Spec:
 
 
 class _Distillation(nn.Module):
-    """A frozen large encoder and a small encoder that learns its embeddings and similarities."""
+    """A frozen large encoder, and a small encoder that learns the embeddings and similarities of the large one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,8 @@ def words_moved_to_hurt() -> Spec:
 
 @case("adamw", "bf16", 3, clip=True, accumulate=2)
 def liked_without_an_older_copy() -> Spec:
-    """Build preference tuning without a reference model, from odds ratios of chosen and rejected answers (ORPO)."""
+    """Build a model for preference tuning with odds ratios of chosen and rejected answers, without a reference model
+    (ORPO)."""
     sizes = transformer_sizes(768, 10, vocab_size=30000, intermediate_size=2048, num_key_value_heads=4)
 
     def loss(model: nn.Module, liked: Tensor, other: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Models for images, video and volumes (classification, segmentation, detection, tracking), and image, speech and
-video models of transformers."""
+"""Models for images, videos and volumes: classification, segmentation, detection and tracking. Also image, speech and
+video models from the transformers library."""
 
 import itertools
 
@@ -97,7 +97,8 @@ def patches_stay_patches() -> Spec:
 
 
 class Scales(nn.Module):
-    """A block with channels in groups. Each group also receives the output of the previous group (Res2Net)."""
+    """A block whose channels are split into groups. Each group also receives the output of the previous group
+    (Res2Net)."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -197,7 +198,7 @@ def boxes_on_four_maps() -> Spec:
 
 
 class _SiamFC(nn.Module):
-    """Siamese tracking, in which features of the template are the kernel over the scene (SiamFC)."""
+    """Siamese tracking, in which features of the template are the convolution kernel for the scene (SiamFC)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -245,6 +245,6 @@ class _DLinear(nn.Module):
 
 @case("sgd", "fp32", 64, evaluate=True)
 def trends_of_traffic() -> Spec:
-    """Build a model for 800 sensors that predicts 300 hours."""
+    """Build a model that predicts 300 hours for 800 sensors."""
     model = sequential(Transpose(), _DLinear(336, 300), Transpose())
     return Spec(model, with_targets(336, 800, outputs=(300, 800)), mse_loss)

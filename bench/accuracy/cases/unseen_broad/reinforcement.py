@@ -183,7 +183,7 @@ def arms_seen_by_a_camera() -> Spec:
 
 @case("adam", "fp32", 1024)
 def cautious_after_logs() -> Spec:
-    """Build offline Q-learning with a penalty on thirty sampled actions per state (CQL)."""
+    """Build an offline Q-learning model with a penalty on thirty sampled actions per state (CQL)."""
 
     def loss(model: nn.Module, state: Tensor, move: Tensor, reward: Tensor, after: Tensor) -> Tensor:
         critic, slow = model["now"], model["slow"]

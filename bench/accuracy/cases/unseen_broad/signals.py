@@ -183,7 +183,7 @@ class _SpeechEnhancement(nn.Module):
 
 @case("adam", "fp32", 12)
 def hiss_taken_away() -> Spec:
-    """Build speech enhancement on three seconds of noisy and clean speech."""
+    """Build a speech enhancement model for three seconds of noisy and clean speech."""
 
     def loss(model: nn.Module, mixed: Tensor, clean: Tensor) -> Tensor:
         output, target = model(mixed), model.seen(clean)

@@ -160,7 +160,7 @@ def cells_swapped_between_rows() -> Spec:
 
 @case("adam_amsgrad", "fp32", 9000)
 def months_until_they_leave() -> Spec:
-    """Build survival analysis with the Cox partial likelihood over sorted times."""
+    """Build a survival model with the Cox partial likelihood over sorted times."""
 
     def loss(model: nn.Module, x: Tensor, left: Tensor) -> Tensor:
         risk = model(x).squeeze(1)
@@ -210,7 +210,7 @@ class _Fields(nn.Module):
 
 
 class _XDeepFM(nn.Module):
-    """Compressed interaction network over outer products of fields (xDeepFM)."""
+    """A compressed interaction network over outer products of fields (xDeepFM)."""
 
     def __init__(self, fields: int = 22, width: int = 16, few: int = 64) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def fields_in_outer_products() -> Spec:
 
 
 class _FwFM(nn.Module):
-    """Field-weighted factorization machine and an MLP (FwFM)."""
+    """A field-weighted factorization machine and an MLP (FwFM)."""
 
     def __init__(self, fields: int = 39, width: int = 12) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Text models of transformers: encoders, encoder-decoders, causal language models, parameter-efficient fine-tuning."""
+"""Text models from the transformers library: encoders, encoder-decoders, causal language models, parameter-efficient
+fine-tuning."""
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ case = CASES.case
 
 @case("adamw", "amp_fp16", 9, clip=True)
 def grades_of_essays() -> Spec:
-    """Build BERT-base regression."""
+    """Build BERT-base for regression."""
     model = huggingface().BertForSequenceClassification(huggingface().BertConfig(num_labels=1))
 
     def loss(model: nn.Module, ids: Tensor, mask: Tensor, grade: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def grades_of_essays() -> Spec:
 
 @case("adamw", "amp_bf16", 6, accumulate=2)
 def five_endings() -> Spec:
-    """Build RoBERTa-base multiple choice with five options."""
+    """Build RoBERTa-base for multiple choice with five options."""
     config = huggingface().RobertaConfig(vocab_size=50265, max_position_embeddings=514)
     return Spec(
         huggingface().RobertaForMultipleChoice(config),
@@ -62,7 +63,7 @@ def many_tongues_few_learn() -> Spec:
 
 @case("adam", "fp32", 12)
 def convolved_tags() -> Spec:
-    """Build ConvBERT token classification. Half of the heads are dynamic convolutions."""
+    """Build ConvBERT for token classification. Half of the heads are dynamic convolutions."""
     model = huggingface().ConvBertForTokenClassification(
         huggingface().ConvBertConfig(**transformer_sizes(512, 8, num_labels=13))
     )
@@ -92,7 +93,7 @@ def hidden_words_of_code() -> Spec:
 
 @case("adamw", "amp_fp16", 5, evaluate=True)
 def passages_in_order() -> Spec:
-    """Build cross-encoder ranking with eight passages per question."""
+    """Build a cross-encoder that ranks eight passages per question."""
     model = huggingface().BertForSequenceClassification(
         huggingface().BertConfig(**transformer_sizes(384, 12, num_labels=1))
     )
@@ -110,7 +111,7 @@ def passages_in_order() -> Spec:
 
 @case("adamw", "amp_fp16", 3, accumulate=2, clip=True)
 def minutes_of_meetings() -> Spec:
-    """Build BART-base summarization of long texts."""
+    """Build BART-base for summarization of long texts."""
     model = huggingface().BartForConditionalGeneration(
         huggingface().BartConfig(
             d_model=768, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=3072, decoder_ffn_dim=3072,
@@ -276,7 +277,7 @@ class _LoRAFloat32(nn.Module):
 
 
 class _DoRA(nn.Module):
-    """Weight-decomposed low-rank update (DoRA)."""
+    """A weight-decomposed low-rank update (DoRA)."""
 
     def __init__(self, line: nn.Linear, rank: int) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ def eighteen_at_88() -> Spec:
 
 @case("adam", "amp_bf16", 74)
 def two_views_of_one() -> Spec:
-    """Build ResNet-18 contrastive learning with two views of each 60-pixel image (SimCLR)."""
+    """Build ResNet-18 for contrastive learning with two views of each 60-pixel image (SimCLR)."""
 
     def loss(model: nn.Module, first: Tensor, second: Tensor) -> Tensor:
         seen = F.normalize(model(torch.cat([first, second])).float(), dim=1)
@@ -237,7 +237,7 @@ def drawn_sneakers() -> Spec:
 
 @case("adamw", "tf32", 27, ema=True)
 def noise_at_44() -> Spec:
-    """Build diffusion on 44-pixel images."""
+    """Build a diffusion model for 44-pixel images."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         mixed, noise, time = add_noise(x)
@@ -248,7 +248,7 @@ def noise_at_44() -> Spec:
 
 @case("adam", "fp32", 9)
 def four_times_sharper() -> Spec:
-    """Build super-resolution from 44 to 176 pixels without norms (EDSR)."""
+    """Build a super-resolution model from 44 to 176 pixels without norms (EDSR)."""
 
     def plain(outputs: int = 80) -> nn.Module:
         return nn.Conv2d(80, outputs, 3, padding=1)
@@ -327,7 +327,7 @@ def _conv3d_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
 
 @case("adam", "fp32", 6)
 def spots_in_lungs() -> Spec:
-    """Build 3D classification of 48 × 72 × 72 volumes."""
+    """Build a 3D classifier for 48 × 72 × 72 volumes."""
     layers = [
         part
         for a, b in itertools.pairwise((1, 24, 48, 96))

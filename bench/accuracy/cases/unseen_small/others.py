@@ -55,7 +55,7 @@ def encyclopedia_word_by_word() -> Spec:
 
 @case("adamw", "amp_bf16", 260)
 def load_of_a_grid() -> Spec:
-    """Return a three-layer GRU over two weeks of hours that predicts the next day."""
+    """Return a three-layer GRU over two weeks of hourly values that predicts the next day."""
     model = sequential(Recurrent(nn.GRU, 18, 144, num_layers=3), Select("last"), nn.Linear(144, 24))
     return Spec(model, parts.with_targets(336, 18, outputs=(24,)), mse_loss)
 
@@ -96,7 +96,7 @@ def numbers_as_words() -> Spec:
 
 @case("adam", "fp32", 75)
 def next_film() -> Spec:
-    """Build sequential recommendation over the last eighty items (SASRec)."""
+    """Build a sequential recommender over the last eighty items (SASRec)."""
     layers = [transformer_layer(96, 2, causal=True, inner=96, drop=0.2) for _ in range(2)]
     model = sequential(TokenEmbedding(16000, 96, 80), *layers, nn.LayerNorm(96), nn.Linear(96, 16000))
     batch = batch_of(integers(16000, 80), integers(16000, 80))
@@ -298,8 +298,8 @@ def molecules_as_tables() -> Spec:
 
 
 def _td3_step(parts_of_step: parts.StepParts) -> Callable[[], Tensor]:
-    """Return a TD3 step. Two critics learn in every step, and the actor learns in every second step. Target networks
-    follow."""
+    """Return a TD3 step. Two critics are trained in every step, and the actor is trained in every second step. Then
+    the target networks are updated."""
     act, critic, target_act, target_critic = (
         parts_of_step.model[name] for name in ("act", "critic", "target_act", "target_critic")
     )

@@ -42,7 +42,7 @@ def letters_of_complaint() -> Spec:
 
 @case("adamw", "amp_fp16", 22, accumulate=2, evaluate=True)
 def names_in_news() -> Spec:
-    """Build DistilBERT token classification."""
+    """Build DistilBERT for token classification."""
     model = huggingface().DistilBertForTokenClassification(huggingface().DistilBertConfig(num_labels=9))
     return Spec(model, parts.padded_to_longest((115, 140, 92), 30522, 9, per_token=True), masked_text_loss)
 
@@ -58,7 +58,7 @@ def frozen_words() -> Spec:
 
 @case("adamw", "tf32", 30)
 def own_masked_words() -> Spec:
-    """Return a small BERT masked language model from scratch."""
+    """Return a small BERT masked language model that is trained from scratch."""
     model = huggingface().BertForMaskedLM(
         huggingface().BertConfig(**transformer_sizes(320, 5, vocab_size=20000))
     )
@@ -123,7 +123,7 @@ def opt_on_recipes() -> Spec:
 
 @case("adafactor", "amp_bf16", 11, clip=True)
 def headlines_for_articles() -> Spec:
-    """Build T5-small summarization."""
+    """Build T5-small for summarization."""
     config = huggingface().T5Config(decoder_start_token_id=0, use_cache=False, num_layers=5, d_ff=1536)
     batch = parts.source_and_target(32128, ((280, 24), (340, 20)))
     return Spec(huggingface().T5ForConditionalGeneration(config), batch, masked_text_loss)
@@ -131,7 +131,7 @@ def headlines_for_articles() -> Spec:
 
 @case("adamw", "amp_fp16", 21)
 def patches_at_176() -> Spec:
-    """Return a small vision transformer from scratch on 176-pixel images."""
+    """Return a small vision transformer that is trained from scratch on 176-pixel images."""
     enter = PatchEmbedding(nn.Conv2d(3, 384, 16, 16), 121, 384)
     layers = [transformer_layer(384, 6, drop=0.1) for _ in range(12)]
     model = sequential(enter, *layers, nn.LayerNorm(384), Select("first"), nn.Linear(384, 53))
