@@ -63,7 +63,7 @@ class HostUsage:
     available: Count
     resident: Count
     limit: Count
-    """The memory limit of the control group, which a container or a batch system sets."""
+    """The memory limit of the control group (cgroup), set by a container or a batch system."""
     used_of_limit: Count
     cache_of_limit: Count = NA
     """The part of `used_of_limit` that contains cached files, in bytes.

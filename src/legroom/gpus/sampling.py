@@ -1,4 +1,4 @@
-"""Samples the GPUs repeatedly: memory, utilization, temperature, power and processes, for `legroom monitor`.
+"""Periodically samples GPU memory, utilization, temperature, power and processes for `legroom monitor`.
 
 `GpuSampler` keeps NVML open, because opening it takes longer than all queries together. NVML may fail at any time, for
 example after a driver update, after the loss of a GPU, or because a permission is missing. A value that cannot be read

@@ -1,4 +1,4 @@
-"""Records the tensors that exist before a recording starts in the middle of a program.
+"""Records the tensors that already exist when a recording starts in the middle of a program.
 
 A recorder detects a storage only when an operation returns it. The parameters of an earlier model would therefore
 appear to be allocated by the operation that changes them first.

@@ -182,7 +182,7 @@ class WandbMemoryLog(MemoryLog):
             self._run.finish()
 
     def _open(self) -> Any:
-        """Return the script's active run. If the script has finished its run, resume it."""
+        """Return the script's active run. If the script has already closed its run, open the run again."""
         if self._is_own:
             return self._run
         active, last = _run_of_script(), self._run

@@ -74,7 +74,7 @@ def record(
 
 
 class BlockRecording:
-    """The memory of a block of code. All results are available after the block. Sizes are in bytes."""
+    """The GPU memory that a block of code uses. All results are available after the block. Sizes are in bytes."""
 
     def __init__(self, *, leaks: bool = True) -> None:
         self._search_leaks = leaks

@@ -323,8 +323,8 @@ class Builder:
         return TrainingSetup(self.model, self.optimizer, self.options.batch, tuple(capacities), device_model)
 
     def _planning(self) -> LocalPlanning:
-        """Return the object with which all ranks plan the stages together. If a single rank is traced, the other ranks
-        do not exist, and this rank plans alone.
+        """Return the object that coordinates the planning of stages across all ranks. If a single rank is traced, the
+        other ranks do not exist, and this rank plans alone.
         """
         return (
             DistributedPlanning() if self.devices.world.size > 1 and not has_no_peers() else LocalPlanning()

@@ -283,7 +283,7 @@ class StudyRunner:
         self._changed(record)
 
     def record_oom(self, number: int, fit: Fit | None, needed: int) -> None:
-        """Record that a trial ran out of memory although its estimate fits."""
+        """Record that a trial ran out of memory although the estimate said that it fits."""
         if fit is not None:
             self._gate.record_oom(self.records[number].config, fit, needed)
 

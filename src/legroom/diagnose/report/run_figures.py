@@ -51,7 +51,7 @@ class RunFigures:
     main: int
     """The position in `moments` of the out-of-memory error that ended the run, or of the peak."""
     layout: Layout | None
-    """The segments and blocks at the out-of-memory error that ended the run or at the peak, or None for host memory.
+    """The segments and blocks at the peak, or at the out-of-memory error if one ended the run. None for host memory.
     """
     ooms: list[Oom]
     leaks: list[DetectedLeak]

@@ -98,7 +98,7 @@ class Allocator:
         self._is_busy = False
         self._deferred_frees: list[Block] = []
         self._has_risen = False
-        """True if memory was allocated since the last free. The allocated memory may then be at a peak."""
+        """True if memory has been allocated since the last free. The allocated memory may then be at a peak."""
         self._inactive_has_risen = False
         """True if the number of free bytes in partly used segments may be at a peak."""
         self.change_settings(settings or AllocatorSettings())

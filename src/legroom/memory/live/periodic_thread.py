@@ -24,7 +24,7 @@ class PeriodicThread(threading.Thread):
             self._work()
 
     def stop(self) -> None:
-        """Stop the thread. Wait up to a second for a call to `work` that is in progress."""
+        """Stop the thread. Wait up to one second for a running call to `work` to return."""
         self._stopped.set()
         if self.is_alive() and self is not threading.current_thread():
             self.join(timeout=1)

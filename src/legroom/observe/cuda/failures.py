@@ -56,7 +56,7 @@ class FailureObserver:
             self._restore()
 
     def take_hidden_failures(self) -> int:
-        """Return the number of failures that did not become errors since the last call to this method."""
+        """Return the number of failures since the last call to this method that did not raise an error."""
         number, self._hidden = self._hidden + (self._last is not None), 0
         self._last = None
         return number

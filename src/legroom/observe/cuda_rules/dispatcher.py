@@ -1,4 +1,4 @@
-"""Makes torch's dispatcher follow CUDA's implementation for tensors on a virtual device.
+"""Makes torch's dispatcher take the code paths of CUDA for tensors on a virtual device.
 
 Some operations are composed of other operations, and the composition depends on the device. Examples are attention,
 dropout, recurrent layers, and all operations under autocast. Tensors on a virtual device are CPU tensors, so these

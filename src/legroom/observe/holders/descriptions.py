@@ -97,7 +97,7 @@ class HolderPath(NamedTuple):
     keys: tuple[str, ...] = ()
     """The keys on the path that are literals in the source code."""
     aliases: tuple[StoredName, ...] = ()
-    """Other names of the same object in running functions, for example arguments."""
+    """Other names for the same object in the functions on the call stack, for example parameters."""
     classes: frozenset[str] = frozenset()
     """The names of the class that has the attribute and of its base classes."""
     inside_bounded: bool = False
@@ -116,8 +116,8 @@ class HolderPath(NamedTuple):
     contains_tokens: bool = False
     """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
     callback: Callback | None = None
-    """The user's function that a library stores in a container (a hook), or the function of the thread that retains
-    the object.
+    """The user's function that a library stores in a container, such as a hook. If a thread retains the object, this
+    is the function that the thread runs.
     """
     nested_functions: int = 0
     """The number of functions with the same code that refer to each other, as in `step = wrap(step)`."""

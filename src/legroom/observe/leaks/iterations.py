@@ -106,9 +106,9 @@ class IterationTracker:
         self._undo: list[Callable[[], None]] = []
         self._calls = _ModelCalls(self._model_called)
         self._evaluates = False
-        """True while the program evaluates. An evaluation starts with `model.eval()`, or when gradients are disabled
-        more than twice as often as in a training step. An evaluation ends with the next backward pass, optimizer step
-        or batch.
+        """True while the program runs an evaluation. An evaluation starts with `model.eval()`, or when gradients are
+        disabled more than twice as often as in a training step. An evaluation ends with the next backward pass,
+        optimizer step or batch.
         """
         self._without_grad = self._max_without_grad = 0
         """`_without_grad` counts how often gradients were disabled between the last step and the next backward pass.

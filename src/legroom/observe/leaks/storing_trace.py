@@ -119,7 +119,7 @@ class StoringTrace:
 
 
 def _owner_of(container: Any) -> tuple[Any, str]:
-    """Return the object that refers to the container, and the name of its attribute. The result is (None, "") if the
+    """Return the object that refers to the container, and the name of the attribute. The result is (None, "") if the
     container is not the value of an attribute.
     """
     for owner in gc.get_referrers(container):

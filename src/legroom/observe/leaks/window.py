@@ -343,8 +343,8 @@ class ScanWindow:
         return suspects
 
     def _find_gradients(self, seen: Observations, holders: HolderFinder) -> list[FoundHolder]:
-        """Return the variables that retain parameters whose gradients have a graph. The storing line is the line of the
-        backward pass that created the graph.
+        """Return the variables that keep parameters alive whose gradients have an autograd graph. The storing line is
+        the line of the backward pass that created the graph.
         """
         line = self._iterations.create_graph_line
         if line is None:

@@ -33,7 +33,7 @@ def report_running_line(folder: str) -> None:
 
 
 def running_line(process: int, folder: str) -> str:
-    """Return the user's line that a process is running, as `file.py:12`, or "" if the line is unknown."""
+    """Return the line of user code that a process is executing, as `file.py:12`, or "" if the line is unknown."""
     path = Path(folder) / _FILE
     try:
         before = path.stat().st_size

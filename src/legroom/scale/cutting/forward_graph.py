@@ -427,10 +427,10 @@ def _contains_tensors(value: Any, depth: int = 2) -> bool:
         items = item if isinstance(item, list | tuple) else [item]
         if any(_contains_tensors(each, depth - 1) for each in items):
             return True
-    return bool(_is_empty_cache(value))
+    return bool(_is_cache(value))
 
 
-def _is_empty_cache(value: Any) -> bool:
+def _is_cache(value: Any) -> bool:
     """Return whether an object is a cache, based on the name of its class. A cache may be empty now, but layers add
     tensors to it."""
     return "Cache" in type(value).__name__

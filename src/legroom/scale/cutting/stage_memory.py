@@ -64,7 +64,8 @@ def stage_step(
     flow: MicroBatchFlow,
     micro: Any,
 ) -> MakeStep:
-    """Return a step of one stage. `micro` is one micro-batch, with the inputs first and the target last."""
+    """Return a training step of one pipeline stage. `micro` is one micro-batch, with the inputs first and the target
+    last."""
     program, is_last = programs[stage], stage == len(programs) - 1
     meta_model, meta_optimizer = meta_copies(model, optimizer)
     tensors = dict(named_tensors(meta_model))

@@ -1,1 +1,1 @@
-"""`legroom monitor`: GPUs, processes and runs, as text, on a terminal and in a browser."""
+"""`legroom monitor`: Views of GPUs, processes and runs: as text, live on a terminal, and as a web page."""

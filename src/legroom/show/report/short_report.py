@@ -134,7 +134,7 @@ class ShortFooter:
 
 
 def _words(report: RunReport) -> Words:
-    """Return the function that translates the texts of a report. A report of `legroom launch` is not translated,
+    """Return the function that translates the text of a report. A report of `legroom launch` is not translated,
     because the text around it is in English."""
     return translate if report.failed_with_oom and not report.command.is_launch else str
 

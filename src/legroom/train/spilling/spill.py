@@ -389,7 +389,7 @@ def _check_unmodified(size: torch.Size, found: int, expected: int) -> None:
 
 @contextlib.contextmanager
 def _removed_inside_transforms(current: Callable[[], Any]) -> Iterator[None]:
-    """Remove the hooks inside transforms of `torch.func`, because these transforms raise an error if there are hooks.
+    """Disable the hooks inside transforms of `torch.func`, which raise an error if hooks are active.
 
     `current()` returns the context manager of this thread's hooks, or None. Tensors that are saved inside a transform
     stay on the device. If torch lacks the private functions that disable and enable hooks, this function does nothing,

@@ -39,7 +39,7 @@ MAX_FOLDER_LENGTH = 70
 """The maximum length of the path of the temporary folder. The path of a Unix socket is limited to about 100 characters."""
 POLL_SECONDS = 0.005
 SECONDS_TO_END = 60
-"""The maximum number of seconds to wait until a killed process has exited and its GPU memory is free."""
+"""The maximum number of seconds to wait for a killed process to exit and release its GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class StudyProcess:
         return wait_for_exit(self.server, self.number, kill=kill)
 
     def kill(self) -> None:
-        """Kill the process. When this method returns, the memory of the process is freed."""
+        """Kill the process. The memory of the process has been freed when this method returns."""
         self.exit_code(kill=True)
         self.pipe.close()
 

@@ -114,8 +114,8 @@ class Gate(Protocol):
         continues, if any."""
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
-        """Record that a trial ran out of memory although its estimate fits. The trial needed at least `needed` bytes.
-        Later estimates are increased accordingly.
+        """Record that a trial ran out of memory although the estimate said that it fits. The trial needed at least
+        `needed` bytes. Later estimates are increased accordingly.
         """
 
     def close(self) -> None: ...

@@ -79,7 +79,7 @@ class Packer:
     ) -> TrialPlacement | None:
         """Choose one of the `waiting` trials that can start now, reserve its memory, and return its placement.
 
-        `alone` contains the trials that need a GPU to themselves, each with the minimum memory of its GPU in bytes.
+        `alone` maps each trial that needs a GPU to itself to the minimum memory of this GPU in bytes.
         `predict_runtimes` is called only if several trials can start.
         """
         startable = self._startable(waiting, alone or {})

@@ -7,8 +7,8 @@ diverged trial would otherwise outweigh all other trials. The epsilon-squared co
 chance alone causes between small groups. Interactions between parameters are not included.
 
 `optuna.importance` is not used. For 400 trials of pure noise, Optuna's fANOVA takes 10 s and attributes 80% of the
-variation to one parameter. In addition, a single diverged trial changes Optuna's order of the parameters, and
-conditional parameters are omitted.
+variation to one parameter. In addition, a single diverged trial can change Optuna's ranking of the parameters, and
+Optuna omits conditional parameters.
 """
 
 from collections.abc import Mapping, Sequence

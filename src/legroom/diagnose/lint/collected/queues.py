@@ -84,7 +84,8 @@ def _runs_in_thread(program: Program, function: Function) -> bool:
 
 
 def _is_on_gpu(program: Program, node: cst.BaseExpression, function: Function, depth: int = 0) -> bool:
-    """Return True if an expression moves a tensor to the GPU, directly or in an assignment or function that it uses."""
+    """Return True if an expression moves a tensor to the GPU, either directly or through a variable or function that
+    it uses."""
     value = program.value(node)
     if value.host or value.kind is ValueKind.PLAIN:
         return False

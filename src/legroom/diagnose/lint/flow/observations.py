@@ -176,8 +176,8 @@ class FactRecorder(Calls):
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
         """Return a container with the known attributes of an object as its items.
 
-        For example, `episodes.append(episode)` also stores the log probabilities after
-        `episode.log_probs.append(...)`.
+        For example, after `episode.log_probs.append(...)`, `episodes.append(episode)` also stores the log
+        probabilities.
         """
         path = dotted(expression)
         if path is None or value.kind is not ValueKind.UNKNOWN or value.has_graph or path in {"self", "cls"}:

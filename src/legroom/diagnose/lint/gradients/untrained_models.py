@@ -321,7 +321,7 @@ def _is_moved(node: cst.BaseExpression, names: set[str]) -> bool:
 
 
 def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) -> bool:
-    """Return True if the program computes gradients of an input, for example to optimize an image."""
+    """Return True if the program computes gradients with respect to an input, for example to optimize an image."""
     given = {name for each in call.node.args for name in names_in(each.value)}
     return not given.isdisjoint(trained) or any(
         other.method in {"requires_grad_", "retain_grad"}

@@ -187,8 +187,8 @@ def _efficient_backward(call: OpCall) -> MemoryPlan:
 
 
 def _flash_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of flash attention's backward pass. The scratch memory is the same as for cuDNN, but rows
-    and widths are rounded up to the blocks of the kernel.
+    """Return the memory plan of flash attention's backward pass. The scratch memory is the same as for cuDNN, except
+    that rows and widths are rounded up to multiples of the kernel's block size.
     """
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape

@@ -312,7 +312,7 @@ _FIRST_ATTRIBUTE = {
     ConvOperation.INPUT_GRADIENT: Attribute.INPUT_GRADIENT_ALPHA,
     ConvOperation.WEIGHT_GRADIENT: Attribute.WEIGHT_GRADIENT_ALPHA,
 }
-"""The number of the first attribute of each operation. The six attributes have consecutive numbers: two scaling factors
+"""The index of the first attribute of each operation. The six attributes have consecutive numbers: two scaling factors
 (alpha and beta), the convolution, the weights, the input and the output.
 """
 

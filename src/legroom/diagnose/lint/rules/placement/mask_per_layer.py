@@ -1,8 +1,8 @@
 """LG312: Every layer stores its own large mask
 
-## What it detects
-The rule checks for buffers and attributes such as `torch.tril(torch.ones(length, length))` of at least 128 MiB in a module
-of which the model creates several instances. The rule applies if the file contains the value of `length`.
+## What it detects The rule checks for buffers and attributes such as `torch.tril(torch.ones(length, length))` of at
+least 128 MiB in a module of which the model creates several instances. The rule applies only if the value of `length`
+is known from the file.
 
 ## Why this is a problem
 The size of the mask grows with the square of the length. A float32 mask for 16,384 tokens uses 1 GiB. If each of 24

@@ -363,8 +363,8 @@ def _yields(function: Function) -> bool:
 
 
 def _is_in_eval_mode(program: Program, call: CallFact, within: LoopFact | None = None) -> bool | None:
-    """Return True if `.eval()` set the model's mode last before the call, False if `.train()` did, and None if the
-    function sets no mode.
+    """Return True if the last change of the mode before the call is `.eval()`, False if it is `.train()`, and None if
+    the function does not set the mode.
     """
     last = None
     for other in program.calls:
