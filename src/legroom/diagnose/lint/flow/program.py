@@ -36,7 +36,9 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name, join_values
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
-_MODULE_BASES = re.compile(r"(?:^|\.)(?:Module|LightningModule|PreTrainedModel|Sequential|\w*Net|\w*Model)$")
+_MODULE_BASES = re.compile(r"(?:^|\.)(?:\w*Module|Sequential|\w*Net|\w*Model|ModelMixin)$")
+
+_OTHER_BASES = {"object", "ABC", "abc.ABC", "Protocol", "Generic", "typing.Protocol", "typing.Generic"}
 
 
 @dataclass(slots=True, eq=False)
@@ -143,13 +145,15 @@ class Program:
         return None
 
     def is_module_class(self, name: str | None, seen: frozenset[str] = frozenset()) -> bool:
+        """Return True if a class is a module: its base is one, or it defines `forward` and has a base in another file."""
         known = self.classes.get(name or "")
         if known is None or known.name in seen:
             return False
+        may_inherit = "forward" in known.methods and not self.is_autograd_function(name)
         return any(
             self.is_module_class(base, seen | {known.name})
             if base in self.classes
-            else bool(_MODULE_BASES.search(base))
+            else bool(_MODULE_BASES.search(base)) or (may_inherit and base not in _OTHER_BASES)
             for base in known.bases
         )
 
