@@ -35,7 +35,9 @@ class DetectedLeak(Annotation):
     """The type and size of the variable, for example `list, 412 items`."""
     file: str | None
     line: int | None
-    """The line that stores the tensors or, if it is unknown, the line that creates them."""
+    """The line that stores the tensors or, if it is unknown, the line that creates them. If a function of the user's
+    code stores its argument, this line may be the call of this function.
+    """
     function: str
     bytes_per_step: int
     nodes_per_step: int
@@ -50,7 +52,16 @@ class DetectedLeak(Annotation):
     ended: bool = False
     """True if the growth stopped before the end of the run, which means that it was not a leak."""
 
+    stored_file: str | None = None
+    stored_line: int | None = None
+    """The line that stores the tensors, if `caller_line` is known."""
+    caller_file: str | None = None
+    caller_line: int | None = None
+    """The line that calls the function that stores the tensors, if this function is called on only one line."""
+
     @property
     def identity(self) -> tuple[str, str | None, int | None]:
         """A key that stays the same if the same leak is detected again with updated sizes."""
+        if self.stored_line is not None:
+            return self.name, self.stored_file, self.stored_line
         return self.name, self.file, self.line

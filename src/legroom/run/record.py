@@ -411,6 +411,12 @@ class _CellFrames(dict[Frame, Frame]):
     def named(self, event: Event) -> Event:
         if isinstance(event, Alloc | Oom | Holder):
             return event if event.frame is None else event._replace(frame=self[event.frame])
-        if isinstance(event, DetectedLeak | FoundSetting) and event.file:
+        if isinstance(event, DetectedLeak):
+            file, stored, caller = (
+                (cell_name(each) or each) if each else each
+                for each in (event.file, event.stored_file, event.caller_file)
+            )
+            return replace(event, file=file, stored_file=stored, caller_file=caller)
+        if isinstance(event, FoundSetting) and event.file:
             return replace(event, file=cell_name(event.file) or event.file)
         return event

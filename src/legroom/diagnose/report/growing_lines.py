@@ -18,13 +18,21 @@ from legroom.memory.ledger import Ledger
 _Line = tuple[str | None, int | None, Category]
 
 
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    file: str
+    line: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
     """Memory that a training loop retains and that grows with each step."""
 
     file: str | None
     line: int | None
-    """The line that stores the memory or, if this line is unknown, the line that allocates the most memory."""
+    """The line that stores the memory or, if this line is unknown, the line that allocates the most memory. The line
+    is the same as in `called_from` if the call passes a value that it should not pass.
+    """
     kind: str
     """`graph` for an autograd graph, `tensor` for tensors without a graph, and `larger` for a tensor that each step
     replaces with a larger one.
@@ -42,6 +50,18 @@ class Leak:
     code: str = "LG101"
     name: str = ""
     on_host: bool = False
+    stored_at: CodeLine | None = None
+    """The line that stores the memory, if it is in a function that is called on only one line."""
+    called_from: CodeLine | None = None
+    """The line that calls this function."""
+
+    @property
+    def is_at_call(self) -> bool:
+        """True if `file` and `line` are the call in `called_from`."""
+        return self.called_from is not None and (self.file, self.line) == (
+            self.called_from.file,
+            self.called_from.line,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -8,7 +8,7 @@ adds only the bytes in device memory.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from legroom.diagnose.report.growing_lines import Leak, graph_advice
+from legroom.diagnose.report.growing_lines import CodeLine, Leak, graph_advice
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.event_base import Annotation
 from legroom.observe.source.cells import short_location
@@ -49,7 +49,10 @@ def leaks_from(
 
 def holder_path(detected: DetectedLeak) -> str:
     """Return a path such as `train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB per step`."""
-    location = f"{short_location(detected.file, detected.line)} " if detected.file and detected.line else ""
+    file, line = detected.file, detected.line
+    if detected.stored_line is not None:
+        file, line = detected.stored_file, detected.stored_line
+    location = f"{short_location(file, line)} " if file and line else ""
     name = detected.name or "no Python variable"
     parts = [f"{location}{name} ({detected.described})" if detected.described else f"{location}{name}"]
     if detected.how == "exception":
@@ -89,7 +92,13 @@ def _leak(detected: DetectedLeak, steps: int, device: int) -> Leak:
         code=code,
         name=detected.name,
         on_host=detected.on_host,
+        stored_at=_code_line(detected.stored_file, detected.stored_line),
+        called_from=_code_line(detected.caller_file, detected.caller_line),
     )
+
+
+def _code_line(file: str | None, line: int | None) -> CodeLine | None:
+    return CodeLine(file, line) if file is not None and line is not None else None
 
 
 def advice_on(detected: DetectedLeak) -> tuple[str, str]:

@@ -30,7 +30,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from math import isfinite
 from typing import Any, NoReturn, get_args
 
@@ -327,7 +327,11 @@ def _decode_rare(row: list[Any]) -> Event:
             return Holder(_text(path), _integer(size), _integer(count), _frame(frame))
         case ["n", time, name, *values]:
             kind = _ANNOTATIONS[name]
-            checked = {name: check(value) for (name, check), value in zip(_FIELDS[kind], values, strict=True)}
+            if not _REQUIRED[kind] <= len(values) <= len(_FIELDS[kind]):
+                raise InvalidLine
+            checked = {
+                name: check(value) for (name, check), value in zip(_FIELDS[kind], values, strict=False)
+            }
             return kind(time=_time(time), **checked)
     raise InvalidLine
 
@@ -425,3 +429,8 @@ _FIELDS = {
     for kind in _ANNOTATIONS.values()
 }
 """The fields of each annotation in the order of the file, each with the check that a value must pass."""
+_REQUIRED = {
+    kind: sum(each.name != "time" and each.default is MISSING for each in fields(kind))
+    for kind in _ANNOTATIONS.values()
+}
+"""The number of fields without a default value. Captures of older versions lack some of the other fields."""

@@ -31,6 +31,7 @@ from legroom.memory.event_base import Frame
 from legroom.observe.leaks import storing_trace
 from legroom.observe.leaks.counters import MemoryCounters
 from legroom.observe.leaks.graph_ages import BackwardRoots, NodeNumbers
+from legroom.observe.leaks.holder_source import with_caller
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.sampling_budget import RareGrowthScans, SamplingBudget
 from legroom.observe.leaks.storing_trace import StoringTrace
@@ -193,7 +194,7 @@ class LeakDetector:
                 continue
             line = self._traced_lines.get((leak.name, leak.file))
             if line is None or not _is_limited(suspect, line):
-                self._report(leak if line is None else _with_line(leak, line))
+                self._report(leak if line is None else _with_line(leak, line), suspect)
         if self._unnamed is not None and not self.leaks and not steady.suspects:
             self._report(self._unnamed)
 
@@ -409,16 +410,17 @@ class LeakDetector:
                 return False
         if suspect.container_to_trace:
             return self._trace(suspect, trace_iterations)
-        self._report(leak, suspect.retained)
+        self._report(leak, suspect)
         return True
 
-    def _report(self, leak: "DetectedLeak", retained: "weakref.ref[torch.Tensor] | None" = None) -> None:
+    def _report(self, leak: "DetectedLeak", suspect: Suspect | None = None) -> None:
+        leak = with_caller(leak, is_scalar=suspect is not None and suspect.is_scalar)
         same_line = [each for each in self.leaks.values() if (each.file, each.line) == (leak.file, leak.line)]
         if any(each.name != leak.name and "linked" in (each.how, leak.how) for each in same_line):
             return  # linked objects were reported under their link, or under the variable of the newest object
         self.leaks[leak.identity] = leak
-        if retained is not None:
-            self._retained.setdefault(leak.identity, retained)
+        if suspect is not None and suspect.retained is not None:
+            self._retained.setdefault(leak.identity, suspect.retained)
         self._on_leak(leak)
 
     # --- tracing, if the source does not show which line stores the tensors
@@ -432,7 +434,7 @@ class LeakDetector:
         if line is not None:
             if _is_limited(suspect, line):
                 return False
-            self._report(_with_line(leak, line), suspect.retained)
+            self._report(_with_line(leak, line), suspect)
         elif self._traced is not None:
             return False  # one trace at a time
         else:
@@ -440,7 +442,7 @@ class LeakDetector:
             if trace.begin(sys._getframe()):
                 self._traced = suspect, trace, self.iteration + iterations
             elif not suspect.at_end:
-                self._report(leak, suspect.retained)
+                self._report(leak, suspect)
         return True
 
     def _finish_trace(self, *, now: bool = False) -> None:
@@ -458,7 +460,7 @@ class LeakDetector:
                 return
             leak = _with_line(leak, trace.line)
         if not suspect.at_end:
-            self._report(leak, suspect.retained)
+            self._report(leak, suspect)
 
 
 def _is_limited(suspect: Suspect, line: Frame) -> bool:

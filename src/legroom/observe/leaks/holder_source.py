@@ -1,9 +1,11 @@
 """Finds the statements in the source code that store tensors in the variable that retains them."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.source import storing_lines
+from legroom.observe.source.call_sites import find_call_site, first_line
 from legroom.observe.source.calls import CONSTRUCTORS, calls_in
 from legroom.observe.source.files import clears_cache, user_files
 from legroom.observe.source.passing_calls import (
@@ -18,7 +20,7 @@ from legroom.observe.source.storing_lines import NameUsage, find_usage
 from legroom.observe.source.user_files import is_user_file
 
 if TYPE_CHECKING:
-    from legroom.memory.detected_leak import LeakHolder
+    from legroom.memory.detected_leak import DetectedLeak, LeakHolder
 
 MANY_ITEMS = 20
 """The source code may limit the length of a container. If the container has this many items and still grows, the limit
@@ -54,6 +56,28 @@ def storing_statements(path: HolderPath, usage: NameUsage) -> list[StoringStatem
         recursive = usage._replace(statements=tuple(each for each in usage.statements if each.uses_itself))
         return recursive.candidates(path.keys) or candidates
     return candidates
+
+
+def with_caller(leak: "DetectedLeak", *, is_scalar: bool) -> "DetectedLeak":
+    """Add the call of the function that stores the tensors. The call becomes the line of the leak in two cases:
+
+    - The caller passes a loss or a metric with its graph. The caller should pass a number (`meter.update(loss.item())`).
+    - The loop registers another callback in each iteration (`bus.subscribe(handler)`).
+
+    In all other cases, the line that stores the tensors is the line of the leak, because it should limit or detach them.
+    """
+    if leak.file is None or leak.line is None or leak.how in ("cache", "cycle", "hook", "thread"):
+        return leak
+    file, line = leak.file, first_line(leak.file, leak.line)
+    leak = replace(leak, line=line)
+    site = find_call_site(file, line, leak.name)
+    if site is None:
+        return leak
+    leak = replace(leak, stored_file=file, stored_line=line, caller_file=site.file, caller_line=site.line)
+    passes_loss = leak.kind == "graph" and is_scalar and site.passes_variable
+    if site.passes_value and (passes_loss or site.registers):
+        leak = replace(leak, file=site.file, line=site.line, function=site.function)
+    return leak
 
 
 def with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:

@@ -85,6 +85,8 @@ class Suspect(NamedTuple):
     """True if the growth must continue until the end of the run to count as a leak."""
     retained: "weakref.ref[torch.Tensor] | None" = None
     """A retained tensor. If the loop frees this tensor later, the growth is not a leak."""
+    is_scalar: bool = False
+    """True if the retained tensor has one element, such as a loss."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
@@ -246,7 +248,13 @@ def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> I
         replaced=path.length < MIN_ITERATIONS,
         exceeds_limit=exceeds_limit or outgrows,
         retained=holder.reference if kind == "tensor" else None,
+        is_scalar=_is_scalar(holder),
     )
+
+
+def _is_scalar(holder: FoundHolder) -> bool:
+    tensor = holder.reference() if holder.reference is not None else None
+    return tensor is not None and tensor.numel() == 1
 
 
 def as_series(suspect: Suspect, *, collects: bool) -> Suspect:

@@ -348,7 +348,18 @@ def render_leak(leak: Leak) -> RenderableType:
 
 def format_place(leak: Leak) -> str:
     more = f" and {format_count(leak.lines - 1, 'more line')}" if leak.lines > 1 else ""
-    return f"{'stored' if leak.name else 'allocated'} at {format_location(leak.file, leak.line)}{more}"
+    stored = f"{'stored' if leak.name else 'allocated'} at"
+    if leak.stored_at is None or leak.called_from is None:
+        return f"{stored} {format_location(leak.file, leak.line)}{more}"
+    stored += f" {format_location(leak.stored_at.file, leak.stored_at.line)}"
+    return f"{format_caller(leak)}, {stored}" if leak.is_at_call else f"{stored}, {format_caller(leak)}"
+
+
+def format_caller(leak: Leak) -> str:
+    """Return the line that calls the storing function, such as `called from train.py:31`, or "" if it is unknown."""
+    if leak.called_from is None:
+        return ""
+    return f"{'passed at' if leak.is_at_call else 'called from'} {format_location(leak.called_from.file, leak.called_from.line)}"
 
 
 def format_rate(leak: Leak) -> str:

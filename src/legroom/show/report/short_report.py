@@ -22,6 +22,7 @@ from legroom.show.common.memory_charts import MemoryBar, StepSparkline
 from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits, count_lines, fits_line
 from legroom.show.common.sections import largest_lines
 from legroom.show.report.run_report import (
+    format_caller,
     format_caught,
     format_device,
     format_place,
@@ -202,7 +203,10 @@ def _first_suggestion(report: RunReport, level: _Level) -> Iterator[RenderableTy
     elif report.leaks:
         leak, number = report.leaks[0], len(report.leaks)
         holder = clean(leak.holder) if leak.holder and leak.name else ""
-        place = "" if holder else f", {format_place(leak)}"  # the holder starts with the line
+        place = (
+            format_caller(leak) if holder else format_place(leak)
+        )  # the holder starts with the storing line
+        place = f", {place}" if place else ""
         of = f" (1 of {number})" if number > 1 else ""
         yield _heading("Memory leak", f"{leak.code}{of}, {format_rate(leak)}{place}", level)
         if holder:

@@ -8,6 +8,7 @@ import pytest
 from legroom.diagnose.report.leaks import advice_on, holder_path, latest_leaks, leaks_from
 from legroom.memory.annotations import LoopWatched
 from legroom.memory.detected_leak import DetectedLeak
+from legroom.show.report.run_report import format_place
 from legroom.units import MiB
 
 LOSSES = DetectedLeak(
@@ -77,3 +78,18 @@ def test_report_contains_detected_leaks(make_run) -> None:
     run.events.append(LOSSES)
     (leak,) = run.report().leaks
     assert (leak.file, leak.line, leak.nodes_per_step) == ("/home/u/train.py", 41, 37)
+
+
+def test_the_call_and_the_storing_line_of_a_leak() -> None:
+    detected = replace(
+        LOSSES, line=60, stored_file=LOSSES.file, stored_line=41, caller_file=LOSSES.file, caller_line=60
+    )
+    (leak,) = leaks_from([detected], [], 9, 0)
+    assert leak.is_at_call
+    assert leak.holder == holder_path(LOSSES)
+    shown = leak.as_dict()
+    assert (shown["line"], shown["stored_at"]["line"], shown["called_from"]["line"]) == (60, 41, 60)
+    assert format_place(leak) == "passed at /home/u/train.py:60, stored at /home/u/train.py:41"
+    (leak,) = leaks_from([replace(detected, line=41)], [], 9, 0)
+    assert format_place(leak) == "stored at /home/u/train.py:41, called from /home/u/train.py:60"
+    assert detected.identity == LOSSES.identity
