@@ -22,7 +22,7 @@ os.environ.setdefault("LEGROOM_LIVE", "off")  # runs of the tests do not appear 
 os.environ["LEGROOM_LANG"] = "en"  # the locale of this machine does not change the texts
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest runs one worker per core already
 
-# A shell that starts the tests in the background makes them ignore Ctrl-C, and so would every process they start.
+# If a shell starts the tests in the background, they ignore Ctrl-C, and their child processes inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -186,7 +186,7 @@ class _Replayer:
         if released and not self.has_call_rows and self.allocator.limit is None:
             self._empty_cache_unmarked(number)
             released = False
-        # Under a limit, frees complete where the allocator waits for all streams, after the search has failed.
+        # With a limit, frees complete when the allocator waits for all streams, after the search for a block has failed.
         if not (released or not succeeded) or self.collects_garbage:
             self._complete(number)
         try:

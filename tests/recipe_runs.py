@@ -151,7 +151,7 @@ class RecipeRunner:
     def _main(self, words: list[str]) -> tuple[int, str]:
         self._capfd.readouterr()
         self._caplog.clear()
-        gc.collect()  # the tensors of the program before
+        gc.collect()  # frees the tensors of the previous program
         code = main(words)
         logged = "".join(f"legroom: {record.getMessage()}\n" for record in self._caplog.records)
         return code, "".join([*self._capfd.readouterr(), logged])

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     until = time.monotonic() + options.seconds
     with torch.device("meta"):
         for name in {capped.case.model for capped in chosen}:
-            with contextlib.suppress(NotImplementedError):  # its constructor reads tensor values
+            with contextlib.suppress(NotImplementedError):  # the constructor reads tensor values
                 BUILDERS[name]()  # imports its libraries
     print(f"imported after {options.seconds - (until - time.monotonic()):.0f} s", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)

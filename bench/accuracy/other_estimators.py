@@ -103,9 +103,9 @@ def _ask(case_set: str, case: Case, peer: str, answers: Answers) -> None:
     answer: int | None
     try:
         answer = PEERS[peer](case)
-    except ImportError:  # the estimator or a library of the case is not installed: not asked
+    except ImportError:  # the estimator or a library of the case is not installed, so there is no result
         return
-    except Exception:  # estimators fail in many ways; a failure is a result here
+    except Exception:  # estimators fail in many ways, and a failure is a result
         answer = None
     answers.put(case_set, case.key, peer, answer)
 

@@ -108,13 +108,13 @@ def _live(pipe: Connection, rank: int, ranks: int, port: int, size: str | None) 
     with legroom.VirtualGPU(size) if size else contextlib.nullcontext() as virtual_gpu:
         dist.init_process_group("nccl" if size else "gloo")
         gc.collect()
-        gc.freeze()  # recovery collects garbage each time; keep torch's own objects out of it
+        gc.freeze()  # each recovery runs the garbage collector, which must not visit the objects of torch
         while True:
             try:
                 task, arguments = pipe.recv()
             except EOFError:
                 return
-            gc.collect()  # wrapped models are reference cycles: without this the previous task's would fill the GPU
+            gc.collect()  # wrapped models are reference cycles, so those of the previous task would fill the GPU
             try:
                 pipe.send((True, task(*arguments)))
             except BaseException:

@@ -174,7 +174,7 @@ def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any
         for mode in random.sample(MODES, len(MODES)):
             looked = detector.scan_seconds, _shared.detector.scan_seconds
             block, after = ways[mode](), plain()
-            # A scan belongs to growing memory, not to the permanent cost.
+            # Scans occur only if memory grows, so they are not part of the permanent cost.
             if looked == (detector.scan_seconds, _shared.detector.scan_seconds):
                 compared[mode].append((before, block, after))
             before = after
@@ -293,7 +293,7 @@ def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
         torch.cuda.set_per_process_memory_fraction(8 * GiB / torch.cuda.get_device_properties(0).total_memory)
     session = Session(
         events.append, gpus=gpus
-    )  # keep it in a variable, as a script may: it must not be reported as a holder
+    )  # a script may also keep the session in a variable, and it must not be reported as a holder
     try:
         with session:
             program()

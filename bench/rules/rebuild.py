@@ -69,7 +69,7 @@ STEPS = (
         "for round in 1 2 3 4 5; do python -m bench.rules.convolution.survey {out} --round $round; done",
         lambda folders, out: table.main([*map(str, folders), "--out", str(out)]),
         ships=TABLE,
-        needs_recordings=False,  # the table itself holds every measurement
+        needs_recordings=False,  # the table itself contains every measurement
     ),
     Step(
         "convolution forest",
@@ -140,7 +140,7 @@ def _run(step: Step, recordings: Path, *, check: bool) -> str:
             f"On an H200, record them with `{step.record.format(out=folder)}`."
         )
     with tempfile.TemporaryDirectory() as temporary:
-        # the same file name: gzip stores it in the header
+        # the file name must be the same, because gzip stores it in the header
         out = Path(temporary) / (step.ships.name if step.ships is not None else "unused")
         step.run(recorded, out)
         if step.ships is None:

@@ -43,7 +43,7 @@ def main() -> None:
     arguments = command_line(__doc__)
     arguments.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     chosen = arguments.parse_args()
-    truth = train("ddp", {})  # not started by a launcher: it trains alone
+    truth = train("ddp", {})  # without a launcher, this process trains alone
     rows = []
     for ranks in chosen.ranks:
         runs: list[tuple[str, dict[str, Any], list[Any]]] = []

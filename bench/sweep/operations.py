@@ -143,7 +143,7 @@ def in_processes(what: str, folder: Path, part: str, only: list[str], end: float
                 timeout=left + LONGEST,
             )
         except subprocess.TimeoutExpired:
-            return  # a kernel or a library that ignores the alarm; rows written before count
+            return  # a kernel or a library ignored the alarm; earlier rows are kept
         if done.returncode != UNUSABLE:
             return
 

@@ -26,7 +26,7 @@ SPACE: dict[str, Any] = {
     "batch_size": {"int_log2": [3, 8]},
     "lr": {"log": [1e-5, 1e-2]},
     "dropout": {"uniform": [0.0, 0.3]},
-    "texts": 3072,  # per trial, whatever its batch: a few seconds
+    "texts": 3072,  # per trial, for any batch size; takes a few seconds
     "length": 256,
 }
 TYPICAL = {

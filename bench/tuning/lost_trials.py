@@ -118,7 +118,7 @@ def time_threads(space: str) -> None:
     took: dict[int, float] = {}
     with gpu_of(searched.GPU):
         all_of_them = [threads for threads in (1, 2, 4, 8, 16) if threads <= processors()]
-        for threads in (1, *all_of_them, *all_of_them):  # the first one warms up
+        for threads in (1, *all_of_them, *all_of_them):  # the first run is a warm-up
             torch.set_num_threads(threads)
             began = time.perf_counter()
             list(searched.epochs(searched.TYPICAL, "cuda", plain_step))
@@ -155,7 +155,9 @@ def add(
             timeout=2 * LONGEST,
             check=True,
         )
-    except subprocess.SubprocessError as error:  # continue with the others; the next call tries it again
+    except (
+        subprocess.SubprocessError
+    ) as error:  # continue with the other studies; the next call repeats this one
         print(f"seed {seed} {search}, {system}: {error}", flush=True)
         return
     row = json.loads(done.stdout.splitlines()[-1])

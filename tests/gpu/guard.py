@@ -27,7 +27,7 @@ from typing import Any
 
 os.environ.setdefault(
     "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-)  # deterministic matmuls need it before CUDA starts
+)  # required for deterministic matrix products, before CUDA is initialized
 
 import torch
 import torch.nn.functional as F

@@ -47,12 +47,12 @@ while not (folder / "enough").exists():
 assert int(tensor[::4096].min()) == 1
 (folder / "lived").touch()
 """
-"""Starts the other program. It is not a child of this process, so it is not treated as a trial."""
+"""The source of the other program. It does not run as a child of this process, so it is not treated as a trial."""
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")  # a third of the time, the same memory
+    torch.set_float32_matmul_precision("high")  # a third of the run time with the same memory
     width = config["width"]
     model = nn.Sequential(
         nn.Linear(32, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)

@@ -102,5 +102,5 @@ def legroom_on_terminal(tmp_path: Path) -> Callable[..., tuple[int, str]]:
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
-    except OSError:  # how Linux says that the other end of a terminal is closed
+    except OSError:  # on Linux, the other end of the terminal is closed
         return b""

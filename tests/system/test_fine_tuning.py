@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/fine_tune_minilm.py"
 def test_minilm_learns_and_a_second_run_resumes(tmp_path, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("fine_tune_minilm", EXAMPLE)
     example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)  # in this process, because the imports take long
+    spec.loader.exec_module(example)  # in this process, because the imports take a long time
 
     def run(epochs):
         sizes = ["--sentences", "24", "--batch-size", "16", "--epochs", str(epochs)]

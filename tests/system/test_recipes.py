@@ -17,7 +17,11 @@ from recipe_runs import (
 )
 
 BOTH = ("original", "improved")
-WITHOUT_PICTURE = ("distributed_data_parallel", "several_machines", "logging")  # memory is not their subject
+WITHOUT_PICTURE = (
+    "distributed_data_parallel",
+    "several_machines",
+    "logging",
+)  # recipes that are not about memory
 
 
 @pytest.fixture

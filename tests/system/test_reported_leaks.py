@@ -28,7 +28,7 @@ def test_a_leak_is_reported_with_line_holder_and_kind(run: Callable[..., Any]) -
     name = "06_collected_predictions.py"
     (program,) = [each for each in programs() if each.path == FOLDER / "leaking" / name]
     done = run(program.path, "--format", "json")
-    (leak,) = json.loads(done.out[done.out.index("{") :])["leaks"]  # after what the script printed
+    (leak,) = json.loads(done.out[done.out.index("{") :])["leaks"]  # after the output of the script
     assert leak["line"] in program.lines
     assert leak["file"] == str(program.path)
     assert leak["kind"] == program.kind

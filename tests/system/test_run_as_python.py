@@ -183,7 +183,7 @@ def test_the_capture_of_a_killed_run_can_be_reported(write, start, legroom, tmp_
     process = start("run", *GPU, write(WAITS))
     assert process.stdout.readline() == "ready\n"
     while not any(isinstance(event, Alloc) for event in read_capture(tmp_path / "train.legroom").events):
-        time.sleep(0.1)  # what is recorded reaches the file although nothing more happens
+        time.sleep(0.1)  # recorded events are written even if no further events follow
     process.kill()
     process.communicate(timeout=60)
     done = legroom("report", "train.legroom")

@@ -58,10 +58,10 @@ def main() -> None:
 
     try:
         import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):  # one that does not fit this torch: transformers must not try it
+    except (ImportError, RuntimeError):  # built for another torch version; transformers must not import it
         sys.modules["torchvision"] = None  # type: ignore[assignment]
     gc.collect()
-    gc.freeze()  # forks need not scan objects that exist already
+    gc.freeze()  # forks do not scan objects that already exist
 
     for line in sys.stdin:
         name, gpu = json.loads(line)
@@ -119,12 +119,12 @@ def on_cpu(name: str) -> int:
     for pattern, replacement in PORT:
         source = re.sub(pattern, replacement, source)
     Path(f"{name}.py").write_text(source.replace("\nimport torch\n", "\nimport torch\n" + IMPORTED, 1))
-    if "spawn(" in source:  # which imports the script by its name, in processes of its own
+    if "spawn(" in source:  # spawned processes import the script by its name
         os.environ["PYTHONPATH"] = str(Path(__file__).parent)
         os.execv(sys.executable, [sys.executable, f"{name}.py"])
     import torch
 
-    torch._dynamo.config.disable = True  # as on a virtual GPU, which runs the eager step
+    torch._dynamo.config.disable = True  # as on a virtual GPU, which runs the step eagerly
     sys.argv = [f"{name}.py"]
     runpy.run_path(f"{name}.py", run_name="__main__")
     return 0

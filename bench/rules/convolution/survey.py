@@ -245,7 +245,7 @@ def layers_of_networks() -> Iterator[Layer]:
 
 def noted(module: Any, inputs: Any, _output: Any) -> list[Layer]:
     if module.groups in (1, module.in_channels) and module.groups > 1:
-        return []  # depthwise convolutions need no workspace in the usual layout
+        return []  # contiguous depthwise convolutions need no workspace
     return [
         Layer(
             module.in_channels, module.out_channels, tuple(inputs[0].shape[2:]), tuple(module.kernel_size),

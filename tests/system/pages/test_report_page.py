@@ -73,7 +73,7 @@ def test_the_page_works_in_a_browser(browser: "playwright.Browser", tmp_path: Pa
     tab.goto(file.as_uri())
     tab.wait_for_selector("html[data-ready]", timeout=10_000)
 
-    # The timeline: hovering shows what was alive, keys move a cursor that is read aloud, and the view can be zoomed.
+    # The timeline: hovering shows the live memory, keys move a cursor that is read aloud, and the view can be zoomed.
     canvas, tip = tab.locator("#timeline canvas"), tab.locator("#timeline .tip")
     canvas.hover(position={"x": 500, "y": 150})
     assert "allocated" in tip.inner_text()
@@ -97,7 +97,7 @@ def test_the_page_works_in_a_browser(browser: "playwright.Browser", tmp_path: Pa
     tab.click("#zoom-step")
     tab.click("#zoom-all")
 
-    # The icicle chart starts where memory ran out. A click on the timeline or on a step selects another moment.
+    # The icicle chart starts where memory ran out. A click on the timeline or on a step selects another time.
     text, cells = tab.locator("#moment-text"), tab.locator("#icicle .cell")
     assert "When memory ran out (step 8" in text.inner_text()
     assert "420.0 MiB" in text.inner_text()

@@ -19,7 +19,7 @@ class Model(nn.Module):
 
 
 model = Model()
-if torch.cuda.device_count() > 1:  # the tutorial's question
+if torch.cuda.device_count() > 1:  # as in the tutorial
     print("memory: let's use", torch.cuda.device_count(), "GPUs!")
     model = nn.DataParallel(model)
 else:

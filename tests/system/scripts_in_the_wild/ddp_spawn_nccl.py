@@ -10,7 +10,7 @@ import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # asked at import, in every process
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # evaluated at import, in every process
 
 
 def main_worker(gpu, n_gpus, port):

@@ -46,7 +46,7 @@ for step in range(3):
     print(step, loss.item())
 print("memory:", torch.cuda.memory_allocated() - before)
 
-# Layers kept on the host and brought over one at a time.
+# Layers stay on the host and are moved to the device one at a time.
 layers = [nn.Linear(16, 16) for _ in range(3)]
 x = torch.randn(2, 16, device=device)
 with torch.no_grad():

@@ -55,7 +55,7 @@ print("memory:", torch.cuda.memory_reserved())
 for _ in range(2):
     print(step(256))
 
-oom = False  # the study notes' own snippet
+oom = False  # a common snippet from tutorials
 
 
 def run_model(batch_size):

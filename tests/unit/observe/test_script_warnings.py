@@ -10,7 +10,7 @@ from legroom.observe.script import user_line_warnings
 
 
 def warns(value: torch.Tensor) -> object:
-    return value.grad  # torch warns here: it is not a leaf
+    return value.grad  # torch warns here, because the tensor is not a leaf
 
 
 LINE = warns.__code__.co_firstlineno + 1

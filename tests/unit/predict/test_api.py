@@ -136,7 +136,7 @@ class Blocks(nn.Module):
 
 
 def test_options_are_combined_if_no_single_one_is_enough() -> None:
-    long = torch.zeros(1, 20_000, 1024)  # a batch of 1 cannot be smaller
+    long = torch.zeros(1, 20_000, 1024)  # a batch of one sample cannot be reduced
     single = legroom.plan(Blocks(), long, gpu="24GiB")
     least = min(option.peak_device for option in single)
     options = legroom.plan(Blocks(), long, gpu=least - 20 * MiB)

@@ -121,5 +121,5 @@ def test_libraries_that_a_program_uses_need_memory_outside_pytorch() -> None:
         return step
 
     trace = trace_steps(make, find_gpu("h200"), steps=1)
-    # No cuBLAS handle, although the context includes two, and one of cuSOLVER.
+    # The step creates one cuSOLVER handle and no cuBLAS handle, but the context includes two cuBLAS handles.
     assert trace.library_bytes() == SOLVER_BYTES - 2 * HANDLE

@@ -70,7 +70,7 @@ def test_the_number_of_kept_records_does_not_grow_with_the_steps(tmp_path, monke
     finally:
         recorder.detach()
         writer.close()
-    # What is kept varies while it is filled and thinned, by less than one record per step.
+    # The number of kept records varies by less than one per step, because records are added and thinned out.
     assert max(counts) - min(counts) < STEPS / 2, counts
     assert counts[-1] < counts[0] + STEPS / 4, counts
 

@@ -36,7 +36,7 @@ def test_short_steps_are_passed_on_together(monkeypatch):
         buffer.step_ended()
         now[0] += 0.001
     assert [each.id for batch in batches for each in batch] == list(range(sum(map(len, batches))))
-    # Passing on takes 1 ms, so it happens once in about 20 ms.
+    # Forwarding takes 1 ms, so it occurs about every 20 ms.
     assert len(batches) == 5
 
 
@@ -68,7 +68,7 @@ def test_events_that_are_added_while_a_batch_is_passed_on_are_kept():
         received.extend(batch)
         if len(received) < 3:
             buffer.add(event(len(received)))
-            buffer.flush()  # as if a storage were freed here: it must not wait for itself
+            buffer.flush()  # as if a storage were freed here; this must not deadlock
 
     buffer = EventBuffer(consume)
     buffer.add(event(0))

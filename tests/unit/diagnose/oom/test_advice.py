@@ -219,7 +219,7 @@ def test_output_of_an_earlier_step_is_named_even_if_small(training):
         == "A result created in an earlier step on this line is still referenced by `out`: 20.0 MiB."
     )
     assert "`del out`" in advice["LG102"].fix
-    assert "LG105" not in advice  # a tuple does not collect
+    assert "LG105" not in advice  # a tuple does not accumulate results
 
 
 def test_result_that_stays_in_a_variable_after_a_loop_without_a_model_is_named(make_run):
@@ -568,7 +568,7 @@ def test_setting_with_another_value_than_the_loader_is_not_used(large_batch):
         ((64, 100), (128, 100), True),
         ((64, 100), (16, 100), True),
         ((35, 64), (35, 64), True),
-        ((1203, 16), (1187, 16), True),  # a batch of graphs has any number of nodes
+        ((1203, 16), (1187, 16), True),  # batches of graphs differ in the number of nodes
         ((64, 100), (1, 1), True),
     ],
 )

@@ -70,7 +70,7 @@ def test_the_peaks_agree_without_recorded_addresses(path: Path) -> None:
 @pytest.mark.parametrize("path", WITH_STATS, ids=lambda path: path.name)
 def test_memory_stats_agree(path: Path) -> None:
     history = read(path)
-    # Where several streams are done at once, the order in which their blocks merge is not recorded.
+    # If several streams finish at once, the order in which their blocks are merged is not recorded.
     ignored = "inactive_split" if "streams" in path.name else "nothing"
 
     stats = replayed(path).allocator.stats()

@@ -232,7 +232,7 @@ class TestExpandableSegments:
         assert allocator.largest_free_block == 15 * MiB
         address = gap.address
 
-        # The end has 12 MiB mapped: closer to 11 than the gap's 15, were it not for all that it could grow to.
+        # 12 MiB are mapped at the end, which is a closer fit than the gap of 15 MiB, but the end could grow further.
         assert allocator.malloc(11 * MiB).address == address
 
     def test_a_full_device_releases_pages_of_other_streams(self) -> None:
@@ -275,7 +275,7 @@ class TestExpandableSegments:
         allocator.malloc(60 * MiB)
         allocator.free(gap)
 
-        # The range of 180 MiB has 40 before and 80 behind what is in use.
+        # The range of 180 MiB has 40 MiB free before and 80 MiB free after the used part.
         allocator.malloc(100 * MiB)
 
         assert ranges == [180 * MiB, 180 * MiB]

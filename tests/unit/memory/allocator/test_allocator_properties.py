@@ -180,7 +180,7 @@ class AnySequence(RuleBasedStateMachine):
             if kind == "current":
                 assert value == stats[f"{name}.allocated"] - stats[f"{name}.freed"]
                 assert value <= stats[f"{name}.peak"]
-                # When the size that counts as oversize changes while running, so does what is taken off again.
+                # If the oversize limit changes during a run, a block may be counted only when it is freed.
                 assert value >= 0 or name.startswith("oversize")
             if name.endswith(".all") and kind != "peak":
                 pools = [

@@ -162,7 +162,7 @@ class TestAgainstTorch:
     @pytest.fixture(autouse=True)
     def _defaults_afterwards(self) -> Iterator[None]:
         yield
-        # Torch keeps the size of large segments from one text to the next.
+        # torch keeps the size of large segments when it parses the next settings.
         torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20,expandable_segments:False")
 
     @pytest.mark.parametrize(

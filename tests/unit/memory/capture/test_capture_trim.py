@@ -145,7 +145,7 @@ def test_steps_are_dropped_if_they_alone_exceed_the_maximum_size(tmp_path: Path)
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}, max_bytes=MiB) as writer:
         for number in range(40_000):
-            # Numbers that compress badly.
+            # Numbers that do not compress well.
             scatter = number * 2654435761 % 2**32
             writer.write(Step(number / 7, number, 0.1, 0, scatter, scatter ^ 12345, scatter * 3, scatter * 7))
     assert path.stat().st_size <= MiB

@@ -64,7 +64,7 @@ def test_the_file_of_a_killed_process_is_not_shown_and_is_deleted(live: Path) ->
     assert [run.pid for run in read_all()] == [process.pid]
     process.kill()
     deadline = time.monotonic() + 10
-    while read_all() and time.monotonic() < deadline:  # a zombie does not run either
+    while read_all() and time.monotonic() < deadline:  # a zombie is not a running process
         time.sleep(0.01)
     assert read_all() == []
     assert list(live.iterdir()) == []

@@ -48,7 +48,7 @@ def test_a_cudnn_that_is_not_installed_does_not_differ():
 def differing_after(monkeypatch, *operations):
     monkeypatch.setattr(torch, "__version__", "2.11.0")
     monkeypatch.setattr("legroom.observe.cuda_rules.rules.installed_cudnn", lambda: "9.21.0")
-    rules = CudaRules(find_gpu("v100"))  # neither table nor forest
+    rules = CudaRules(find_gpu("v100"))  # a GPU without a table and a forest
     for func, *args in operations:
         rules.plan(func, args, {}, func(*args))
     return rules.differing_versions()

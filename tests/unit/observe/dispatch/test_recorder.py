@@ -123,7 +123,7 @@ def test_categories_follow_the_role_of_each_tensor(recording: Recording) -> None
     assert total(Category.BUFFER) == 64 * 4 * 2 + 8
     assert total(Category.GRADIENT) == parameters
     assert total(Category.OPTIMIZER_STATE) == parameters * 2 + len(list(model.parameters())) * 4
-    # the batch collated by the loader, and the data set created by the script
+    # the batch collated by the loader, and the dataset created by the script
     assert total(Category.INPUT, alive) >= 8 * 32 * 4
     assert total(Category.ACTIVATION) > 0
 

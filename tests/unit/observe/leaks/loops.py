@@ -26,7 +26,7 @@ def leaks_of(
         allocated=allocated,
         on_device=on_device,
         fraction=1e6,
-    )  # every iteration is sampled, whatever the load of the machine
+    )  # every iteration is sampled, regardless of the load of the machine
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gc.collect()

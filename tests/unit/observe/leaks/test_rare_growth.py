@@ -138,7 +138,7 @@ def test_rare_growth_in_a_watched_loop_that_calls_no_model_is_reported() -> None
 
 def test_the_best_candidates_of_a_watched_loop_are_not_a_leak() -> None:
     best, found = list[tuple[float, int, torch.Tensor]](), list[DetectedLeak]()
-    rising = count(48, 48)  # such as fragments of other code, so that every iteration is a reason to scan
+    rising = count(48, 48)  # grows in every iteration, so that every iteration is a reason to scan
     for item in _items(60, lambda: next(rising), found):
         candidate = torch.randn(3, 4)
         if item % 4 == 0:

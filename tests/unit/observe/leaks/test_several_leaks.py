@@ -47,7 +47,7 @@ def test_the_size_of_a_graph_leak_includes_the_tensors_in_the_container() -> Non
     sums = []
 
     def keep(step: int, loss: Any, output: Any) -> None:
-        sums.append(output + output)  # saves nothing, but is itself 5 x 2 floats
+        sums.append(output + output)  # saves nothing, but the result itself has 5 × 2 floats
         if step == 0:
             sums.extend(output + output for _ in range(5))
 

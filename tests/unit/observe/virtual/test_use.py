@@ -70,7 +70,7 @@ def test_use_inside_a_block_is_rejected() -> None:
     with legroom.VirtualGPU("32MiB"):
         with pytest.raises(UsageError, match="already active"):
             legroom.use("64MiB")
-        assert legroom.use(None) is None  # ends only what `use` started
+        assert legroom.use(None) is None  # ends only a virtual GPU that `use` started
         assert VirtualGPU.active() is not None
 
 

@@ -62,7 +62,7 @@ def test_the_events_are_the_same_without_the_shortcut(monkeypatch):
     shortcut = allocations_of_the_program()
     assert sum(operation is not None for operation in created) >= 4
     created.clear()
-    monkeypatch.setattr(recorder, "_no_dispatch", None)  # as in a torch without this private class
+    monkeypatch.setattr(recorder, "_no_dispatch", None)  # as in torch versions without this private class
     assert allocations_of_the_program() == shortcut
     assert created
     assert not any(operation is not None for operation in created)
@@ -100,7 +100,7 @@ def test_factories_inside_a_function_transform_are_on_the_device():
 
 def test_a_factory_that_does_not_fit_raises_torchs_error_and_allocates_nothing():
     with VirtualGPU("64MiB") as gpu:
-        torch.zeros(4, device="cuda")  # the memory that is left is known from now on
+        torch.zeros(4, device="cuda")  # from now on, the free memory is known
         before = gpu.devices[0].allocator.allocated
         with pytest.raises(torch.OutOfMemoryError):
             torch.zeros(2**40, device="cuda")

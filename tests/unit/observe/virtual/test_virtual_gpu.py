@@ -144,7 +144,7 @@ def test_out_of_memory_is_raised_by_the_operation_and_the_run_continues() -> Non
         with pytest.raises(torch.OutOfMemoryError) as caught:
             for _ in range(100):
                 kept.append(torch.empty(8 * MiB, dtype=torch.uint8, device="cuda"))
-        assert len(kept) == 8 - 2  # segments of 20 MiB hold two each: three segments
+        assert len(kept) == 8 - 2  # three segments of 20 MiB, with two tensors each
         text = str(caught.value)
         assert text.startswith(
             "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 64.00 MiB"

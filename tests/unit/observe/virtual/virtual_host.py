@@ -56,8 +56,8 @@ class FakeHost:
         devices[key] = index
 
         def forget() -> None:
-            # In some versions of torch, a reference cycle that contains the Python object of a storage, as torch.save
-            # creates one, ends weak references to a storage that is still alive.
+            # In some versions of torch, a reference cycle with the Python object of a storage, which torch.save
+            # creates, clears weak references to the storage although it is still alive.
             if surviving_storage(key) is not None:
                 return
             devices.pop(key)

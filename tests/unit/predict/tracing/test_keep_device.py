@@ -26,4 +26,4 @@ def test_only_the_events_of_the_device_are_kept() -> None:
     ]  # fmt: skip
     assert trace.events == kept
     assert trace.validation_starts == 3
-    assert {request.id for request in trace.requests()} == {0, 2}  # 0: the kernels run
+    assert {request.id for request in trace.requests()} == {0, 2}  # 0 marks the first kernel

@@ -168,6 +168,6 @@ def test_all_advice_has_a_translation(module):
         if id(node) not in documentation:
             for text in literals(node):
                 for sentence in text.replace(". ", ".\0").split("\0"):
-                    is_path = "→" in sentence  # of references, not a sentence
+                    is_path = "→" in sentence  # a reference path, not a sentence
                     if sentence.count(" ") > 2 and not is_path:
                         assert sentence.strip().rstrip(".") in keys

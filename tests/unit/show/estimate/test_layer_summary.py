@@ -39,7 +39,7 @@ def test_saved_bytes_add_up_and_are_part_of_the_peak() -> None:
     assert result.saved == sum(row.saved for row in result.rows if not row.has_children) > 0
     assert result.saved < result.peak
     relu = next(row for row in result.rows if row.kind == "ReLU")
-    assert relu.saved == 64 * 8 * 6 * 6 * 4  # its output is what its backward pass needs
+    assert relu.saved == 64 * 8 * 6 * 6 * 4  # the backward pass needs only its output
     assert relu.share == pytest.approx(relu.saved / result.peak)
 
 

@@ -150,7 +150,7 @@ def test_killed_processes_lose_no_checkpoint(tmp_path):
         line = process.stdout.readline()
         assert line.startswith("resumed"), process.stderr.read()
         assert reported <= int(line.split()[1]) <= reported + 1
-        process.stdout.readline()  # one more checkpoint exists
+        process.stdout.readline()  # another checkpoint exists
         time.sleep(0.003 + attempt * 0.011)
         process.send_signal(signal.SIGKILL)
         rest = [line.split() for line in process.stdout if line.endswith("\n")]

@@ -114,7 +114,7 @@ def test_a_mean_over_tokens_is_weighted_by_the_token_count(dtype, tolerance):
     whole, split = small_model().to(dtype), small_model().to(dtype)
     x = torch.randn(7, 5, 6, dtype=dtype)
     y = torch.randint(0, 3, (7, 5))
-    y[0] = -100  # a sample without tokens: its own mean is nan
+    y[0] = -100  # the mean of a sample without tokens is NaN
     y[1:, 3:] = -100
     y[4, 1:] = -100
 

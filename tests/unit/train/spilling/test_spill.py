@@ -290,7 +290,7 @@ def test_a_tensor_modified_after_its_copy_has_the_gradient_of_the_saved_value(gp
     with Spill():
         result = leaf.exp()
         total = result.sum()
-        others = [leaf.exp() for _ in range(5)]  # their copies complete the first one
+        others = [leaf.exp() for _ in range(5)]  # after their copies, the first copy is complete
     expected = result.detach().clone()
     result.detach().zero_()
     assert torch.equal(torch.autograd.grad(total, leaf)[0], expected)

@@ -100,7 +100,7 @@ def test_a_function_can_suggest_its_parameters_as_in_optuna(tmp_path: Path) -> N
     assert first.state is TrialState.FINISHED
     assert first.value("loss", "min") == first.config["width_0"]
     optuna_study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / FILE_OF_STUDY}")
-    assert optuna_study.best_params == study.best_params  # what optuna-dashboard shows
+    assert optuna_study.best_params == study.best_params  # shown by optuna-dashboard
     assert optuna_study.best_value == study.best_value
     assert len(optuna_study.trials_dataframe()) == 6
 

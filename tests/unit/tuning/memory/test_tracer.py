@@ -29,7 +29,7 @@ def test_a_function_changes_no_files_while_it_is_estimated(tmp_path: Path) -> No
     tracer = Tracer(TrainFunction.of(f"{TUNED}:changes_files"), virtual_gpus("1GiB"), 1)
     config = {"width": 64, "batch_size": 16, "lr": 0.01, "folder": str(tmp_path)}
     try:
-        for _ in range(2):  # the second trace does not see the changes of the first one, either
+        for _ in range(2):  # the second trace does not see the changes of the first one
             assert tracer.trace(config, None, urgent=True).reserved > 0
     finally:
         tracer.close()

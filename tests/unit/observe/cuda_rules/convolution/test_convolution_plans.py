@@ -165,7 +165,7 @@ def test_every_row_of_the_table_can_be_read():
     assert all(row[place] in range(len(WORKSPACE_KINDS)) for row in rows for place in (1, 3, 5))
 
 
-# In the order in which torch asks
+# The order of torch's requests
 
 
 def run(module, x, gpu="h200"):

@@ -42,7 +42,7 @@ def conv(inputs, outputs, side, kernel, *, batch, dtype="float32", last=False, g
     return ConvQuery(layer, batch, (side, side)), convolution_of(layer, batch)
 
 
-# Partial sums, compared with answers of an H200
+# Partial sums, compared with measurements on an H200
 
 
 def test_a_result_that_fills_a_third_of_the_gpu_is_split_in_three():

@@ -33,7 +33,7 @@ def fail_to_connect(**options: object) -> None:
 
 
 def test_a_missing_local_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.init", fail_to_connect)  # there may be one: other tests start Ray
+    monkeypatch.setattr("ray.init", fail_to_connect)  # other tests may have started Ray
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(UsageError, match="There is no Ray cluster on this machine"):
         with connected("auto", processors=1):
