@@ -90,11 +90,15 @@ def _retained(program: Program, function: Function, decorator: cst.BaseExpressio
     is_method = function.class_name is not None and function.parameters[:1] == ("self",)
     if is_method and program.is_module_class(function.class_name):
         return "the module, and the arguments and results of every call"
+    if _is_small(decorator):
+        return ""
     if function.name == "__getitem__" and function.class_name is not None:
         return "every sample that the dataset has returned"
     given = any(value.is_tensor for site in function.call_sites for value in site.values.values())
     if (_takes_tensors(function) or given) and not _is_limited(decorator):
         return "every tensor argument"
+    if _has_only_settings(function):
+        return ""
     if _returns_tensors(program, function) and (is_method or _is_unlimited(decorator)):
         return "every returned tensor" + (" and `self`" if is_method else "")
     return ""
@@ -117,6 +121,24 @@ def _returns_tensors(program: Program, function: Function) -> bool:
     return function.returns.kind is ValueKind.UNKNOWN and any(
         call.node in returned and call.result.is_tensor for call in program.calls
     )
+
+
+def _has_only_settings(function: Function) -> bool:
+    """Return True if the arguments are the device, the dtype and settings with a default, which rarely change."""
+    assert isinstance(function.node, cst.FunctionDef)
+    return all(
+        each.default is not None or each.name.value in {"device", "dtype"}
+        for each in function.node.params.params
+    )
+
+
+def _is_small(decorator: cst.BaseExpression) -> bool:
+    limit = _limit(decorator)
+    return isinstance(limit, cst.Integer) and int(limit.value) <= _SMALL
+
+
+_SMALL = 16
+"""A cache with this limit keeps only a few results alive."""
 
 
 def _is_unlimited(decorator: cst.BaseExpression) -> bool:

@@ -68,7 +68,11 @@ def check(program: Program) -> Iterator[Problem]:
         if handler is None or handler in reported or not _may_be_memory(handler):
             continue
         attempt = program.parent.get(handler)
-        if isinstance(attempt, cst.Try) and _is_retry(program, call, attempt):
+        if (
+            isinstance(attempt, cst.Try)
+            and (_names_runtime_error(handler) or "memory" in program.source(handler))
+            and _is_retry(program, call, attempt)
+        ):
             reported.add(handler)
             yield Problem(
                 node=call.node,
@@ -81,6 +85,12 @@ def _may_be_memory(handler: cst.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     return any(last_name(path) in _FAILURES for path in names_in(handler.type))
+
+
+def _names_runtime_error(handler: cst.ExceptHandler) -> bool:
+    """Return True if the handler is not for every exception, as `except Exception` after a failed import is."""
+    caught = {last_name(path) for path in names_in(handler.type)} if handler.type is not None else set()
+    return not caught.isdisjoint(_FAILURES - {"Exception", "BaseException"})
 
 
 def _is_retry(program: Program, call: CallFact, attempt: cst.Try) -> bool:

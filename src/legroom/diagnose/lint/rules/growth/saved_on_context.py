@@ -31,7 +31,7 @@ import libcst as cst
 from legroom.diagnose.lint.flow.facts import Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import contained_parts, dotted, method_name, receiver, root, walk
-from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG114"
@@ -89,7 +89,9 @@ def check(program: Program) -> Iterator[Problem]:
 def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpression) -> bool:
     if isinstance(expression, (cst.Tuple, cst.List, cst.Dict)):
         return any(_is_tensor(program, store, each) for each in contained_parts(expression))
-    if _is_setting(program, store.function, dotted(expression)):
+    if _is_setting(program, store.function, dotted(expression)) or _is_empty(expression):
+        return False
+    if isinstance(expression, cst.Attribute) and expression.attr.value in NUMBER_ATTRIBUTES:
         return False
     value = program.value(expression)
     if value.is_tensor or value.kind is ValueKind.PLAIN:
@@ -106,6 +108,15 @@ def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpressio
         _uses_as_tensor(program, node, name)
         for part, name in ((store.function.body, path), (known.node, store.target))
         for node in walk(part)
+    )
+
+
+def _is_empty(node: cst.BaseExpression) -> bool:
+    """Return True for `x.new_empty(0)`, which has no elements."""
+    return (
+        isinstance(node, cst.Call)
+        and (method_name(node) or "").rpartition("_")[2] in {"empty", "zeros", "tensor"}
+        and [getattr(each.value, "value", None) for each in node.args[:1]] == ["0"]
     )
 
 

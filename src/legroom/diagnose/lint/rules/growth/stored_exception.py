@@ -37,7 +37,7 @@ from legroom.diagnose.lint.flow.facts import CallFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.lifetimes import is_local
 from legroom.diagnose.lint.flow.steps import is_in_step_code
-from legroom.diagnose.lint.flow.syntax import contained_parts, names_in, walk
+from legroom.diagnose.lint.flow.syntax import contained_parts, method_name, names_in, walk
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
@@ -55,6 +55,8 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         attempt = program.parent.get(store.handler) if store.handler is not None else None
         if isinstance(attempt, cst.Try) and not _touches_tensors(program, attempt):
+            continue
+        if _ends_thread(store):
             continue
         if store.handler is None and not is_in_step_code(program, store):
             continue
@@ -75,6 +77,11 @@ def check(program: Program) -> Iterator[Problem]:
             ),
             safe=False,
         )
+
+
+def _ends_thread(store: StoreFact) -> bool:
+    """Return True if a thread passes its exception to another thread when it ends, as in `self.queue.put(error)`."""
+    return isinstance(store.node, cst.Call) and method_name(store.node) == "put" and not store.loops
 
 
 def _retains_more(program: Program, handler: cst.ExceptHandler) -> bool:

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.collected.replay import is_put_on_gpu
+from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, receiver
 from legroom.diagnose.lint.rule import Problem
@@ -47,6 +48,8 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             if moved.method not in {"to", "cuda"} or not is_put_on_gpu(program, moved.node):
                 continue
+            if _is_replaced(program, path, moved, call):
+                continue
             if dotted(receiver(moved.node)) == path or _is_assigned(program, moved.node, path):
                 yield Problem(
                     node=moved.node,
@@ -54,6 +57,18 @@ def check(program: Program) -> Iterator[Problem]:
                     help="Remove this call",
                 )
                 break
+
+
+def _is_replaced(program: Program, path: str, first: CallFact, second: CallFact) -> bool:
+    """Return True if `path` refers to a new object in the second call."""
+    return any(
+        each.target == path
+        and each.function is first.function
+        and first.order < each.order < second.order
+        and not each.uses_old_value
+        and not program.inside(first.node, each.expression)
+        for each in program.stores
+    )
 
 
 def _is_assigned(program: Program, node: cst.Call, path: str) -> bool:

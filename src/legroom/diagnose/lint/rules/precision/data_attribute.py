@@ -37,8 +37,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted
-from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
+from legroom.diagnose.lint.flow.syntax import dotted, method_name
+from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind, split_words
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG406"
@@ -123,13 +123,26 @@ def _is_replaced(program: Program, node: cst.Attribute) -> bool:
     return False
 
 
+def _is_mask(program: Program, call: cst.CSTNode | None) -> bool:
+    """Return True for `scores.data.masked_fill_(mask, float("-inf"))`. The gradient of the softmax is zero there."""
+    is_fill = isinstance(call, cst.Call) and method_name(call) == "masked_fill_"
+    return is_fill and re.search(r"\binf\b", program.source(call)) is not None
+
+
+_VIEWS = split_words(
+    "view reshape flatten squeeze unsqueeze t transpose permute narrow select diagonal expand unbind chunk split"
+)
+
+
 def _is_changed(program: Program, node: cst.Attribute) -> bool:
     child: cst.CSTNode = node
     for parent in program.ancestors(node):
         if isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.AnnAssign)):
             return parent.target is child
         if isinstance(parent, cst.Attribute) and parent.attr.value.endswith("_") and parent.value is child:
-            return True
+            return not _is_mask(program, program.parent.get(parent))
+        if isinstance(parent, cst.Call) and parent.func is child and method_name(parent) not in _VIEWS:
+            return False  # x.data.new(2, 3).zero_() changes a new tensor
         if isinstance(parent, cst.Arg):  # a function may modify its argument: nn.init.normal_(w.data)
             call = program.parent.get(parent)
             return isinstance(call, cst.Call) and (dotted(call.func) or "").endswith("_")

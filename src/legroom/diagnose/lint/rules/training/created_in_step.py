@@ -86,6 +86,12 @@ def check(program: Program) -> Iterator[Problem]:
         name = call.name or ""
         if not name.startswith("torch.optim.") or not last_name(name)[:1].isupper() or "lr_scheduler" in name:
             continue
+        if (
+            last_name(name) == "SGD"
+            and keyword(call.node, "momentum") is None
+            and len(positional(call.node)) < 3
+        ):
+            continue  # has no state
         if not _is_conditional(program, call.node) and _is_created_in_step(program, call, _model(call)):
             yield Problem(
                 node=call.node,

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, line_after
-from legroom.diagnose.lint.flow.facts import Function, LoopFact
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver, walk
 from legroom.diagnose.lint.flow.values import ValueKind
@@ -52,6 +52,8 @@ def check(program: Program) -> Iterator[Problem]:
         scope: LoopFact | Function = loop if loop is not None else call.function
         if scope in reported or _clears(program, call.function, frozenset()) or _is_closure_step(call.node):
             continue
+        if loop is not None and _is_created_with_inputs(program, call, loop):
+            continue
         reported.add(scope)
         optimizer = dotted(receiver(call.node))
         line = program.statement_line(call.node)
@@ -65,6 +67,20 @@ def check(program: Program) -> Iterator[Problem]:
             edits=edits,
             safe=False,
         )
+
+
+def _is_created_with_inputs(program: Program, step: CallFact, loop: LoopFact) -> bool:
+    """Return True if each iteration creates the optimizer and the tensors that it changes, as in `SGD([x_in])`."""
+    made = [each for each in program.stores if each.how == "assign" and loop.first <= each.order <= loop.last]
+    new = {each.target for each in made if not each.uses_old_value}
+    return any(
+        each.target == dotted(receiver(step.node))
+        and isinstance(each.expression, cst.Call)
+        and bool(each.expression.args)
+        and isinstance(given := each.expression.args[0].value, cst.List)
+        and all(dotted(part.value) in new for part in given.elements)
+        for each in made
+    )
 
 
 def _is_closure_step(node: cst.Call) -> bool:

@@ -70,6 +70,9 @@ def check(program: Program) -> Iterator[Problem]:
         argument = keyword(call.node, "retain_graph")
         if argument is None or not is_true(argument) or not _is_backward(call):
             continue
+        creates = keyword(call.node, "create_graph")
+        if creates is not None and is_true(creates):
+            continue  # a graph of the gradients needs this graph
         if not _is_repeated(program, call) or _reuses_graph(program, call):
             continue
         if _another_follows(program, call) and not _is_separate(program, call):

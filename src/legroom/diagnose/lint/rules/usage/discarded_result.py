@@ -30,7 +30,8 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, replace
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, receiver
+from legroom.diagnose.lint.flow.values import ValueKind, guess_from_name
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG122"
@@ -48,7 +49,9 @@ def check(program: Program) -> Iterator[Problem]:
         elif isinstance(made, cst.Call) and method_name(made) in _RESULTS and not made.args:
             owner = receiver(made)
             path = dotted(owner)
-            if owner is not None and path is not None and program.value(owner).is_tensor:
+            if owner is None or path is None or guess_from_name(last_name(path)).kind is ValueKind.MODEL:
+                continue  # model.cpu() moves the model itself
+            if program.value(owner).is_tensor:
                 yield _problem(
                     program,
                     made,

@@ -36,7 +36,7 @@ from legroom.diagnose.lint.edits import remove_statement
 from legroom.diagnose.lint.flow.facts import CallFact, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import has_step_loop, is_innermost_step_loop, runs_every_step
-from legroom.diagnose.lint.flow.syntax import walk
+from legroom.diagnose.lint.flow.syntax import dotted, receiver, root, walk
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG304"
@@ -56,6 +56,9 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         if call.method != "empty_cache" and call.name != "empty_cache":
             continue
+        owner = dotted(receiver(call.node))
+        if owner is not None and root(owner) not in program.imports.full_names:
+            continue  # the cache of another object
         if call.handler is not None or program.is_conditional(call.node):
             continue
         in_step = (
