@@ -365,6 +365,8 @@ def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> It
 def _stores_tensors(program: Program, store: StoreFact) -> bool:
     """Return True if a hook stores its arguments, or tensors computed from them, and not only shapes or numbers."""
     tensors = set(store.function.parameters) - {"self", "cls"}
+    if store.how in {"assign", "augment"}:
+        tensors.discard("module")  # a sum of the module's own numbers
     for each in program.stores:
         if each.function is store.function and each.how == "assign" and each.order < store.order:
             (tensors.add if _reads_tensor(each.expression, tensors) else tensors.discard)(each.target)
