@@ -226,6 +226,8 @@ class Assignments(FactRecorder):
         known = self.names.get(path)
         if known is not None and known.kind is ValueKind.CONTAINER:
             self.names[path] = _with_item_at(known, keys_of(target), value)
+        elif known is not None and known.kind is ValueKind.TENSOR and value.kind is ValueKind.GRAPH:
+            self.names[path] = value  # outputs[i] = model(x): the whole tensor has a graph
 
     def augment(self, node: cst.AugAssign) -> None:
         value = self.value_of(node.value)

@@ -87,10 +87,9 @@ def torch_result(
     if name == "sentence_transformers.SentenceTransformer":
         return Value(ValueKind.MODEL, frozen=True)  # `encode` disables gradients
     if last in {"from_pretrained", "from_config"}:
+        if "Pipeline" in name:  # diffusers.AutoPipelineForText2Image: `__call__` disables gradients
+            return UNKNOWN
         is_model = "Model" in name or "For" in name or name.startswith("diffusers.Autoencoder")
-        is_model = (
-            is_model and "Pipeline" not in name
-        )  # AutoPipelineForText2Image: `__call__` disables gradients
         return TRAINABLE_MODEL if is_model else UNKNOWN
     if last in {"checkpoint", "checkpoint_sequential"} and "checkpoint." in name and not no_grad:
         return GRAPH if any(each.kind is ValueKind.MODEL for each in arguments[:1]) else None

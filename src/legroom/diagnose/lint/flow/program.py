@@ -37,7 +37,6 @@ from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, 
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
 _MODULE_BASES = re.compile(r"(?:^|\.)(?:\w*Module|Sequential|\w*Net|\w*Model|ModelMixin)$")
-
 _OTHER_BASES = {"object", "ABC", "abc.ABC", "Protocol", "Generic", "typing.Protocol", "typing.Generic"}
 
 
