@@ -13,6 +13,7 @@ from legroom.diagnose.lint.flow.facts import Function, ReleaseFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.releases import is_length_limited
 from legroom.diagnose.lint.flow.syntax import (
+    bound_paths,
     contained_parts,
     dotted,
     last_name,
@@ -34,6 +35,8 @@ _GIVEN = split_words("outputs output prediction predictions batch")
 _SMALL = re.compile(
     r"loss|acc|metric|score|label|target|idx|index|indices|ids?$|path|name|^y$|len", re.IGNORECASE
 )
+_EVERY_BATCH = re.compile(r"sanity_checking|dataloader_idx")
+"""Matches conditions that do not select single batches."""
 _ONCE = split_words("__init__ setup on_fit_start on_fit_end on_train_start on_train_end teardown")
 """Methods that Lightning calls once in a run."""
 
@@ -99,7 +102,7 @@ def _is_added_in_every_batch(program: Program, store: StoreFact) -> bool:
         for each in walk(store.function.body, into_functions=False)
         if isinstance(each, cst.If) and any(isinstance(inner, cst.Return) for inner in walk(each.body))
     ]
-    return all("sanity_checking" in program.source(each) for each in tests)
+    return all(_EVERY_BATCH.search(program.source(each)) for each in tests)
 
 
 def _kept(program: Program, store: StoreFact) -> tuple[bool, bool]:
@@ -146,6 +149,10 @@ def _is_given(program: Program, function: Function, node: cst.BaseExpression) ->
             keys += [string_value(getattr(each.slice, "value", None)) or "" for each in node.slice]
         node = node.value
     name = dotted(node)
+    for each in walk(function.body):  # x, y = batch
+        if isinstance(each, cst.Assign) and name is not None and dotted(each.value) in _GIVEN - {name}:
+            bound = set[str]().union(*(bound_paths(target.target) for target in each.targets))
+            keys, name = ([*keys, name], dotted(each.value)) if name in bound else (keys, name)
     if name not in _GIVEN or name not in function.parameters or any(map(_SMALL.search, keys)):
         return False
     step = {"on_train_batch_end": "training_step", "on_validation_batch_end": "validation_step"}.get(

@@ -43,7 +43,7 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
             continue
         if not _is_on_gpu(program, path, loop):
             continue
-        used_again = _is_used_again(program, store, loop, part)
+        used_again = is_used_again(program, store, _key_of(program, part))
         if used_again and _is_pretrained(program, path, loop):
             yield Problem(
                 node=part,
@@ -160,14 +160,14 @@ def _is_pretrained(program: Program, path: str, loop: LoopFact) -> bool:
     """Return True if the loop creates a model from a library. Such a model is usually large."""
     bodies = _creating_functions(program, path, loop)
     return any(
-        _LIBRARIES.search(program.imports.qualified(node.func) or "")
+        LIBRARIES.search(program.imports.qualified(node.func) or "")
         for scope in (loop.node, *bodies)
         for node in walk(scope)
         if isinstance(node, cst.Call)
     )
 
 
-_LIBRARIES = re.compile(r"^timm\.create_model$|^torchvision\.models\.|^transformers\.\w+\.from_pretrained$")
+LIBRARIES = re.compile(r"^timm\.create_model$|^torchvision\.models\.|^transformers\.\w+\.from_pretrained$")
 
 
 def _creating_functions(program: Program, path: str, loop: LoopFact) -> list[cst.CSTNode]:
@@ -226,14 +226,16 @@ def _is_moved_to_host(program: Program, path: str, loop: LoopFact) -> bool:
     return False
 
 
-def _is_used_again(program: Program, store: StoreFact, loop: LoopFact, model: cst.BaseExpression) -> bool:
-    """Return True if other code may use all the models, for example as an ensemble."""
-    key = _key_of(program, model)
+def is_used_again(program: Program, store: StoreFact, key: str | int | None) -> bool:
+    """Return True if other code may use all the models, for example as an ensemble.
+
+    `key` is the key of the model in each entry, or its index.
+    """
     for node in walk(store.function.body):
         if dotted(node) != store.target or program.inside(node, store.node):
             continue
         parent = program.parent.get(node)
-        if isinstance(parent, cst.AssignTarget) or _is_target(program, parent):
+        if isinstance(parent, cst.AssignTarget) or is_target(program, parent):
             continue  # models = []
         if isinstance(parent, cst.Arg):
             call = program.parent.get(parent)
@@ -247,19 +249,18 @@ def _is_used_again(program: Program, store: StoreFact, loop: LoopFact, model: cs
             and _is_one(program, parent, store.target)
         ):
             continue
-        if _is_saved_only(program, node, model):
+        if _is_saved_only(program, node, key):
             continue
         if key is None or not _reads_other_keys(program, node, key):
             return True
     return False
 
 
-def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpression) -> bool:
+def _is_saved_only(program: Program, node: cst.CSTNode, key: str | int | None) -> bool:
     """Return True if a loop over the entries only saves the models, as in `torch.save(r["model"].state_dict(), path)`."""
     loop = next((each for each in program.ancestors(node) if isinstance(each, cst.For)), None)
     if loop is None or not program.inside(node, loop.iter):
         return False
-    key = _key_of(program, model)
     bound = bound_paths(loop.target)
     read = [
         each
@@ -269,7 +270,7 @@ def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpressio
     return bool(read) and all(_is_saved(program, each, loop) for each in read)
 
 
-def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
+def _may_be_model(program: Program, name: cst.Name, key: str | int | None) -> bool:
     """Return False if a name is probably not the model, for example `r["fold"]` or `score`."""
     parent = program.parent.get(name)
     if key is None or not isinstance(parent, cst.Subscript) or parent.value is not name:
@@ -294,7 +295,7 @@ def _is_saved(program: Program, node: cst.CSTNode, loop: cst.For) -> bool:
 _NUMBERS = re.compile(r"^[kijn]$|^(?:fold|idx|index|name|key|path|seed|score|acc|loss)\w*$", re.IGNORECASE)
 
 
-def _is_target(program: Program, element: cst.CSTNode | None) -> bool:
+def is_target(program: Program, element: cst.CSTNode | None) -> bool:
     """Return True for a name on the left side of an assignment such as `models, scores = [], []`."""
     outer = program.parent.get(element) if isinstance(element, cst.Element) else None
     return outer is not None and isinstance(program.parent.get(outer), cst.AssignTarget)
@@ -316,8 +317,10 @@ def _key_of(program: Program, model: cst.BaseExpression) -> str | None:
     return string_value(parent.key) if isinstance(parent, cst.DictElement) else None
 
 
-def _reads_other_keys(program: Program, node: cst.CSTNode, key: str) -> bool:
-    """Return True if a loop over the entries reads only other keys, as in `sum(r["loss"] for r in results)`."""
+def _reads_other_keys(program: Program, node: cst.CSTNode, key: str | int) -> bool:
+    """Return True if a loop over the entries reads only other keys, as in `sum(r["loss"] for r in results)` and
+    `[score for _, score in results]`.
+    """
     loop = next(
         (each for each in program.ancestors(node) if isinstance(each, (cst.For, cst.CompFor))),
         None,
@@ -325,7 +328,21 @@ def _reads_other_keys(program: Program, node: cst.CSTNode, key: str) -> bool:
     if loop is None or not program.inside(node, loop.iter):
         return False
     scope = loop if isinstance(loop, cst.For) else program.parent.get(loop)
-    bound = names_in(loop.target)
+    target: cst.BaseExpression = loop.target
+    if (
+        isinstance(loop.iter, cst.Call)
+        and method_name(loop.iter) == "items"
+        and isinstance(target, cst.Tuple)
+    ):
+        target = target.elements[-1].value
+    bound = names_in(target)
+    if isinstance(key, int):
+        model = target.elements[key : key + 1] if isinstance(target, cst.Tuple) else ()
+        bound = {name for each in model for name in names_in(each.value)}
+        return bool(bound) and not any(
+            isinstance(each, cst.Name) and each.value in bound and not program.inside(each, loop.target)
+            for each in walk(scope or loop)
+        )
     for each in walk(scope) if scope is not None else ():
         if not isinstance(each, cst.Name) or each.value not in bound or program.inside(each, loop.target):
             continue
@@ -334,6 +351,8 @@ def _reads_other_keys(program: Program, node: cst.CSTNode, key: str) -> bool:
             read = string_value(getattr(parent.slice[0].slice, "value", None))
             if read is None or read == key:
                 return False
+        elif isinstance(parent, cst.Attribute) and parent.value is each and parent.attr.value != key:
+            continue
         elif last_name(each.value) not in {"fold", "k", "name", "key"}:
             return False
     return True

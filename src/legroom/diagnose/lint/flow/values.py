@@ -286,7 +286,7 @@ MODEL_NAMES = re.compile(
     re.IGNORECASE,
 )
 CRITERION_NAMES = re.compile(
-    r"^(?:criterion|criteria|loss_fn|loss_func|loss_function|lossfn|loss_criterion|bce|mse|ce|objective|loss_module)\d*$"
+    r"^(?:criterion|criteria|crit|loss_fn|loss_func|loss_function|lossfn|loss_criterion|bce|mse|ce|objective|loss_module)\d*$"
     r"|(?:_criterion|_loss_fn|_loss_func)$|^criterion_",
     re.IGNORECASE,
 )

@@ -45,7 +45,8 @@ def called_models(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
             if isinstance(node.func, cst.Attribute) and node.func.attr.value in _MODEL_METHODS:
                 used.update(filter(None, [dotted(node.func.value)]))
             if isinstance(node.func, cst.Attribute):
-                if COMPUTING_METHODS.search(node.func.attr.value) and node.args:
+                name = node.func.attr.value
+                if node.args and (name == "forward" or COMPUTING_METHODS.search(name)):
                     computing.update(filter(None, [dotted(node.func.value)]))
                 elif switches_to_evaluation(node):
                     evaluated.update(filter(None, [_moved_path(node.func.value)]))

@@ -135,6 +135,8 @@ def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
 
 def is_length_limited(program: Program, store: StoreFact) -> bool:
     """Return True if a condition on the container's length, or on a counter, limits the number of stored values."""
+    if _is_trimmed_cache(program, store):
+        return True
     inner: cst.CSTNode = store.node
     for each in program.ancestors(store.node):
         if isinstance(each, (cst.If, cst.While)) and inner is not each.orelse and _limits(each.test, store):
@@ -145,6 +147,29 @@ def is_length_limited(program: Program, store: StoreFact) -> bool:
             return False
         inner = each
     return False
+
+
+def _is_trimmed_cache(program: Program, store: StoreFact) -> bool:
+    """Return True for a cache of keys and values that is trimmed before it is stored, as in
+    `self.k = k[:, :, -self.max_len:]`, in a file that does not train.
+
+    Such a cache is used to generate text, with gradients disabled.
+    """
+    if not _CACHE.search(f"{store.function.class_name} {store.target}") or program.mentions(*_TRAINING):
+        return False
+    name = dotted(store.expression)
+    made = [store.expression] + [
+        each.expression for each in program.stores if each.function is store.function and each.target == name
+    ]
+    return any(
+        isinstance(each, cst.Slice) and isinstance(each.lower, cst.UnaryOperation)
+        for expression in made
+        for each in walk(expression)
+    )
+
+
+_CACHE = re.compile(r"cache|kv|past", re.IGNORECASE)
+_TRAINING = ("backward", "manual_backward", "training_step", "optim", "zero_grad", "compute_loss")
 
 
 def _limits(test: cst.BaseExpression, store: StoreFact) -> bool:

@@ -11,7 +11,8 @@ The rule applies if the loop never clears the container that stores the values.
 The rule also flags code that keeps the following values alive, even if they have no graph:
 
 - gradients or copies of the model that are stored in every step
-- trained models that are stored, although the program does not use them again
+- trained models that are stored, although the program does not use them again, also if a function trains and returns
+  the model of each fold
 - the outputs of all batches, if they are collected on the GPU
 - the intermediate samples of all steps of a diffusion model, if they are collected on the GPU
 - the logits of a language model or a segmentation model that a Transformers `Trainer` collects on the GPU for
@@ -96,6 +97,7 @@ from legroom.diagnose.lint.collected.idle_models import idle_models, idle_optimi
 from legroom.diagnose.lint.collected.lightning import kept_by_lightning
 from legroom.diagnose.lint.collected.metrics import metrics_without_reset
 from legroom.diagnose.lint.collected.models import kept_models, models_of_trials, sequential_models
+from legroom.diagnose.lint.collected.models_of_folds import models_of_folds
 from legroom.diagnose.lint.collected.new_keys import averages_itself, key_is_new
 from legroom.diagnose.lint.collected.on_gpu import collected_states
 from legroom.diagnose.lint.collected.outputs import collected_outputs
@@ -135,6 +137,7 @@ _FINDERS = (
     idle_optimizers,
     sequential_models,
     models_of_trials,
+    models_of_folds,
     unreachable_entries,
     kept_for_requests,
     collected_by_trainer,

@@ -5,7 +5,8 @@ Reports contain this code if activations that autograd saved in an earlier step 
 
 `legroom lint` checks for loops that pass a state to a model and assign the returned state to the same variable. The
 rule applies if the loop has a backward pass or runs with gradients enabled, and nothing in the loop detaches or
-recreates the state. The rule does not flag a loop over the time steps within one training step.
+recreates the state. The rule does not flag a loop over the time steps within one training step, or a key-value cache
+that is trimmed before it is stored in a file that does not train.
 
 ## Why this is a problem
 The backward pass releases saved activations. Activations stay allocated if there is no backward pass, if the backward
@@ -43,7 +44,7 @@ from legroom.diagnose.lint.flow.facts import StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import is_concatenated_to_itself
 from legroom.diagnose.lint.flow.retention.lifetimes import is_local
-from legroom.diagnose.lint.flow.retention.releases import is_released_elsewhere, survives
+from legroom.diagnose.lint.flow.retention.releases import is_length_limited, is_released_elsewhere, survives
 from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
     NUMBER_FUNCTIONS,
@@ -109,7 +110,7 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
     if _returns_same_object(program, store):
         return False
     if store.target not in names_in(store.expression):
-        return dotted(store.expression) is not None
+        return path_of(store.expression) is not None  # state, or output[1]
     return _reads_with_history(program, store.expression, store.target)
 
 
@@ -165,6 +166,7 @@ def _is_stored_in_module(program: Program, store: StoreFact) -> bool:
         not is_local(store)
         and runs_every_step(program, store.function)
         and not is_released_elsewhere(program, store)
+        and not is_length_limited(program, store)
     )
 
 

@@ -266,7 +266,17 @@ def _called_name(function: Function) -> str:
 
 
 def _is_removed(program: Program, call: CallFact) -> bool:
-    steps = [loop for loop in program.loops if loop.function is call.function and is_step_loop(loop)]
+    """Return True if the function removes the hook before it runs several batches with the hook.
+
+    Copies in host memory are probably the result of the function, so a loop over a loader does not count for them.
+    """
+    on_host = "cpu()" in program.source(call.node)
+    steps = [
+        loop
+        for loop in program.loops
+        if loop.function is call.function
+        and (is_step_loop(loop) or (loop.iterable.kind is ValueKind.LOADER and not on_host))
+    ]
     return any(
         each.method == "remove"
         and not each.node.args

@@ -2,8 +2,8 @@
 
 ## What it detects
 The rule checks for losses of different batches that are summed, or collected in a list, for a single backward
-pass. The backward pass runs after a fixed number of batches, or after a loop over micro-batches. The backward
-pass may be in another function in the file.
+pass. The backward pass runs after a fixed number of batches, after a loop over micro-batches, or after all
+batches of a loader. The backward pass may be in another function in the file.
 
 The rule does not flag losses that share a graph: several losses of one batch, the losses of the time steps of a
 recurrent model, and losses that use features computed before the loop.
@@ -74,10 +74,12 @@ def check(program: Program) -> Iterator[Problem]:
                 and _is_one_backward(program, store, call)
                 and _is_independent(program, store)
             ):
+                over_loader = store.loops != call.loops and store.loops[-1].iterable.kind is ValueKind.LOADER
+                batch = "batch" if over_loader else "micro-batch"
                 yield Problem(
                     node=store.expression,
-                    message=f"`{store.target}` collects the losses of several micro-batches, so all their graphs stay alive until one backward pass",
-                    help="Call `backward()` on the loss of each micro-batch; the gradients add up",
+                    message=f"`{store.target}` collects the losses of several {batch}es, so all their graphs stay alive until one backward pass",
+                    help=f"Call `backward()` on the loss of each {batch}; the gradients add up",
                 )
                 break
 
@@ -172,10 +174,16 @@ def _counts(test: cst.BaseExpression, target: str) -> bool:
 
 
 def _iterates_micro_batches(program: Program, loop: LoopFact) -> bool:
-    if not isinstance(loop.node, cst.For):
-        return False
     if loop.iterable.kind is ValueKind.LOADER:
         return True
+    if not isinstance(loop.node, cst.For):  # while True: x, y = next(batches)
+        return any(
+            isinstance(node, cst.Call)
+            and dotted(node.func) == "next"
+            and node.args
+            and program.value(node.args[0].value).kind is ValueKind.LOADER
+            for node in walk(loop.node.body)
+        )
     names = {each.value for each in walk(loop.node.iter) if isinstance(each, cst.Name)} | loop.bound
     iterated = dotted(loop.node.iter)
     for site in loop.function.call_sites if iterated in loop.function.parameters else ():
