@@ -18,7 +18,7 @@ from typing import Any
 import libcst as cst
 
 from legroom.diagnose.lint.flow.assignments import Assignments
-from legroom.diagnose.lint.flow.evidence.narrowing import without_tensors
+from legroom.diagnose.lint.flow.evidence.narrowing import narrowed_names
 from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
@@ -322,8 +322,8 @@ class _Walker(Assignments):
 
     def branch(self, node: cst.If) -> None:
         self.value_of(node.test)
-        if_false = without_tensors(node.test, self.names, holds=False)
-        if_true = without_tensors(node.test, self.names, holds=True)
+        if_false = narrowed_names(node.test, self.names, holds=False)
+        if_true = narrowed_names(node.test, self.names, holds=True)
         before = {**self.names, **if_false}
         sources = {path: source for path, source in self.parameter_of.items() if path not in if_false}
         self.names.update(if_true)

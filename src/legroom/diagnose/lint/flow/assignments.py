@@ -77,6 +77,8 @@ class Assignments(FactRecorder):
         if value.kind is ValueKind.UNKNOWN and not value.class_name and not value.function:
             guess = self.program.guess(path)
             value = guess if guess.kind in (ValueKind.MODEL, ValueKind.LOADER, ValueKind.OPTIMIZER) else value
+            if guess.kind is ValueKind.MODEL and _creates_frozen(expression):
+                value = replace(guess, frozen=True)
         if path.startswith("self.") and value in (UNKNOWN, MODEL):
             used_as = self.program.object_used_as(path, self.function, is_model=value == MODEL)
             value = (
@@ -378,6 +380,15 @@ def _appends(function: Function) -> bool:
         store.how == "append" or (store.how == "item" and not has_modulo(store.node))
         for store in function.stored_parameters.values()
     )
+
+
+def _creates_frozen(node: cst.BaseExpression) -> bool:
+    """Return True for a model without gradients, such as `build().requires_grad_(False).to(device)`."""
+    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if node.func.attr.value == "requires_grad_":
+            return bool(node.args) and is_false(node.args[0])
+        node = node.func.value
+    return False
 
 
 def _starts_at_end(node: cst.CSTNode, path: str) -> bool:

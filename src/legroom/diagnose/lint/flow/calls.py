@@ -31,9 +31,11 @@ from legroom.diagnose.lint.flow.syntax import (
     literal_key,
     method_name,
     moves_to_host,
+    receiver,
 )
 from legroom.diagnose.lint.flow.values import (
     GRAPH,
+    SELF_METHODS,
     UNKNOWN,
     Value,
     ValueKind,
@@ -237,7 +239,12 @@ class Calls(Expressions):
         unfrozen = not node.args or is_true(node.args[0])
         frozen = bool(node.args) and is_false(node.args[0])
         value = replace(model, frozen=frozen, trainable=model.trainable and unfrozen)
-        path = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
+        owner = receiver(node)
+        while (
+            isinstance(owner, cst.Call) and method_name(owner) in SELF_METHODS
+        ):  # model.eval().requires_grad_(False)
+            owner = receiver(owner)
+        path = dotted(owner)
         if path is not None:
             self.names[path] = value
         return value

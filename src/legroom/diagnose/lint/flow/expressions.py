@@ -9,7 +9,7 @@ import libcst as cst
 from legroom.diagnose.lint.flow.call_results import (
     computed_from,
 )
-from legroom.diagnose.lint.flow.evidence.narrowing import without_tensors
+from legroom.diagnose.lint.flow.evidence.narrowing import narrowed_names
 from legroom.diagnose.lint.flow.facts import CallFact, FactContext, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
@@ -102,8 +102,8 @@ class Expressions:
         if isinstance(node, cst.IfExp):
             self.value_of(node.test)
             return join_values(
-                self._value_in_branch(node.body, without_tensors(node.test, self.names, holds=True)),
-                self._value_in_branch(node.orelse, without_tensors(node.test, self.names, holds=False)),
+                self._value_in_branch(node.body, narrowed_names(node.test, self.names, holds=True)),
+                self._value_in_branch(node.orelse, narrowed_names(node.test, self.names, holds=False)),
             )
         if isinstance(node, cst.BooleanOperation):
             return join_values(self.value_of(node.left), self.value_of(node.right))

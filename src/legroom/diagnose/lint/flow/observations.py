@@ -202,6 +202,9 @@ class FactRecorder(Calls):
             self.program.calls.append(call)
         if last_name(name or "") == "set_grad_enabled" and not self.contexts:
             self.no_grad = self.is_grad_disabled_after(name or "", node)
+        if method == "enter_context" and node.args and isinstance(entered := node.args[0].value, cst.Call):
+            entered_name = self.program.imports.qualified(entered.func) or ""
+            self.no_grad = self.is_grad_disabled_after(entered_name, entered)
         if local is not None:
             local.call_sites.append(
                 CallSite(

@@ -375,7 +375,12 @@ def _is_fixed(program: Program, names: set[str]) -> bool:
         if call.method == "train" and not (call.node.args and is_false(call.node.args[0])):
             return False
         switched = True
-    return switched or any(_FIXED.search(last_name(name)) for name in names)
+    return switched or any(map(names_fixed_model, names))
+
+
+def names_fixed_model(path: str | None) -> bool:
+    """Return True if a name suggests a model that the program does not train, such as `teacher`."""
+    return path is not None and _FIXED.search(last_name(path)) is not None
 
 
 def may_be_frozen(program: Program, names: set[str]) -> bool:

@@ -92,7 +92,11 @@ from legroom.diagnose.lint.gradients.reached_models import (
     takes_action,
 )
 from legroom.diagnose.lint.gradients.result_uses import ResultUses, Use
-from legroom.diagnose.lint.gradients.untrained_models import models_of_other_steps, untrained_models
+from legroom.diagnose.lint.gradients.untrained_models import (
+    models_of_other_steps,
+    names_fixed_model,
+    untrained_models,
+)
 from legroom.diagnose.lint.gradients.unused_results import unused_results
 from legroom.diagnose.lint.proofs import escapes, is_proven_module, may_be_printed
 from legroom.diagnose.lint.rule import Problem
@@ -376,6 +380,8 @@ def _is_in_eval_mode(program: Program, call: CallFact, within: LoopFact | None =
             continue
         if within is not None and other.order < within.first:
             continue
+        if names_fixed_model(dotted(receiver(other.node))) and not names_fixed_model(dotted(call.node.func)):
+            continue  # the mode of the teacher does not show the mode of the student
         if other.receiver.kind is ValueKind.MODEL:
             is_eval = other.method == "eval" or bool(other.node.args and is_false(other.node.args[0]))
             last = is_eval
