@@ -34,12 +34,12 @@ from legroom.tuning.trial.records import TrialRecord, TrialState
 SPACE = {"width": [1024, 4096, 8192, 131072], "batch_size": [4096, 65536, 3 << 19]}
 LARGE = {"width": 4096, "batch_size": 3 << 19}
 """A configuration that needs about 97 GiB unsplit. It fits on the GPU, but not together with the other program."""
-HELD = 60
+OTHER_PROGRAM_GIB = 60
 """The memory that the other program uses, in GiB."""
-HOLDER = f"""
+OTHER_PROGRAM_SOURCE = f"""
 import pathlib, sys, time, torch
 folder = pathlib.Path(sys.argv[1])
-tensor = torch.ones({HELD} << 30, dtype=torch.uint8, device="cuda")
+tensor = torch.ones({OTHER_PROGRAM_GIB} << 30, dtype=torch.uint8, device="cuda")
 torch.cuda.synchronize()
 (folder / "holding").touch()
 while not (folder / "enough").exists():
@@ -80,10 +80,12 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("Skipped: no CUDA device.")
         return 0
-    with Holder() as holder:
+    with OtherProgram() as holder:
         holder.start()
         by_nvml, by_legroom = visible_gpus()[0].used, gpus_in_use()[0].used
-        print(f"Another program uses {HELD} GiB: NVML reports {by_nvml} bytes, Legroom {by_legroom}")
+        print(
+            f"Another program uses {OTHER_PROGRAM_GIB} GiB: NVML reports {by_nvml} bytes, Legroom {by_legroom}"
+        )
     failed, studies = 0, {}
     where = Where(engine=options.engine, address=options.address)
     for name, judged in (("alone", alone),) if where["address"] else STUDIES:
@@ -119,8 +121,8 @@ def alone(where: Where) -> tuple[Study, Checks]:
 
 def next_to_program(where: Where) -> tuple[Study, Checks]:
     """Run a study while another program uses memory from the start."""
-    notes = Notes()
-    with Holder() as holder:
+    notes = RecordingCallback()
+    with OtherProgram() as holder:
         holder.start()
         space = {"width": [1024, 4096], "batch_size": [65536, 3 << 19]}
         study = search(where, space, parallel=4, callbacks=[notes])
@@ -130,8 +132,10 @@ def next_to_program(where: Where) -> tuple[Study, Checks]:
 def program_starts_later(where: Where) -> tuple[Study, Checks]:
     """Run a study in which another program starts after the first trial. The second trial has already been admitted
     but no longer fits."""
-    with Holder() as holder:
-        notes = Notes(lambda record: holder.start() if record.state is TrialState.FINISHED else None)
+    with OtherProgram() as holder:
+        notes = RecordingCallback(
+            lambda record: holder.start() if record.state is TrialState.FINISHED else None
+        )
         space = {"width": [4096], "batch_size": [65536, 3 << 19]}
         study = search(where, space, parallel=1, callbacks=[notes])
     return study, [*checks_with_program(study, notes), holder.check]
@@ -149,7 +153,7 @@ def search(where: Where, space: dict[str, Any], **options: Any) -> Study:
         return legroom.tune(train, space, search="grid", storage=Path(storage) / "study", **where, **options)
 
 
-class Holder(contextlib.AbstractContextManager["Holder"]):
+class OtherProgram(contextlib.AbstractContextManager["OtherProgram"]):
     """Another program that uses GPU memory from `start()` to the end of the `with` block."""
 
     def __init__(self) -> None:
@@ -160,7 +164,7 @@ class Holder(contextlib.AbstractContextManager["Holder"]):
     def start(self) -> None:
         if not self._has_started:
             self._has_started = True
-            line = shlex.join([sys.executable, "-c", HOLDER, self._folder.name])
+            line = shlex.join([sys.executable, "-c", OTHER_PROGRAM_SOURCE, self._folder.name])
             subprocess.run(["setsid", "sh", "-c", f"{line} &"], check=True)
             self._wait_for("holding")
 
@@ -181,7 +185,7 @@ class Holder(contextlib.AbstractContextManager["Holder"]):
         return (Path(self._folder.name) / name).exists()
 
 
-class Notes:
+class RecordingCallback:
     """A callback that records messages."""
 
     def __init__(self, changed: Any = lambda record: None) -> None:
@@ -235,7 +239,7 @@ def checks(study: Study) -> Iterator[tuple[str, bool, str]]:
     )
 
 
-def checks_with_program(study: Study, notes: Notes) -> Iterator[tuple[str, bool, str]]:
+def checks_with_program(study: Study, notes: RecordingCallback) -> Iterator[tuple[str, bool, str]]:
     lost = [t for t in study.trials if t.state is not TrialState.FINISHED]
     yield "every trial finished", not lost, f"{len(study.trials) - len(lost)} of {len(study.trials)}"
     failed = [t for t in study.trials if t.memory.ooms]
@@ -243,12 +247,12 @@ def checks_with_program(study: Study, notes: Notes) -> Iterator[tuple[str, bool,
     large = next(t for t in study.trials if t.config == LARGE)
     yield (
         "a batch that fits the whole GPU was split because of the other program",
-        large.memory.micro_batch is not None and large.memory.used_by_others >= HELD << 30,
+        large.memory.micro_batch is not None and large.memory.used_by_others >= OTHER_PROGRAM_GIB << 30,
         f"by {large.memory.micro_batch}, which uses {gib(large.memory.used_by_others)}",
     )
     messages = [message for message in notes.messages if "Other programs use" in message]
     yield "a message was printed", bool(messages), messages[0] if messages else "none"
-    left = torch.cuda.get_device_properties(0).total_memory - (HELD << 30)
+    left = torch.cuda.get_device_properties(0).total_memory - (OTHER_PROGRAM_GIB << 30)
     _, together = fullest([t for t in study.trials if t.memory.used_by_others])
     yield "trials used no more than the program leaves", together <= left, gib(together)
 

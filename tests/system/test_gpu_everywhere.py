@@ -41,7 +41,7 @@ def train(config, trial):
 
 
 @dataclass(frozen=True)
-class Answer:
+class GpuProperties:
     """The memory and compute capability that a script sees on a GPU."""
 
     usable: int
@@ -54,14 +54,14 @@ class Answer:
 
 
 T4 = find_gpu("t4")
-ANSWERS = {
-    "8GiB": Answer(8 * GiB, 8 * GiB, (8, 0)),
-    "8GiB:sm90": Answer(8 * GiB, 8 * GiB, (9, 0)),
-    "t4": Answer(T4.total - 400 * MiB, T4.total, (7, 5)),
+EXPECTED = {
+    "8GiB": GpuProperties(8 * GiB, 8 * GiB, (8, 0)),
+    "8GiB:sm90": GpuProperties(8 * GiB, 8 * GiB, (9, 0)),
+    "t4": GpuProperties(T4.total - 400 * MiB, T4.total, (7, 5)),
 }
 
 
-@pytest.fixture(params=ANSWERS)
+@pytest.fixture(params=EXPECTED)
 def gpu(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -75,44 +75,44 @@ def command(
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def command(verb: str, gpu: str, *options: str) -> tuple[int, str]:
-        code = main([verb, "--gpu", gpu, *options, "train.py", *ANSWERS[gpu].words])
+        code = main([verb, "--gpu", gpu, *options, "train.py", *EXPECTED[gpu].words])
         return code, capfd.readouterr().out
 
     return command
 
 
-class Seen:
+class TracedStep:
     """The properties that a traced step saw. This is a class because tracing does not copy classes."""
 
-    answer: Answer | None = None
+    properties: GpuProperties | None = None
 
 
-def ask() -> Answer:
+def read_properties() -> GpuProperties:
     usable, total = torch.cuda.mem_get_info()
-    return Answer(usable, total, torch.cuda.get_device_capability())
+    return GpuProperties(usable, total, torch.cuda.get_device_capability())
 
 
 def step(batch: torch.Tensor) -> None:
-    if Seen.answer is None:
+    if TracedStep.properties is None:
         reserved = torch.cuda.memory_reserved()
-        answer = ask()
-        Seen.answer = Answer(answer.usable + reserved, answer.total, answer.capability)
+        seen = read_properties()
+        TracedStep.properties = GpuProperties(seen.usable + reserved, seen.total, seen.capability)
     (batch.requires_grad_() * 2).sum().backward()
 
 
 @pytest.mark.parametrize("function", [legroom.estimate, legroom.max_batch, legroom.plan])
 def test_functions_that_trace_a_step_use_the_given_gpu(function: Callable[..., object], gpu: str) -> None:
-    Seen.answer = None
+    TracedStep.properties = None
     function(step, torch.zeros(8, 8), gpu=gpu)
-    assert Seen.answer == ANSWERS[gpu]
+    assert TracedStep.properties == EXPECTED[gpu]
 
 
 def test_virtual_gpu_uses_the_given_gpu(gpu: str) -> None:
     with legroom.VirtualGPU(gpu):
-        assert ask() == ANSWERS[gpu]
+        assert read_properties() == EXPECTED[gpu]
     with legroom.VirtualGPU(f"{gpu},{gpu}"):
         assert torch.cuda.device_count() == 2
-        assert torch.cuda.get_device_capability(1) == ANSWERS[gpu].capability
+        assert torch.cuda.get_device_capability(1) == EXPECTED[gpu].capability
 
 
 def test_run_uses_the_given_gpu(gpu: str, command) -> None:
@@ -123,9 +123,9 @@ def test_estimate_uses_the_given_gpu(gpu: str, command) -> None:
     code, output = command("estimate", gpu, "--format", "json")
     assert code == 0
     answer = json.loads(output)
-    assert (answer["gpu"], answer["capacity_bytes"]) == (gpu, ANSWERS[gpu].total)
+    assert (answer["gpu"], answer["capacity_bytes"]) == (gpu, EXPECTED[gpu].total)
     context = answer["peak_device_bytes"] - answer["peak_reserved_bytes"]
-    assert answer["capacity_bytes"] - context == ANSWERS[gpu].usable
+    assert answer["capacity_bytes"] - context == EXPECTED[gpu].usable
 
 
 @pytest.mark.parametrize("gpu", ["t4"])
@@ -139,7 +139,7 @@ def test_tune_uses_the_given_gpu(gpu: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     study = legroom.tune(
         f"{tmp_path / 'train.py'}:train",
-        {"expected": [" ".join(ANSWERS[gpu].words)]},
+        {"expected": [" ".join(EXPECTED[gpu].words)]},
         metric="loss",
         engine="local",
         gpu=gpu,

@@ -27,11 +27,11 @@ NEEDS = {
     "hf_trainer": ["transformers", "accelerate"],
     "accelerate_loop": ["accelerate"],
 }
-DIES = {"oom_dies"}
+FAILS = {"oom_dies"}
 
 
 @dataclass(frozen=True)
-class Ran:
+class ScriptResult:
     """The results of the two runs of a script."""
 
     exit_codes: tuple[int, int]
@@ -44,7 +44,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ran]]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ScriptResult]]:
     """Runs a script when a test first needs it. All runs are forks of one process."""
     folder = tmp_path_factory.mktemp("wild")
     command = [sys.executable, HERE / "wild_harness.py", folder]
@@ -56,13 +56,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ra
         assert harness.stdout is not None
 
         @cache
-        def ran(name: str) -> Ran:
+        def ran(name: str) -> ScriptResult:
             if missing := _missing(name):
                 pytest.skip(f"{missing} is not installed")
             print(json.dumps([name, SIZES.get(name, "2GiB")]), file=harness.stdin, flush=True)
             assert harness.stdout.readline() == f"{name}\n", "the harness has failed"
             found = json.loads((folder / f"{name}.json").read_text())
-            return Ran(
+            return ScriptResult(
                 (found["virtual"], found["cpu"]),
                 (folder / f"{name}.virtual.out").read_text().splitlines(),
                 (folder / f"{name}.cpu.out").read_text().splitlines(),
@@ -73,15 +73,19 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ra
         yield ran
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in DIES])
-def test_script_prints_the_same_on_a_virtual_gpu_as_on_the_cpu(name: str, ran: Callable[[str], Ran]) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FAILS])
+def test_script_prints_the_same_on_a_virtual_gpu_as_on_the_cpu(
+    name: str, ran: Callable[[str], ScriptResult]
+) -> None:
     run = ran(name)
     assert run.exit_codes == (0, 0), run.errors
     assert _compared(run.on_gpu) == _compared(run.on_cpu)
     assert _is_plausible(run.report, name)
 
 
-def test_script_that_runs_out_of_memory_fails_after_the_same_output(ran: Callable[[str], Ran]) -> None:
+def test_script_that_runs_out_of_memory_fails_after_the_same_output(
+    ran: Callable[[str], ScriptResult],
+) -> None:
     run = ran("oom_dies")
     assert run.exit_codes == (1, 0)
     assert run.report["oom"]["file"].endswith("oom_dies.py")
@@ -91,13 +95,13 @@ def test_script_that_runs_out_of_memory_fails_after_the_same_output(ran: Callabl
     assert _is_plausible(run.report, "oom_dies")
 
 
-def test_script_that_halves_its_batch_after_an_oom_continues(ran: Callable[[str], Ran]) -> None:
+def test_script_that_halves_its_batch_after_an_oom_continues(ran: Callable[[str], ScriptResult]) -> None:
     figures = [line for line in ran("oom_halving").on_gpu if line.startswith("memory")]
     assert "after [8192" in figures[0]
     assert "ran out after" in figures[1]
 
 
-def test_checkpointing_lowers_the_peak(ran: Callable[[str], Ran]) -> None:
+def test_checkpointing_lowers_the_peak(ran: Callable[[str], ScriptResult]) -> None:
     figures = [line.split() for line in ran("checkpoint_both_modes").on_gpu if line.startswith("memory")]
     peaks = {words[1]: int(words[2]) for words in figures[:3]}
     assert peaks["reentrant"] < peaks["plain"]

@@ -46,7 +46,7 @@ PORT = [
     (r"\.to\(0\)", ""),
     (r"devices=\[0\]", "devices=[]"),
 ]  # fmt: skip
-IMPORTED = "from wild_harness import NoCuda; no_cuda = NoCuda()\n"
+NO_CUDA_IMPORT = "from wild_harness import NoCuda; no_cuda = NoCuda()\n"
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def on_cpu(name: str) -> int:
     source = (SCRIPTS / f"{name}.py").read_text()
     for pattern, replacement in PORT:
         source = re.sub(pattern, replacement, source)
-    Path(f"{name}.py").write_text(source.replace("\nimport torch\n", "\nimport torch\n" + IMPORTED, 1))
+    Path(f"{name}.py").write_text(source.replace("\nimport torch\n", "\nimport torch\n" + NO_CUDA_IMPORT, 1))
     if "spawn(" in source:  # spawned processes import the script by its name
         os.environ["PYTHONPATH"] = str(Path(__file__).parent)
         os.execv(sys.executable, [sys.executable, f"{name}.py"])

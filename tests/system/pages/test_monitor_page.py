@@ -28,7 +28,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
 
 @pytest.fixture
 def server() -> Iterator[MonitorServer]:
-    from made_snapshots import PROCESSES, RUN, VIRTUAL, sampler
+    from example_snapshots import PROCESSES, RUN, VIRTUAL, sampler
 
     processes = {**PROCESSES, 5001: replace(PROCESSES[5001], command=HOSTILE, user=HOSTILE)}
     serving = MonitorServer(sampler(runs=(RUN, VIRTUAL), processes=processes), interval=0.2)

@@ -26,14 +26,14 @@ pytestmark = [
 ]
 SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 """The folder with screenshots of the pages, for manual inspection."""
-EVIL = "<img src=x onerror=alert(1)>\x1b[31m"
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
 
 
 def leaking_run() -> Run:
     run = Run(capacity=1000)
     run.alloc(100, Category.PARAMETER, line=3, module="net.0")
     for _ in range(8):
-        run.alloc(40, Category.ACTIVATION, line=7, module=f"net.1.{EVIL}")
+        run.alloc(40, Category.ACTIVATION, line=7, module=f"net.1.{HOSTILE}")
         run.phase = Phase.BACKWARD
         temporary = run.alloc(100, Category.GRADIENT, line=8, module="net.0")
         run.phase = Phase.OPTIMIZER
@@ -42,13 +42,13 @@ def leaking_run() -> Run:
         run.phase = Phase.FORWARD
     run.events.append(
         DetectedLeak(
-            time=0.5, kind="graph", how="container", name=EVIL, described="list, 412 items", file=TRAIN, line=7,
+            time=0.5, kind="graph", how="container", name=HOSTILE, described="list, 412 items", file=TRAIN, line=7,
             function="train", bytes_per_step=40 * MiB, nodes_per_step=3, storages_per_step=1, step=5, steps=5,
         )
     )  # fmt: skip
     run.oom(600, fragmented=50)
     run.ends(1, "raised", "torch.OutOfMemoryError: CUDA out of memory.", "")
-    run.source({7: f"losses.append(loss)  # {EVIL}"})
+    run.source({7: f"losses.append(loss)  # {HOSTILE}"})
     return run
 
 
@@ -154,7 +154,9 @@ def test_the_page_works_in_a_browser(browser: "playwright.Browser", tmp_path: Pa
     before, after = Run(), leaking_run()
     before.alloc(100, Category.PARAMETER, line=3, module="net.0")
     difference = compare_captures(before.capture(), after.capture())
-    file.write_text(diff_page(difference, (before.report(), after.report()), names=(EVIL, "after.legroom")))
+    file.write_text(
+        diff_page(difference, (before.report(), after.report()), names=(HOSTILE, "after.legroom"))
+    )
     tab.goto(file.as_uri())
     assert "Peak memory increased by 420.0 MiB" in tab.locator(".lead").inner_text()
     tab.click("section:nth-of-type(3) th:first-child button")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from example_studies import study, trial
 from legroom.show.tune.html_report.page_writer import write_page
-from made_studies import study, trial
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 

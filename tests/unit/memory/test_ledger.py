@@ -283,14 +283,14 @@ def test_events_from_several_threads_are_counted() -> None:
 
 
 def test_an_event_during_a_query_is_counted_afterwards() -> None:
-    class Meddler(str):
+    class AppliesEventsWhenHashed(str):
         def __hash__(self) -> int:
             for _ in range(10):
                 ledger.apply(alloc(99, 7))
             return str.__hash__(self)
 
     ledger = Ledger()
-    ledger.apply(alloc(1, 10, frame=Frame(Meddler("train.py"), 1, "main")))
+    ledger.apply(alloc(1, 10, frame=Frame(AppliesEventsWhenHashed("train.py"), 1, "main")))
     ledger.apply(step(0))
     assert ledger.now().allocated == 10
     assert ledger.now().allocated == 17

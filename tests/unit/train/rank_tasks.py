@@ -424,7 +424,7 @@ def rejected(option: str) -> str:
             return str(error)
     model = build("ddp")
     if option == "precision":
-        model.mixed_precision = object()  # a real communication hook requires CUDA
+        model.mixed_precision = object()  # real mixed precision requires CUDA
     else:
         model.register_comm_hook(None, default_hooks.allreduce_hook)
     try:

@@ -26,7 +26,7 @@ SPACE = read_space({"x": {"int": [1, 100]}})
 FINISHED = TrialOutcome(TrialState.FINISHED)
 
 
-class Learned(RandomSearcher):
+class RecordingSearcher(RandomSearcher):
     """A searcher that records the results passed to `learn`."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Learned(RandomSearcher):
         self.results[number] = result
 
 
-class CallRecorder(Learned):
+class CallRecorder(RecordingSearcher):
     """A searcher that records all calls in order. Only its first two proposals are random."""
 
     startup_trials: int | None = 2
@@ -78,7 +78,7 @@ class RuleGate:
     def close(self) -> None: ...
 
 
-class Notes:
+class RecordingCallback:
     """A callback that records states and messages."""
 
     def __init__(self) -> None:
@@ -110,7 +110,9 @@ def make_runner(
         function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=folder, **job
     )
     store = StudyStore(folder, resume=resume, mode="min", facts={"metric": "loss"})
-    return StudyRunner(asked, searcher or Learned(), scheduler, gate or RuleGate(), store, callbacks)
+    return StudyRunner(
+        asked, searcher or RecordingSearcher(), scheduler, gate or RuleGate(), store, callbacks
+    )
 
 
 def run(runner: StudyRunner, number: int, *losses: float) -> None:
@@ -138,25 +140,25 @@ def test_the_requested_number_of_trials_starts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_configuration_that_never_fits_is_learned_but_not_started_or_counted(tmp_path: Path) -> None:
-    notes = Notes()
-    runner = make_runner(tmp_path, trials=4, gate=RuleGate(most=40), callbacks=[notes])
+    callback = RecordingCallback()
+    runner = make_runner(tmp_path, trials=4, gate=RuleGate(most=40), callbacks=[callback])
     numbers = start_all(runner)
     rejected = [record for record in runner.records if record.state is TrialState.NEVER_FITS]
     assert len(numbers) == 4
     assert rejected
     assert all(record.config["x"] > 40 for record in rejected)
     assert all(runner._searcher.results[record.number] == Result(shortage=0.5) for record in rejected)  # type: ignore[attr-defined]
-    assert (rejected[0].number, TrialState.NEVER_FITS) in notes.states
+    assert (rejected[0].number, TrialState.NEVER_FITS) in callback.states
     assert rejected[0].memory.bound == 150
 
 
 @pytest.mark.slow
 def test_a_space_in_which_nothing_fits_ends_with_a_message(tmp_path: Path) -> None:
-    notes = Notes()
-    runner = make_runner(tmp_path, trials=1, gate=RuleGate(most=0), callbacks=[notes])
+    callback = RecordingCallback()
+    runner = make_runner(tmp_path, trials=1, gate=RuleGate(most=0), callbacks=[callback])
     assert start_all(runner) == []
     assert runner.is_over
-    assert any("can never fit" in message for message in notes.messages)
+    assert any("can never fit" in message for message in callback.messages)
 
 
 def test_the_result_of_a_stopped_trial_is_partial(tmp_path: Path) -> None:
@@ -200,13 +202,13 @@ def test_a_misspelled_metric_is_an_error_at_the_first_report(tmp_path: Path) -> 
 
 
 def test_a_report_without_the_metric_is_mentioned_once(tmp_path: Path) -> None:
-    notes = Notes()
-    runner = make_runner(tmp_path, trials=1, callbacks=[notes])
+    callback = RecordingCallback()
+    runner = make_runner(tmp_path, trials=1, callbacks=[callback])
     start_all(runner)
     runner.started(0, "cpu", None)
     for metrics in ({"train_loss": 0.5}, {"train_loss": 0.4}, {"loss": 0.3}, {"train_loss": 0.2}):
         runner.reported(0, metrics)
-    assert notes.messages == [
+    assert callback.messages == [
         "Trial 0 reported `train_loss`, but not the metric `loss`. Each trial must report this metric at least once."
     ]
 

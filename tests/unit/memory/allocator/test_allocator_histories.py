@@ -118,14 +118,14 @@ def test_the_sizes_in_error_messages_agree(path: Path) -> None:
                 allocator.malloc(size)
             text = next(errors)["text"]
             unallocated = allocator.reserved - allocator.allocated
-            assert f"Tried to allocate {in_torch_words(failure.value.segment_bytes)}. GPU 0" in text
-            assert f"Of the allocated memory {in_torch_words(allocator.allocated)} is allocated" in text
-            assert f"and {in_torch_words(unallocated)} is reserved by PyTorch but unallocated" in text
+            assert f"Tried to allocate {in_torch_format(failure.value.segment_bytes)}. GPU 0" in text
+            assert f"Of the allocated memory {in_torch_format(allocator.allocated)} is allocated" in text
+            assert f"and {in_torch_format(unallocated)} is reserved by PyTorch but unallocated" in text
 
     assert next(errors, None) is None
 
 
-def in_torch_words(size: int) -> str:
+def in_torch_format(size: int) -> str:
     for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if size > unit:
             return f"{size / unit:.2f} {name}"

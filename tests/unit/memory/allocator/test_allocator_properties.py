@@ -117,7 +117,7 @@ class AnySequence(RuleBasedStateMachine):
             assert position == segment["address"] + segment["total_size"]
 
     @invariant()
-    def the_program_has_what_the_allocator_thinks_it_has(self) -> None:
+    def live_blocks_equal_those_of_the_program(self) -> None:
         allocated = {
             (block["address"], block["size"], block["requested_size"])
             for segment in self.allocator.segments()
@@ -151,7 +151,7 @@ class AnySequence(RuleBasedStateMachine):
         assert self.allocator.reserved <= CAPACITY
 
     @invariant()
-    def peaks_never_fall(self) -> None:
+    def peaks_never_decrease(self) -> None:
         allocator = self.allocator
         peaks = (allocator.peak_allocated, allocator.peak_requested, allocator.peak_reserved)
         now = (allocator.allocated, allocator.requested, allocator.reserved)
@@ -173,7 +173,7 @@ class AnySequence(RuleBasedStateMachine):
         assert stats["inactive_split_bytes.all.current"] == sum(inactive)
 
     @invariant()
-    def every_figure_is_the_sum_of_both_pools_and_what_came_less_what_went(self) -> None:
+    def every_statistic_is_consistent(self) -> None:
         stats = self.allocator.stats()
         for key, value in stats.items():
             name, _, kind = key.rpartition(".")

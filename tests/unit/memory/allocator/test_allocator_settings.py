@@ -145,7 +145,7 @@ class TestPlainData:
         assert AllocatorSettings.from_dict({"expandable_segments": True, "colour": "red"}).expandable_segments
 
 
-def _knows_segment_sizes() -> bool:
+def _has_segment_size_option() -> bool:
     """Whether torch has the option `large_segment_size_mb`. Releases without this option accept any value."""
     try:
         torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:10")
@@ -204,7 +204,7 @@ class TestAgainstTorch:
         ],
     )
     def test_exactly_the_values_that_torch_rejects_are_rejected(self, text: str) -> None:
-        if "large_segment" in text and not _knows_segment_sizes():
+        if "large_segment" in text and not _has_segment_size_option():
             pytest.skip("this torch has no option large_segment_size_mb")
         torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20")
         try:

@@ -39,7 +39,7 @@ def peaks(torch: Torch) -> StepPeaks:
     return peaks
 
 
-def scripts_peak(torch: Torch) -> int:
+def peak_seen_by_script(torch: Torch) -> int:
     """Return the peak that the script reads."""
     peak: int = torch._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"]
     return peak
@@ -61,7 +61,7 @@ def test_the_script_reads_the_peak_of_the_run(torch: Torch, peaks: StepPeaks) ->
     spike(torch, 100)
     peaks.end_step(0)
     spike(torch, 30)
-    assert scripts_peak(torch) == 100
+    assert peak_seen_by_script(torch) == 100
 
 
 def test_a_reset_by_the_script_is_respected(torch: Torch, peaks: StepPeaks) -> None:
@@ -69,9 +69,9 @@ def test_a_reset_by_the_script_is_respected(torch: Torch, peaks: StepPeaks) -> N
     peaks.end_step(0)
     torch._cuda_resetPeakMemoryStats(0)
     spike(torch, 30)
-    assert scripts_peak(torch) == 30
+    assert peak_seen_by_script(torch) == 30
     peaks.end_step(0)
-    assert scripts_peak(torch) == 30
+    assert peak_seen_by_script(torch) == 30
 
 
 def test_a_reset_by_the_script_does_not_change_the_step_peak(torch: Torch, peaks: StepPeaks) -> None:
@@ -97,10 +97,10 @@ def test_after_the_recording_the_script_reads_its_own_peak(torch: Torch, peaks: 
     spike(torch, 100)
     peaks.end_step(0)
     peaks.stop()
-    assert scripts_peak(torch) == 100
+    assert peak_seen_by_script(torch) == 100
 
     torch._cuda_resetPeakMemoryStats(0)
-    assert scripts_peak(torch) == 0
+    assert peak_seen_by_script(torch) == 0
     assert torch._cuda_memoryStats == torch.read
 
 
@@ -114,7 +114,7 @@ def test_later_recordings_keep_the_peak_and_wrap_the_functions_once(torch: Torch
         spike(torch, 30)
         assert later.end_step(0)[1:] == (30, 30)
         later.stop()
-    assert scripts_peak(torch) == 100
+    assert peak_seen_by_script(torch) == 100
 
     torch._cuda_resetPeakMemoryStats(0)
     assert torch._cuda_memoryStats == torch.read

@@ -23,7 +23,7 @@ CLASSES = (
 )
 
 
-def everything_of_torch() -> dict[tuple[str, str], Any]:
+def torch_attributes() -> dict[tuple[str, str], Any]:
     """Return every attribute of all torch modules, of the classes above, and of modules wrapped in property
     modules."""
     owners: list[Any] = [module for name, module in sys.modules.items() if name.split(".")[0] == "torch"]
@@ -35,7 +35,7 @@ def everything_of_torch() -> dict[tuple[str, str], Any]:
 
 
 def assert_as_before(before: dict[tuple[str, str], Any]) -> None:
-    after = everything_of_torch()
+    after = torch_attributes()
     changed = {key for key in before.keys() & after.keys() if before[key] is not after[key]}
     changed.discard(("serialization", "registry"))
     # A submodule that was imported meanwhile stays imported.
@@ -47,7 +47,7 @@ def assert_as_before(before: dict[tuple[str, str], Any]) -> None:
 
 @pytest.mark.slow
 def test_every_attribute_is_restored_to_the_same_object() -> None:
-    before = everything_of_torch()
+    before = torch_attributes()
     with virtual_gpus(GiB, GiB):
         torch.cuda.manual_seed_all(1)
         torch.cuda.set_device(1)
@@ -58,7 +58,7 @@ def test_every_attribute_is_restored_to_the_same_object() -> None:
 
 @pytest.mark.slow
 def test_everything_is_restored_after_an_error() -> None:
-    before = everything_of_torch()
+    before = torch_attributes()
     with pytest.raises(ZeroDivisionError), virtual_gpus(GiB):
         _ = 1 / 0
     assert_as_before(before)
@@ -66,7 +66,7 @@ def test_everything_is_restored_after_an_error() -> None:
 
 @pytest.mark.slow
 def test_the_check_for_restoration_can_fail() -> None:
-    before = everything_of_torch()
+    before = torch_attributes()
     plain = torch.cuda.is_available
     torch.cuda.is_available = lambda: True
     try:

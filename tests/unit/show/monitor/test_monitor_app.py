@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("textual")
 
+from example_snapshots import GPUS, PROCESSES, RUN, FakeProcessSampler, sampler
 from fake_nvml import FakeNvml
-from made_snapshots import GPUS, PROCESSES, RUN, MadeProcesses, sampler
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
@@ -187,7 +187,7 @@ def test_a_driver_that_fails_midway_is_shown_as_n_a(monkeypatch: pytest.MonkeyPa
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     made = Sampler(GpuSampler(), lambda: (RUN,))
-    made._processes = MadeProcesses(PROCESSES)  # type: ignore[assignment]
+    made._processes = FakeProcessSampler(PROCESSES)  # type: ignore[assignment]
 
     async def script(app: MonitorApp, pilot: Pilot[None]) -> None:
         assert "70.0 of 140.0 GiB" in screen_text(app)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from made_snapshots import GPUS, PROCESSES, RUN, sampler
+from example_snapshots import GPUS, PROCESSES, RUN, sampler
 
 from legroom.cli import main
 from legroom.show.monitor.serve import MonitorServer, Readings

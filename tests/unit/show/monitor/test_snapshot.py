@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_snapshots import GPUS, NOW, PROCESSES, RUN, VIRTUAL, GiB, MiB, snapshot
+from example_snapshots import GPUS, NOW, PROCESSES, RUN, VIRTUAL, GiB, MiB, snapshot
 
 from legroom.gpus.nvml import NA
 from legroom.show.common.terminal import render_to_string

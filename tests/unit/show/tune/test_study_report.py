@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from example_studies import study, trial
 from legroom.errors import UsageError
 from legroom.show.tune.html_report.page_writer import page, write_page
 from legroom.tuning.report.figures import MAX_CURVE_POINTS, thinned
-from made_studies import study, trial
 
 
 def embedded(text: str) -> dict[str, object]:

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from example_studies import failed, finished, never_fits
 from legroom.show.common.terminal import render_to_string
 from legroom.show.tune.live_table import LiveTable, live_view, shown
 from legroom.tuning.trial.records import TrialRecord, TrialState
-from made_studies import failed, finished, never_fits
 
 PARAMETERS = ["lr", "batch_size"]
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from example_studies import failed, finished, never_fits
 from legroom.show.common.terminal import render_to_string
 from legroom.show.tune.study_summary import ShownStudy, summary
 from legroom.tuning.memory.admission import TrialGpu
@@ -9,7 +10,6 @@ from legroom.tuning.space.space import read_space
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import GiB
-from made_studies import failed, finished, never_fits
 
 SPACE = read_space({"lr": {"log": [1e-4, 1e-1]}, "batch_size": [2, 16], "epochs": 3})
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from example_studies import failed, finished, never_fits
 from legroom.show.common.terminal import render_to_string
 from legroom.show.tune.trial_table import trial_table
 from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
-from made_studies import failed, finished, never_fits
 
 
 def table(records: list[TrialRecord], parameters: Sequence[str] = ("lr", "batch_size")) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from example_studies import finished, never_fits
 from legroom.errors import MissingExtra
 from legroom.tuning.loggers.common import Logger
 from legroom.tuning.loggers.tensorboard import TensorBoardLog
 from legroom.tuning.loggers.wandb import WandbLog
 from legroom.tuning.trial.records import Report, TrialRecord, TrialState
-from made_studies import finished, never_fits
 
 wandb: Any = pytest.importorskip("wandb")
 

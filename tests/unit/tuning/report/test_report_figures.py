@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from example_studies import failed, finished, never_fits
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.report.figures import figures_of
 from legroom.tuning.space.space import read_space
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
-from made_studies import failed, finished, never_fits
 
 SPACE = {
     "lr": {"log": [1e-3, 1.0]},

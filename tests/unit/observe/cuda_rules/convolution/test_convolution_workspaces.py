@@ -127,7 +127,7 @@ def use_forest(tmp_path, monkeypatch, formulas, trees):
 
 
 @pytest.fixture(autouse=True)
-def _forget():
+def _clear_caches():
     """Clear the caches of forests and guesses after each test."""
     yield
     decision_forest._forests.cache_clear()

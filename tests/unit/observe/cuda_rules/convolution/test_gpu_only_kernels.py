@@ -178,7 +178,7 @@ def lines(*texts):
     return ctypes.create_string_buffer(b"".join(text.encode() + b"\0" for text in texts) + b"\0")
 
 
-class Talking:
+class LoggingCudnn:
     """A fake cuDNN that only calls the log callback."""
 
     def __init__(self):
@@ -198,7 +198,7 @@ class Talking:
 
 
 def test_cudnn_log_lines_are_captured_within_the_block_only():
-    library = Talking()
+    library = LoggingCudnn()
 
     with captured_log(library) as heard:
         library.say("one call", "    with a value")

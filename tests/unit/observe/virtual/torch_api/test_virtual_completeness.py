@@ -16,10 +16,10 @@ NEEDS_TENSORS = ("Tensor", "Storage")
 """Suffixes of the names of classes that allocate on a device; test_virtual_tensor_types tests them."""
 
 
-def asked_without_arguments(module: Any) -> list[str]:
+def callable_without_arguments(module: Any) -> list[str]:
     """Return the public functions and classes of a module that can be called without arguments."""
 
-    def asks_nothing(value: Any) -> bool:
+    def has_no_required_arguments(value: Any) -> bool:
         try:
             parameters = inspect.signature(value).parameters.values()
         except (TypeError, ValueError):
@@ -33,19 +33,19 @@ def asked_without_arguments(module: Any) -> list[str]:
     return [
         name
         for name in module.__all__
-        if callable(getattr(module, name)) and asks_nothing(getattr(module, name))
+        if callable(getattr(module, name)) and has_no_required_arguments(getattr(module, name))
     ]
 
 
-QUESTIONS = [
+FUNCTIONS = [
     (module, name)
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator)
-    for name in asked_without_arguments(module)
+    for name in callable_without_arguments(module)
     if not name.endswith(NEEDS_TENSORS)
 ]
 
 
-@pytest.mark.parametrize(("module", "name"), QUESTIONS, ids=[f"{m.__name__}.{n}" for m, n in QUESTIONS])
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS, ids=[f"{m.__name__}.{n}" for m, n in FUNCTIONS])
 def test_every_function_returns_or_raises_a_clear_error(module: Any, name: str) -> None:
     with virtual_gpus(GiB), warnings.catch_warnings():
         # Deprecated names may warn.
@@ -56,4 +56,4 @@ def test_every_function_returns_or_raises_a_clear_error(module: Any, name: str) 
 
 
 def test_functions_are_found() -> None:
-    assert {"is_available", "memory_summary", "synchronize"} <= {name for _, name in QUESTIONS}
+    assert {"is_available", "memory_summary", "synchronize"} <= {name for _, name in FUNCTIONS}

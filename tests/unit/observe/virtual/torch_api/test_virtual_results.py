@@ -13,9 +13,9 @@ from torch import nn
 from legroom import VirtualGPU
 from legroom.errors import Unsupported
 
-Made = Callable[[torch.Tensor, torch.Tensor], Any]
+TensorFunction = Callable[[torch.Tensor, torch.Tensor], Any]
 """A function of a 4×4 matrix with values in (0, 1) and four indices below four."""
-MAKERS: dict[str, Made] = {
+MAKERS: dict[str, TensorFunction] = {
     "new of sizes": lambda x, i: x.new(2, 3),
     "new of values": lambda x, i: x.new([1, 2]),
     "new_tensor": lambda x, i: x.new_tensor([1.0]),
@@ -68,7 +68,7 @@ def gpu() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
-def test_the_result_is_on_the_device(maker: Made) -> None:
+def test_the_result_is_on_the_device(maker: TensorFunction) -> None:
     made = list(_tensors(maker(torch.rand(4, 4, device="cuda"), torch.randint(0, 4, (4,), device="cuda"))))
     assert made
     assert {str(tensor.device) for tensor in made} == {"cuda:0"}

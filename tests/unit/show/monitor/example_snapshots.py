@@ -105,7 +105,7 @@ HOST = HostSample(
 )
 
 
-class MadeGpus:
+class FakeGpuSampler:
     """A GpuSampler with given GPUs."""
 
     def __init__(self, gpus: tuple[GpuSample, ...] = GPUS) -> None:
@@ -118,7 +118,7 @@ class MadeGpus:
     def close(self) -> None: ...
 
 
-class MadeProcesses:
+class FakeProcessSampler:
     """A ProcessSampler with given processes."""
 
     def __init__(self, processes: dict[int, ProcessSample]) -> None:
@@ -132,8 +132,8 @@ class MadeProcesses:
 
 
 def sampler(gpus: Any = GPUS, runs: Any = (RUN, VIRTUAL), processes: Any = PROCESSES) -> Sampler:
-    made = Sampler(MadeGpus(gpus), lambda: runs)  # type: ignore[arg-type]
-    made._processes = MadeProcesses(processes)  # type: ignore[assignment]
+    made = Sampler(FakeGpuSampler(gpus), lambda: runs)  # type: ignore[arg-type]
+    made._processes = FakeProcessSampler(processes)  # type: ignore[assignment]
     return made
 
 
