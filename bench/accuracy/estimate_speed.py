@@ -3,7 +3,7 @@
     python -m bench.accuracy.estimate_speed                 four scripts, three rounds
     python -m bench.accuracy.estimate_speed --rounds 5 --only gpt2-small
 
-Each round runs the script's imports alone, then the whole command. A last run prints the time of every phase. On a
+Each round runs the script's imports alone, then the whole command. A final run prints the time of every phase. On a
 shared machine, compare the ratio verdict / imports within a round. The host memory is the memory of the largest
 process.
 """

@@ -3,7 +3,7 @@ matter. Needs a GPU.
 
     python -m bench.accuracy.small_runs OUT [--jobs 8]
 
-Each run has its own process and three steps. The program writes OUT/small_runs.jsonl.gz, with one row per run. A row
+Each run has three steps and its own process. The program writes OUT/small_runs.jsonl.gz, with one row per run. A row
 contains the peaks and the allocator's events as [action, bytes, address, source lines]. The program needs only torch.
 Runs with `Guard` need Legroom and are skipped without it.
 """

@@ -86,7 +86,7 @@ def classes(folder: Path) -> None:
 
 
 def pairs(folder: Path) -> None:
-    """Generate paired, unpaired and labelled images for the image-to-image GANs."""
+    """Generate paired, unpaired and labeled images for the image-to-image GANs."""
     data = (folder / "../../data").resolve()
     for part in ("train", "val", "test"):
         _images(data / "edges2shoes" / part, 8, 64, 128)

@@ -1,4 +1,4 @@
-"""Runs public training programs, unmodified, on the GPU of this machine and compares their peaks with the estimates.
+"""Runs unmodified public training programs on the GPU of this machine and compares their peaks with the estimates.
 
     python -m bench.first_contact.measured_programs CHECKOUTS [--only WORD ...] [--gpu h200] [--jobs 4] [--write FILE.md] [--seconds 120]
 

@@ -183,8 +183,8 @@ def peak_of(case: Case, micro: int) -> int:
 
 
 def alternating(case: Case, pace: Pace) -> dict[str, Any]:
-    """Measure a Guard that finds its own size, and hand-written splits. The measurements alternate, because the
-    host's speed varies by more than 10%."""
+    """Measure a Guard that finds its own micro-batch size, and hand-written splits. The measurements alternate,
+    because the host's speed varies by more than 10%."""
     training = Training(case)
     guard = training.guard(cache_sizes=False)
     few = [tensor[: max(1, case.fits // 3)] for tensor in training.batch]

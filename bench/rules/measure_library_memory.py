@@ -5,8 +5,8 @@ uses.
 
 Writes OUT/library_memory.json and prints a table. Needs torch, torchvision and transformers, not Legroom. Memory
 outside PyTorch is the memory in use on the device minus the memory that PyTorch reserved. Every use of a library runs
-in its own process, once alone and once after all earlier uses. Whole training steps show the total use of a program.
-The last table is the memory that must be free when a library is used for the first time.
+in its own process, once alone and once after all earlier uses. Whole training steps show the total memory use of a
+program. The last table shows the memory that must be free when a library is used for the first time.
 """
 
 import contextlib

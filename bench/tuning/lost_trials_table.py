@@ -132,7 +132,7 @@ def training(row: Row) -> float:
 
 
 def same_first(row: Row, plain: Row) -> int:
-    """Return the number of first proposals that are the same in both studies."""
+    """Return how many proposals are the same in both studies before the first difference."""
     pairs = zip(row["proposed"], plain["proposed"], strict=False)
     same = itertools.takewhile(lambda pair: all(_alike(pair[0][n], pair[1][n]) for n in pair[1]), pairs)
     return sum(1 for _ in same)

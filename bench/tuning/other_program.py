@@ -1,4 +1,5 @@
-"""The GPU of a tuning benchmark. This is a virtual GPU, or a real GPU on which another program uses most of the memory."""
+"""Selects the GPU of a tuning benchmark. The GPU is a virtual GPU, or a real GPU on which another program uses most of
+the memory."""
 
 import contextlib
 import subprocess

@@ -88,7 +88,7 @@ def report_once(config: dict[str, Any], trial: Any) -> None:
 
 
 def report_once_to_ray(config: dict[str, Any]) -> None:
-    """Train a trial of Ray."""
+    """Train a trial of Ray Tune."""
     import torch  # noqa: F401
     from ray import tune as ray_tune
 
@@ -200,7 +200,8 @@ SYSTEMS: dict[str, Callable[[int], Times]] = {
 
 
 def _ratio(times: dict[str, list[float]], name: str) -> float:
-    """Return the median ratio of each round, because the load is the same within a round."""
+    """Return the median over rounds of the ratio to plain Ray Tune. Ratios are computed per round, because the load is
+    similar within a round."""
     plain = times["plain Ray Tune"]
     return statistics.median(mine / theirs for mine, theirs in zip(times[name], plain, strict=True))
 

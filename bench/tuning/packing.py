@@ -93,8 +93,8 @@ def figures(kind: Kind, is_random: bool, trials: int) -> list[str]:
 
 
 class KnownOdds(RuntimeModel):
-    """Predicts runtimes from the true distribution, which is the best possible prediction of durations that are not
-    drawn yet."""
+    """Predicts runtimes from their true distribution. This is the best possible prediction without knowing the actual
+    durations."""
 
     def __init__(self, kind: Kind, is_random: bool, works: Sequence[Work]) -> None:
         super().__init__(SPACE)

@@ -1,4 +1,4 @@
-"""Extrapolating a third trace from two."""
+"""Extrapolation of a trace at a third batch size from two traces."""
 
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.event_base import Category, Phase

@@ -59,7 +59,7 @@ def tensors(training: Training) -> list[torch.Tensor]:
 
 
 def saved_at(folder: Path, steps: Iterable[int], **options: Any) -> Training:
-    """Run a training that saves after these steps and stops at the last one."""
+    """Run a training that saves after each of these steps and stops after the last one."""
     checkpoints = legroom.Checkpoints(folder, **options)
     steps = list(steps)
 

@@ -1,4 +1,4 @@
-"""Functions of a batch that run in micro-batches if memory is short."""
+"""Functions of a batch that run in micro-batches if memory is insufficient."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tasks that each rank runs in the tests of waits between ranks."""
+"""Tasks that each rank runs in the tests of waiting for other ranks."""
 
 import multiprocessing.util
 import os

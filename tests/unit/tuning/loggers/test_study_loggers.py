@@ -1,4 +1,4 @@
-"""Loggers: their content, and errors that do not affect the study."""
+"""Loggers of a study: the logged values, and errors, which do not affect the study."""
 
 import builtins
 import importlib.util
