@@ -234,6 +234,7 @@ class _Search:
         if last.line - error.line <= _FOLLOWUP_LINES and (
             (_is_memory(error) and is_uninformative(last))
             or (_ran_out(error) and _NO_RESULT.search(last.text) is not None)
+            or (not error.weak and _CONSEQUENCES.search(last.text) is not None)
         ):
             return None
         if last.kind == "KeyboardInterrupt" and last.line - error.line <= _FOLLOWUP_LINES:
@@ -374,7 +375,12 @@ def _informativeness(found: LogMatch) -> int:
     return _EXIT_CODES.index(found.code) if found.weak and found.code in _EXIT_CODES else len(_EXIT_CODES)
 
 
-_NOT_ERRORS = ("NCCL INFO", "could not destroy", "this is not a failure")
+_NOT_ERRORS = (
+    "NCCL INFO",
+    "could not destroy",
+    "this is not a failure",
+    "setting loss scale to",
+)
 """Words of informational lines, and of lines about the cleanup after an error."""
 _IN_WORKER = "LG741"
 _COMPILER = "LG752"
@@ -399,6 +405,8 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     _NCCL: (_is_reported_by_nccl, _NCCL_LINES),
     # A kernel fails because the GPU has failed.
     "LG711": (lambda found: found.code == "LG725" and "fallen off the bus" in found.text, _NCCL_LINES),
+    # A program checks the result of a CUDA call in an assertion.
+    "LG710": (lambda found: found.code == "LG725", 6),
     # The other ranks wait for the rank that failed, until their collective times out.
     _TIMEOUT: (_failed_rank, _ALL_LINES),
     # The reason for a worker's exit is logged before the loop that reads batches reports the exit.
@@ -413,6 +421,10 @@ _FOLLOWUP_LINES = 60
 """The maximum number of lines between an error and a later, uninformative error that is treated as its consequence."""
 _NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")
 """Matches the error of a program that uses None because a library logged an error and returned no result."""
+_CONSEQUENCES = re.compile(r"UnboundLocalError|ZeroDivisionError|the errors above for more details")
+"""Matches the error of a program that uses a variable or a count that only a successful step sets, and errors that refer
+to earlier errors.
+"""
 _ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )

@@ -213,16 +213,17 @@ RULES: tuple[Rule, ...] = (
         r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login|HTTP status (?:client|server) error|invalid hash value|Consistency check failed: file|Repo id must be in the form",
     ),
     _rule(
-        "LG783", r"mmap length is greater than file size|ArrowInvalid|ArrowTypeError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
+        "LG783", r"mmap length is greater than file size|model is corrupted or incomplete|ArrowInvalid|ArrowTypeError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
     ),
     _rule("LG783", r"DatasetGenerationError", weak=True),
-    _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict|dependency conflicts|No matching distribution found for|does not recognize this architecture"),
+    _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict|dependency conflicts|No matching distribution found for|does not recognize this architecture|unknown model architecture"),
     _rule(
         "LG791", r"error: unrecognized arguments|error: the following arguments are required|error: argument [^\n]{0,80}: (?:invalid|expected|not allowed|ignored explicit)|error: ambiguous option|No such option: |Unrecognized (?:CUDA ?)?(?:Caching)?Allocator option"
         r"|Error parsing CachingAllocator|Could not override '|Key '[^'\n]{1,80}' is not in struct|batch related parameters",
     ),
     # --- other CUDA errors: an earlier error, if any, is the cause
     _status("LG728"),
+    _rule("LG728", r"INTERNAL ASSERT FAILED at [^\n]{0,80}CUDACachingAllocator"),
     _rule("LG728", r"CUDA error executing |cudaSuccess'? failed", weak=True),
     _rule("LG728", r"(?:CUDA|HIP) (?:runtime |driver |kernel )?error: (?!out of memory)|Triton Error \[(?:CUDA|HIP)\]: (?!out of memory)|(?:CUDA|HIP)_ERROR_\w+|cudaError[A-Z]\w+|hipError[A-Z]\w+", weak=True),
 )  # fmt: skip
@@ -272,7 +273,7 @@ CAUSE_PATTERNS = tuple(
         ("LG726", 4, r"numpy"),
         ("LG728", 2, r"configuration argument"),
         ("LG719", 4, r"int_max|2(?:\*\*|\^)3[12]|32-?bit|supported by|too large"),
-        ("LG728", 5, r"driver error: (?:out of memory|operation not supported)"),
+        ("LG728", 5, r"driver error: (?:out of memory|operation not supported)|expandable_segment"),
         ("LG731", 3, r"shm|shared memory"),
         ("LG728", 3, r"resource handle|destroyed|device context"),
         ("LG733", 1, r"already in use|EADDRINUSE"),
