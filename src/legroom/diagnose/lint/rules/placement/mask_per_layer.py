@@ -1,6 +1,7 @@
 """LG312: Every layer stores its own large mask
 
-## What it detects The rule checks for buffers and attributes such as `torch.tril(torch.ones(length, length))` of at
+## What it detects
+The rule checks for buffers and attributes such as `torch.tril(torch.ones(length, length))` of at
 least 128 MiB in a module of which the model creates several instances. The rule applies only if the value of `length`
 is known from the file.
 

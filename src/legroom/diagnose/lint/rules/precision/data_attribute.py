@@ -125,8 +125,9 @@ def _is_replaced(program: Program, node: cst.Attribute) -> bool:
 
 def _is_mask(program: Program, call: cst.CSTNode | None) -> bool:
     """Return True for `scores.data.masked_fill_(mask, float("-inf"))`. The gradient of the softmax is zero there."""
-    is_fill = isinstance(call, cst.Call) and method_name(call) == "masked_fill_"
-    return is_fill and re.search(r"\binf\b", program.source(call)) is not None
+    if not isinstance(call, cst.Call) or method_name(call) != "masked_fill_":
+        return False
+    return re.search(r"\binf\b", program.source(call)) is not None
 
 
 _VIEWS = split_words(

@@ -116,6 +116,15 @@ def _summed(program: Program, node: cst.BaseExpression | None) -> str | None:
     """
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply)):
         return _summed(program, node.left) or _summed(program, node.right)
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):  # sums["a"] + sums["b"]
+        parts = {_summed(program, node.left), _summed(program, node.right)}
+        return (
+            parts.pop()
+            if len(parts) == 1 and isinstance(node.left, (cst.Subscript, cst.BinaryOperation))
+            else None
+        )
+    if isinstance(node, cst.Subscript):
+        return path_of(node)
     if isinstance(node, cst.Call):
         owner, name = receiver(node), program.imports.qualified(node.func) or ""
         if method_name(node) == "scale" or name in {"sum", "torch.stack", "torch.sum", "torch.mean"}:
@@ -131,6 +140,8 @@ def _adds_a_loss(program: Program, store: StoreFact) -> bool:
         return False
     if store.how == "augment":
         return isinstance(store.node, cst.AugAssign) and isinstance(store.node.operator, cst.AddAssign)
+    if store.how == "item":
+        return store.uses_old_value and isinstance(store.expression, cst.BinaryOperation)
     return store.how == "append" or (store.how == "assign" and adds_to_itself(program, store))
 
 

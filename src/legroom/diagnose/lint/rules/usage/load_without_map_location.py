@@ -164,12 +164,23 @@ def _gpu_index(program: Program, function: Function, node: cst.BaseExpression, d
         indices = [_gpu_index(program, function, each.value, depth) for each in node.args]
         return indices[-1] if None not in indices else None
     path = dotted(node)
+    default = _default(function, path) if path in function.parameters else None
+    if default is not None and any(
+        function.uses_default(site.call, path or "") for site in function.call_sites
+    ):
+        return _gpu_index(program, program.top, default, depth + 1)
     made = [
         each for each in program.stores if each.target == path and each.function in (function, program.top)
     ]
     if path is None or path in function.parameters or len(made) != 1 or depth > 2:
         return None
     return _gpu_index(program, made[0].function, made[0].expression, depth + 1)
+
+
+def _default(function: Function, name: str | None) -> cst.BaseExpression | None:
+    parameters = function.node.params if isinstance(function.node, cst.FunctionDef) else cst.Parameters()
+    given = (*parameters.params, *parameters.kwonly_params)
+    return next((each.default for each in given if each.name.value == name), None)
 
 
 def _runs_on_one_rank(
