@@ -84,7 +84,7 @@ def torch_result(
         return arguments[0]
     if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
         return TRAINABLE_MODEL
-    if name == "sentence_transformers.SentenceTransformer":
+    if name in {"sentence_transformers.SentenceTransformer", "vllm.LLM"}:
         return Value(ValueKind.MODEL, frozen=True)  # `encode` disables gradients
     if last in {"from_pretrained", "from_config"}:
         if "Pipeline" in name:  # diffusers.AutoPipelineForText2Image: `__call__` disables gradients

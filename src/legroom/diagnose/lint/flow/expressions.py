@@ -161,7 +161,8 @@ class Expressions:
         local = self.program.function_named(name, self.function)
         if local is not None:
             return Value(ValueKind.UNKNOWN, function=local.qualified_name)
-        return UNKNOWN if self._is_class(name) else self.program.guess(name)
+        is_imported = name in self.program.imports.full_names and name not in self.program.objects
+        return UNKNOWN if is_imported or self._is_class(name) else self.program.guess(name)
 
     def _is_class(self, name: str) -> bool:
         """Return True for a class in this file, and for a capitalized name that is imported or never assigned. Short

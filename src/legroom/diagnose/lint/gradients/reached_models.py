@@ -112,8 +112,10 @@ def call_in_loop(program: Program, function: Function) -> CallFact | None:
 
 
 def is_test(function: Function) -> bool:
-    """Return True for a pytest test function, which returns nothing."""
-    return function.name.startswith("test_") and not function.returned_nodes
+    """Return True for a pytest test function, which returns nothing, and for a helper such as `assert_module`."""
+    return function.name.startswith("assert_") or (
+        function.name.startswith("test_") and not function.returned_nodes
+    )
 
 
 def acts(program: Program, function: Function) -> bool:

@@ -57,6 +57,7 @@ class Use(IntEnum):
 
 
 _MAX_DEPTH = 40
+_WITHOUT_GRAPH = (ValueKind.TENSOR, ValueKind.PLAIN)
 _SAME_ITEMS = split_words("copy")
 _SHAPES = NUMBER_ATTRIBUTES | split_words("size dim numel nelement stride ndimension")
 _NUMBERS = split_words("item tolist numpy __format__ __float__ __int__")
@@ -71,6 +72,10 @@ _READING_LIBRARIES = (
     "torchvision.utils.",
 )  # fmt: skip
 """Libraries that do not compute gradients."""
+_TO_ARRAY = split_words(
+    "torch.from_numpy numpy.array numpy.asarray numpy.concatenate numpy.stack numpy.vstack numpy.hstack numpy.split"
+)
+"""Functions that raise an error for a tensor with a graph."""
 _PASSING = split_words(
     "sum max min abs list tuple zip enumerate sorted dict reversed map filter next iter set"
 )
@@ -106,9 +111,11 @@ class ResultUses:
         self.positions: dict[cst.CSTNode, Position] = {}
         self.is_evaluated = False
         self.is_collected = False
+        self.is_array = False
+        """True if the program converts a result to an array without detaching it, so the result has no graph."""
 
     def use_of(self, node: cst.CSTNode, function: Function) -> Use:
-        self.is_evaluated = self.is_collected = False
+        self.is_evaluated = self.is_collected = self.is_array = False
         found = self._use(node, function, (set(), 0), ())
         return Use.EVALUATED if found is Use.READ and self.is_evaluated else found
 
@@ -121,7 +128,7 @@ class ResultUses:
                 return Use.ESCAPES
             seen.add((node, path))
             depth += 1
-            if isinstance(node, cst.Name) and self.program.value(node).kind is ValueKind.TENSOR:
+            if isinstance(node, cst.Name) and self.program.value(node).kind in _WITHOUT_GRAPH:
                 return Use.DETACHED
             parent: Any = self.program.parent.get(node)
             if isinstance(parent, (cst.Expr, cst.Del)):
@@ -202,6 +209,7 @@ class ResultUses:
             self.is_evaluated |= self._is_compared(attribute)
             return Use.READ
         if name in _NUMBERS:
+            self.is_array |= name == "numpy"
             return Use.READ
         call = self.program.parent.get(attribute)
         if isinstance(call, cst.Call) and call.func is attribute:
@@ -229,6 +237,7 @@ class ResultUses:
             return self._parameter(fact.local, call, argument, visit, path)
         if last in _DIFFERENTIATING or ".autograd" in name or ".checkpoint" in name:
             return Use.ESCAPES
+        self.is_array |= name in _TO_ARRAY
         self.is_evaluated |= last in _IMAGES or names_a_loss(last)
         if last in _READING or last in _IMAGES or name.startswith(_READING_LIBRARIES):
             return Use.READ

@@ -171,7 +171,24 @@ def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFa
     reported: set[LoopFact | Function] = {loop or call.function for call, loop in found}
     reported = reported.union(*(reached_functions(program, call) for call, _ in found))
     found += [(call, _outermost_without_training(call)) for call in unused_results(program, reported)]
-    return tuple(each for each in found if not takes_action(program, each[0]))
+    functions = {call.function for call, _ in found}
+    return tuple(
+        (call, loop)
+        for call, loop in found
+        if not takes_action(program, call)
+        and functions.isdisjoint(reached_functions(program, call) - {call.function})  # reported there
+        and not _becomes_array(program, _model_call(program, call))
+    )
+
+
+def _becomes_array(program: Program, call: CallFact) -> bool:
+    """Return True for `model(x).numpy()` of a model from another file.
+
+    The call raises an error if the result has a graph, so the other file disables gradients or freezes the model.
+    """
+    uses = ResultUses(program)
+    uses.use_of(call.node, call.function)
+    return uses.is_array and not call.receiver.trainable
 
 
 def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
@@ -271,7 +288,7 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
     if is_test(call.function):
         return False
     switched = _is_in_eval_mode(program, call)
-    is_discarded = isinstance(program.parent.get(call.node), cst.Expr)
+    is_discarded = isinstance(program.parent.get(_model_call(program, call).node), cst.Expr)
     if is_discarded and (loop is None or loop.iterable.kind is not ValueKind.LOADER):
         return False  # the result is discarded: a warm-up, or the calibration of a quantized model
     if loop is None:
@@ -293,6 +310,7 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
         and switched is None
         and call.result.has_graph
         and not _results_escape(program, call, loop)
+        and _is_only_read(program, call)
     )
 
 
