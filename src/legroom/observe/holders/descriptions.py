@@ -9,6 +9,7 @@ import gc
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from functools import _lru_cache_wrapper, partial
+from threading import Thread
 from types import (
     AsyncGeneratorType,
     CellType,
@@ -123,6 +124,8 @@ class HolderPath(NamedTuple):
     """The number of functions with the same code that refer to each other, as in `step = wrap(step)`."""
     is_full: bool = False
     """Whether the container limits its own length and has reached this limit."""
+    owner_sizes: tuple[tuple[str, int], ...] = ()
+    """The integer attributes of the object that has the container, such as `capacity`."""
     is_truncated: bool = False
     """True if the path was too long to reach a name, as in a list of linked nodes."""
 
@@ -207,6 +210,9 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
         )
     # Threads that never end: each thread retains a few objects.
     thread = root.thread if length < root.threads else None
+    if thread is None and root.file is not None and not is_user_file(root.file):
+        thread = _thread_function(chain)  # only the list of all threads retains the object
+        best = best._replace(name=thread.name, stored_as=thread.name) if thread is not None else best
     if thread is not None:
         how, bounded = "thread", False
     return HolderPath(
@@ -218,7 +224,7 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
         any(type(each).__module__ == "itertools" for each in chain), _has_small_limit(container),
         _fills_slots(container, chain), _has_tokens(container), thread or registered_callback(chain),
         max(Counter(each.__code__ for each in chain if isinstance(each, FunctionType)).values(), default=0),
-        isinstance(container, deque) and len(container) == container.maxlen,
+        isinstance(container, deque) and len(container) == container.maxlen, _sizes_of_owner(container, chain),
     )  # fmt: skip
 
 
@@ -320,6 +326,14 @@ def _fills_slots(container: Any, chain: list[Any]) -> bool:
     return False
 
 
+def _sizes_of_owner(container: Any, chain: list[Any]) -> tuple[tuple[str, int], ...]:
+    for item in chain if container is not None else ():
+        attributes = attributes_of(item) or {}
+        if any(value is container for value in attributes.values()):
+            return tuple((name, value) for name, value in attributes.items() if type(value) is int)
+    return ()
+
+
 def _has_tokens(container: Any) -> bool:
     values = list(container.values() if isinstance(container, dict) else container or ())
     return bool(values) and all(
@@ -361,6 +375,16 @@ def _code_of(item: Any) -> CodeType | None:
         return _code_of(item.func)
     function = item.__func__ if isinstance(item, MethodType) else item
     return function.__code__ if isinstance(function, FunctionType) else None
+
+
+def _thread_function(chain: list[Any]) -> Callback | None:
+    """Return the function of the running thread on the path."""
+    for item in chain:
+        if isinstance(item, Thread):
+            code = _code_of((attributes_of(item) or {}).get("_target"))
+            if code is not None and is_user_file(code.co_filename):
+                return Callback(code.co_name, code.co_filename, code.co_firstlineno)
+    return None
 
 
 def _kind(chain: list[Any]) -> str:

@@ -8,6 +8,7 @@ from legroom.observe.source import storing_lines
 from legroom.observe.source.call_sites import find_call_site, first_line
 from legroom.observe.source.calls import CONSTRUCTORS, calls_in
 from legroom.observe.source.files import clears_cache, user_files
+from legroom.observe.source.loaded_modules import user_modules
 from legroom.observe.source.passing_calls import (
     Callback,
     find_calls,
@@ -66,7 +67,7 @@ def with_caller(leak: "DetectedLeak", *, is_scalar: bool) -> "DetectedLeak":
 
     In all other cases, the line that stores the tensors is the line of the leak, because it should limit or detach them.
     """
-    if leak.file is None or leak.line is None or leak.how in ("cache", "cycle", "hook", "thread"):
+    if leak.file is None or leak.line is None or leak.how in ("cache", "cycle"):
         return leak
     file, line = leak.file, first_line(leak.file, leak.line)
     leak = replace(leak, line=line)
@@ -75,12 +76,34 @@ def with_caller(leak: "DetectedLeak", *, is_scalar: bool) -> "DetectedLeak":
         return leak
     leak = replace(leak, stored_file=file, stored_line=line, caller_file=site.file, caller_line=site.line)
     passes_loss = leak.kind == "graph" and is_scalar and site.passes_variable
-    if site.passes_value and (passes_loss or site.registers):
+    if site.passes_value and (passes_loss or site.registers) and leak.how not in ("hook", "thread"):
         leak = replace(leak, file=site.file, line=site.line, function=site.function)
     return leak
 
 
 def with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
+    """Return the path, possibly with the name that the user's code uses for the container, and the uses of this name."""
+    path, usage = _with_usage(path)
+    return path, usage.without_limits() if _exceeds_limits(path, usage) else usage
+
+
+def _exceeds_limits(path: HolderPath, usage: NameUsage) -> bool:
+    """Return whether a container is longer than the only lengths at which the code shortens it, as in `if len(items) ==
+    capacity: items.pop(0)`.
+    """
+    sizes = dict(path.owner_sizes)
+    limits = [
+        int(limit) if limit.isdecimal() else sizes.get(limit, _global_size(limit)) for limit in usage.only_at
+    ]
+    return bool(limits) and all(limit is not None and path.length > limit for limit in limits)
+
+
+def _global_size(name: str) -> int | None:
+    found = (vars(module).get(name) for _, module in user_modules())
+    return next((value for value in found if type(value) is int), None)
+
+
+def _with_usage(path: HolderPath) -> tuple[HolderPath, NameUsage]:
     if path.how == "unknown":
         return path, storing_lines.NO_USAGE
     if path.how == "cache":

@@ -35,6 +35,8 @@ class Observations:
     with_graph: frozenset[int] = frozenset()
     """The `id`s of the tensors in `accumulated` that have a graph."""
     nodes_of_iteration: int = 0
+    only_sums: bool = False
+    """Whether only a sum of losses counts as a leak, because the calls to the model may be the steps of one sequence."""
     with_gradient_graph: Targets = field(default_factory=list)
     """Parameters whose gradients have a graph."""
     created_in: dict[int, int] = field(default_factory=dict)

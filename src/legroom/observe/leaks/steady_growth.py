@@ -180,6 +180,7 @@ class SteadyGrowth:
         return Suspect(
             leak, False, path.length if path is not None else 0,
             path.container if path is not None and uncertain and traceable else 0, at_end=True,
+            exceeds_limit=holder is not None and holder.usage.misses_limit,
         )  # fmt: skip
 
 

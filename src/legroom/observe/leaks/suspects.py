@@ -32,8 +32,10 @@ from legroom.observe.leaks.running_calls import is_local_to_call
 from legroom.observe.source.files import (
     built_at,
     calls_in_loop,
+    contains,
     function_at,
     is_in_loop,
+    user_files,
 )
 from legroom.observe.source.passing_calls import find_partial_detach
 from legroom.observe.source.statements import StoringStatement
@@ -61,6 +63,9 @@ COLLECTED_RESULTS = 48
 """Growth that ends within this many iterations is not a leak if the program reads the collected results, as an
 evaluation does.
 """
+
+
+_TRAINING_WORDS = ("backward", "autograd", "optim", "Trainer", ".fit(")
 
 
 class Suspect(NamedTuple):
@@ -246,7 +251,7 @@ def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> I
         path.length,
         path.container if uncertain and traceable else 0,
         replaced=path.length < MIN_ITERATIONS,
-        exceeds_limit=exceeds_limit or outgrows,
+        exceeds_limit=exceeds_limit or outgrows or usage.misses_limit,
         retained=holder.reference if kind == "tensor" else None,
         is_scalar=_is_scalar(holder),
     )
@@ -323,6 +328,16 @@ def is_collectable(holder: FoundHolder) -> bool:
     if gc.isenabled() and gc.get_threshold()[0] > 0:
         return True
     return calls_in_loop("gc.collect", {holder.path.file or "", *_running_files()})
+
+
+def may_train() -> bool:
+    """Return whether the source code mentions a backward pass, an optimizer or a trainer. Code in a notebook is not
+    complete, because a later cell may call `backward()`.
+    """
+    files = {*user_files(), *_running_files()}
+    if not files or not all(file.endswith(".py") for file in files):
+        return True
+    return any(contains(file, word) for file in files for word in _TRAINING_WORDS)
 
 
 def _running_files() -> Iterator[str]:

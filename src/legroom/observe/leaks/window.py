@@ -60,6 +60,7 @@ from legroom.observe.leaks.suspects import (
     is_sequence,
     is_temporary,
     make_suspects,
+    may_train,
     min_length_at,
     with_own_graphs,
 )
@@ -199,7 +200,8 @@ class ScanWindow:
             old = _sample(old)
             carrying = [t for t, node in new[:200] if graph.iterations_below(node) >= min(len(retained), 3)]
             # An unrolled network: a single graph whose backward pass comes later.
-            if self._may_be_unrolled(iteration) and carrying and not evaluating:
+            is_sequence = self._may_be_unrolled(iteration) and bool(carrying) and not evaluating
+            if is_sequence and may_train():
                 return seen
             parts = graph.parts([*old, *carrying[:MAX_SEARCHES]], iteration)
             for tensor in filter(self._on_device, old):  # a tensor in a container is itself retained
@@ -212,6 +214,7 @@ class ScanWindow:
                 parts=parts,
                 old=_weak(old),
                 carrying=_weak(carrying),
+                only_sums=is_sequence,
                 with_gradient_graph=_weak([tensor for tensor in tensors if has_gradient_graph(tensor)][:1]),
             )
         generations = self._generations(by_first_scan)
@@ -326,6 +329,13 @@ class ScanWindow:
             each for each in holders.find(seen.carrying, seen.created_in) if each.path.how != "unknown"
         ]
         recursive = [each for each in carrying if any(one.uses_itself for one in each.usage.statements)]
+        if seen.only_sums:
+            found = []
+            carrying = recursive = [
+                each for each in recursive if any(one.adds for one in each.usage.statements)
+            ]
+            if not recursive:
+                return []
         found += with_own_graphs(recursive, seen.parts)  # several sums may each carry their graph
         found = found or (carrying or self._find_gradients(seen, holders))[:1]
         if not found and self.scans >= MAX_SCANS - 1 and not any(map(is_collectable, old)):

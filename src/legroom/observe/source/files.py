@@ -72,6 +72,7 @@ def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.
                 isinstance(child, FUNCTIONS)
                 and getattr(child, "name", "<lambda>") == name
                 and (not line or child.lineno - 20 <= line <= (child.end_lineno or line))
+                and not (line and within and child.lineno > line)  # another function of the same name follows
             ):
                 within[:] = [*above, child]
             descend(child, [*above, child] if is_function else above)

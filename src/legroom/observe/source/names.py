@@ -116,6 +116,17 @@ class SourceName:
         is_greater = isinstance(operator, ast.Gt | ast.GtE)
         return tested.body if self.is_length(comparison.left) == is_greater else tested.orelse
 
+    def exact_limit(self, test: ast.expr) -> str:
+        """Return the limit in a condition `len(name) == limit` as a name or a number, or "" for another condition."""
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+            return ""
+        for length, limit in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
+            if self.is_length(length) and not is_zero_or_one(limit):
+                if isinstance(limit, ast.Constant) and type(limit.value) is int:
+                    return str(limit.value)
+                return limit.id if isinstance(limit, ast.Name) else getattr(limit, "attr", "")
+        return ""
+
     def tests_for_it(self, test: ast.expr) -> bool:
         """Return whether a condition checks that the name has no value yet, as in `bank is None`, `not hasattr(self,
         "bank")`, `"bank" not in store`, `not bank` and `bank.numel() == 0`.

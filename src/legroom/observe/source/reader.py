@@ -93,6 +93,8 @@ class NameReader:
         """The number of enclosing conditions that are true only if the name has no value yet."""
         self._start_tests = 0
         """The number of enclosing conditions that are true only in the first iteration."""
+        self._only_at = ""
+        """The limit in the enclosing `if len(name) == limit:`."""
         self._tested: ast.If | ast.While | None = None
         self._is_irrelevant = False
         self._exits: list[tuple[str, int]] = []
@@ -150,7 +152,9 @@ class NameReader:
         self._missing_tests += missing
         self._limit_tests += below_limit
         self._start_tests += at_start
+        only_at, self._only_at = self._only_at, self._named.exact_limit(node.test) or self._only_at
         self._visit_all(node.body)
+        self._only_at = only_at
         self._limit_tests -= below_limit
         self._start_tests -= at_start
         self._visit_all(node.orelse)
@@ -391,7 +395,10 @@ class NameReader:
         )
         inner._visit_all([*node.body, *node.orelse])
         if inner.statements or inner.removals or inner.limits or inner.resets:
-            self.limits.append(self._occurrence)
+            stores = bool(inner.statements)
+            self.limits.append(
+                self._occurrence._replace(only_at="" if stores else self._named.exact_limit(node.test))
+            )
             return
         within = [each for statement in when_long or () for each in (statement, *own_nodes(statement))]
         self.length_checks.append(
@@ -486,4 +493,4 @@ class NameReader:
 
     @property
     def _occurrence(self) -> Occurrence:
-        return Occurrence(self._function, bool(self._loops))
+        return Occurrence(self._function, bool(self._loops), only_at=self._only_at)

@@ -52,6 +52,10 @@ class Occurrence(NamedTuple):
     """The literal keys of the item that is used, as in `cache["val"].clear()`."""
     key_parameter: str = ""
     """The function parameter that is used as the key, as in `def reset(self, key): self.store[key].clear()`."""
+    only_at: str = ""
+    """The length at which the code runs, as a name or a number, as in `if len(items) == capacity: items.pop(0)`. If a
+    loop adds two items at once, the container may never have exactly this length.
+    """
 
 
 class PassedArgument(NamedTuple):

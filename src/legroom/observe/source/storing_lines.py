@@ -55,6 +55,20 @@ class NameUsage(NamedTuple):
     """Whether a check of the length or a slice limits the length. The container may grow for a long time before it
     reaches the limit.
     """
+    only_at: frozenset[str] = frozenset()
+    """The limits of a container that is shortened only if its length is exactly equal to a limit (see
+    `Occurrence.only_at`).
+    """
+
+    @property
+    def misses_limit(self) -> bool:
+        """Whether the container is longer than its limits in `only_at`, so `without_limits` was applied."""
+        return bool(self.only_at) and not self.shrinks
+
+    def without_limits(self) -> "NameUsage":
+        return self._replace(
+            limited=False, emptied=False, resets=False, drains=False, may_reset=False, has_limit=False
+        )
 
     @property
     def shrinks(self) -> bool:
@@ -435,6 +449,7 @@ def _combine(
         or (outlives_calls and each.function in calls.repeated and each.function not in CONSTRUCTORS)
         for each in resets
     )
+    shortening = [*removals, *limits, *(each for each in resets if each.function not in ("", *CONSTRUCTORS))]
     has_limit = bool(limits) or any(
         calls.reached_from(check.functions) & emptying for check in checks if that_run([check.occurrence])
     )
@@ -450,4 +465,7 @@ def _combine(
         drains=not (limits or checks or repeatedly_reset) and all(each.removes_one for each in removals),
         may_reset=any(each.function not in ("", *CONSTRUCTORS) for each in resets),
         has_limit=has_limit,
+        only_at=frozenset(each.only_at for each in shortening)
+        if shortening and all(each.only_at for each in shortening)
+        else frozenset(),
     )

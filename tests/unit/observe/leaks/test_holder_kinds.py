@@ -44,6 +44,26 @@ def test_a_large_deque_of_graphs_is_reported() -> None:
     assert (leak.name, leak.kind) == ("recent", "graph")
 
 
+class _SkippedLimit:
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.entries: list[Any] = []
+
+    def push(self, output: Any, *, twice: bool) -> None:
+        if len(self.entries) == self.capacity:
+            self.entries.clear()
+        self.entries.append(output.detach().clone())
+        if twice:
+            self.entries.append(output.detach().clone())
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_a_limit_that_the_length_skips_does_not_prevent_a_leak(twice: bool) -> None:
+    memory = _SkippedLimit(3)
+    leaks = leaks_of(lambda step, loss, output: memory.push(output, twice=twice), iterations=30)
+    assert [leak.name for leak in leaks[:1]] == ["memory.entries"] * twice
+
+
 def test_a_replay_memory_of_detached_tensors_is_not_a_leak() -> None:
     memory = _ReplayMemory(100_000)
     assert leaks_of(lambda step, loss, output: memory.push(output.detach().clone()), iterations=40) == []

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from legroom.memory.detected_leak import DetectedLeak
+from legroom.observe.leaks import window
 from legroom.observe.leaks.detector import LeakDetector
 
 pytestmark = pytest.mark.slow
@@ -104,3 +105,32 @@ def test_the_hooks_are_removed_after_an_optimizer_step() -> None:
 
     _run(loop)
     assert during == before
+
+
+@pytest.mark.usefixtures("no_earlier_optimizers")
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_sum_of_losses_is_reported_early_if_the_program_has_no_backward_pass(
+    trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "may_train", lambda: trains)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
+
+    def loop() -> None:
+        total: Any = 0.0
+        for _ in range(40):
+            total += model(torch.randn(5, 6)).square().mean()
+
+    assert [leak.name for leak in _run(loop)[0]] == ([] if trains else ["total"])
+
+
+@pytest.mark.usefixtures("no_earlier_optimizers")
+def test_a_state_that_the_next_call_reads_may_be_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "may_train", lambda: False)
+    cell = nn.Linear(6, 6)
+
+    def loop() -> None:
+        state = torch.zeros(1, 6)
+        for _ in range(40):
+            state = cell(state)
+
+    assert _run(loop)[0] == []

@@ -72,6 +72,19 @@ def test_threads_that_never_end_are_reported_at_the_line_that_creates_them() -> 
     assert "threading.Thread(target=wait" in _line(leak)
 
 
+def test_threads_whose_functions_use_a_tensor_of_the_enclosing_function_are_reported() -> None:
+    def start(batch: Any, done: threading.Event) -> None:
+        def wait() -> None:
+            done.wait()
+            batch.sum()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    (leak,) = _in_threads(start)
+    assert leak.how == "thread"
+    assert "threading.Thread(target=wait" in _line(leak)
+
+
 def test_threads_that_share_a_list_are_not_reported_instead_of_the_list() -> None:
     shared: list[Any] = []
 

@@ -5,6 +5,7 @@ from textwrap import dedent
 
 import pytest
 
+from legroom.observe.source import call_sites
 from legroom.observe.source.call_sites import CallSite, find_call_site, first_line
 
 METER = """
@@ -27,6 +28,12 @@ class Bus:
 
 bus = Bus()
 """
+
+
+@pytest.fixture(autouse=True)
+def without_test_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other test modules count as the user's files, and may call methods with the same names."""
+    monkeypatch.setattr(call_sites, "user_files", list)
 
 
 def _site(tmp_path: Path, source: str, holder: str = "") -> tuple[CallSite | None, int]:

@@ -435,3 +435,27 @@ def test_training_data_is_read_and_not_only_a_number_of_steps(
     file = tmp_path / "train.py"
     file.write_text(f"bank.append(x)\nfor each in {iterable}:\n    loss(each).backward()\n")
     assert storing_lines.is_training_data("bank", str(file), 1) is expected
+
+
+@pytest.mark.parametrize(
+    ("check", "only_at"),
+    [
+        ("if len(self.kept) == self.capacity:\n            self.kept.pop(0)", {"capacity"}),
+        ("if len(self.kept) == 50:\n            self.kept = []", {"50"}),
+        ("if len(self.kept) >= self.capacity:\n            self.kept.pop(0)", set()),
+        ("if len(self.kept) == 50:\n            self.kept.pop()\n        self.kept = self.kept[-90:]", set()),
+    ],
+)
+def test_a_limit_that_applies_only_at_one_length(read, check: str, only_at: set[str]) -> None:
+    source = f"""class Buffer:
+    def push(self, x):
+        {check}
+        self.kept.append(x)
+        self.kept.append(-x)
+for step in range(9):
+    buffer.push(step)
+"""
+    usage = read(source, "kept", is_attribute=True)
+    assert usage.only_at == only_at
+    assert usage.shrinks or usage.resets
+    assert not usage.without_limits().shrinks
