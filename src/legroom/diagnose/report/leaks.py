@@ -114,6 +114,11 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
             f"The cache of {name} retains a tensor from every call. Set a small `maxsize`, call the function with "
             "fewer different arguments, or remove the cache."
         )
+    if detected.described == "compiled functions":
+        return "LG105", (
+            f"Each step compiles another function with {name}. PyTorch never frees a compiled function or the tensors that "
+            "it contains. Compile the function once, before the loop."
+        )
     if detected.how == "cycle":
         return "LG121", (
             f"{name} is part of a reference cycle. Only Python's garbage collector frees cycles, and the "

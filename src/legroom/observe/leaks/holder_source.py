@@ -175,6 +175,27 @@ def registered_at_exit() -> tuple[HolderPath, NameUsage] | None:
     return path, storing_lines.NO_USAGE._replace(statements=statements)
 
 
+def compiled_functions() -> tuple[HolderPath, NameUsage] | None:
+    """Return the repeated calls to `torch.jit.trace` and `torch.jit.script`. PyTorch never frees a compiled function or
+    the tensors that it contains, and Python cannot list them. The result is None if there are no such calls.
+    """
+    files = tuple(user_files())
+    repeated = calls_in(files).repeated
+    for name in ("torch.jit.trace", "torch.jit.script", "jit.trace", "jit.script"):
+        statements = tuple(
+            each for each in find_calls(name, files) if each.in_loop or each.function in repeated
+        )
+        if statements:
+            path = NO_HOLDER._replace(
+                name=name,
+                stored_as=name.rpartition(".")[2],
+                described="compiled functions",
+                file=statements[0].file,
+            )
+            return path, storing_lines.NO_USAGE._replace(statements=statements)
+    return None
+
+
 def as_linked(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
     """Describe a path through linked objects (a tree, a list of states). Return the path with the name of the
     attribute that links the objects, and the uses of this attribute. Return None if the path contains no linked

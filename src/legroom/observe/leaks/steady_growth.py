@@ -15,7 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from legroom.observe.leaks.graph_ages import with_graph
-from legroom.observe.leaks.holder_source import as_linked, leak_how, registered_at_exit, storing_statements
+from legroom.observe.leaks.holder_source import (
+    as_linked,
+    compiled_functions,
+    leak_how,
+    registered_at_exit,
+    storing_statements,
+)
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import bytes_of, other_views
 from legroom.observe.leaks.running_calls import is_local_to_call
@@ -124,8 +130,8 @@ class SteadyGrowth:
             rate = self.history.growth_per_iteration(size)
             # Of several holders with the same length, the one that was found last retains the oldest tensor.
             holder = max(reversed(leaks), key=lambda each: each.path.length, default=None)
-            if holder is None and (at_exit := registered_at_exit()) is not None:
-                holder = FoundHolder(*at_exit, 0)
+            if holder is None and (in_library := registered_at_exit() or compiled_functions()) is not None:
+                holder = FoundHolder(*in_library, 0)
             self.suspects.append(self._suspect(holder, iteration, size, rate))
 
     def _is_leak(self, holder: FoundHolder, survivors: int) -> bool:

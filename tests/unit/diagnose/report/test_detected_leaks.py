@@ -80,6 +80,15 @@ def test_report_contains_detected_leaks(make_run) -> None:
     assert (leak.file, leak.line, leak.nodes_per_step) == ("/home/u/train.py", 41, 37)
 
 
+def test_functions_that_each_step_compiles() -> None:
+    detected = replace(
+        LOSSES, kind="tensor", how="unknown", name="torch.jit.trace", described="compiled functions"
+    )
+    code, advice = advice_on(detected)
+    assert code == "LG105"
+    assert "Compile the function once" in advice
+
+
 def test_the_call_and_the_storing_line_of_a_leak() -> None:
     detected = replace(
         LOSSES, line=60, stored_file=LOSSES.file, stored_line=41, caller_file=LOSSES.file, caller_line=60

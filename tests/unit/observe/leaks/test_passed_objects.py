@@ -8,13 +8,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.memory.detected_leak import DetectedLeak
+from legroom.observe.leaks import holder_source
 from legroom.observe.leaks.storing_trace import StoringTrace
 
 
@@ -238,3 +241,19 @@ def _dump(output: Any) -> None:
 def _register(output: Any) -> None:
     for each in (output,):
         atexit.register(_dump, each)
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_functions_that_each_step_compiles_are_found_in_the_source(
+    in_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "export.py"
+    file.write_text(
+        "for step in range(9):\n    run(step)\n" + "    " * in_loop + "traced = torch.jit.trace(run, x)\n"
+    )
+    monkeypatch.setattr(holder_source, "user_files", lambda: [str(file)])
+    found = holder_source.compiled_functions()
+    assert (found is not None) == in_loop
+    if found is not None:
+        path, usage = found
+        assert (path.name, usage.statements[0].line) == ("torch.jit.trace", 3)
