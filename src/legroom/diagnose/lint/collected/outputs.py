@@ -89,6 +89,8 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
     models: list[CallFact] = []
     if not _contains_output(program, made, _Place(store.function, store.loops, store.order), models):
         return
+    if models and all(root(dotted(each.node.func) or "") in batch for each in models):
+        return  # a loop over models: for prompt, encoder in zip(prompts, encoders)
     if not _moves_input(program, within, batch) and not any(
         _receives_gpu_data(program, each) for each in models
     ):

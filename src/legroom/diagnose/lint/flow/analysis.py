@@ -315,6 +315,7 @@ class _Walker(Assignments):
                 return known
         fact = LoopFact(node, self.function, self.loops[-1] if self.loops else None)
         fact.bound = bound_paths(node.target) if isinstance(node, cst.For) else set()
+        fact.in_module = self.program.is_module_class(self.function.class_name)
         fact.first = self.program.order[node]
         fact.last = self.program.order[_last_node(node)]
         self.program.loops.append(fact)

@@ -105,6 +105,8 @@ class LoopFact:
     backward: bool = False
     runs_model: bool = False
     """True if the loop calls a model with gradients enabled."""
+    in_module: bool = False
+    """True if the loop is in a method of a module."""
 
 
 @dataclass(slots=True, eq=False)

@@ -77,6 +77,8 @@ def is_step_loop(loop: LoopFact) -> bool:
     """
     if loop.trains or not loop.runs_model or loop.function.name == "forward":
         return loop.trains
+    if loop.in_module and loop.iterable.kind is not ValueKind.LOADER and not iterates_data_set(loop):
+        return False
     return loop.function.name != "__init__" or iterates_data_set(loop)
 
 

@@ -221,6 +221,8 @@ def _join_containers(first: Value, second: Value) -> Value:
     items_by_key = dict(first.items_by_key)
     for key, value in second.items_by_key:
         items_by_key[key] = join_values(items_by_key[key], value) if key in items_by_key else value
+    if first.items and second.items and len(first.items) == len(second.items):  # two tuples
+        return replace(first, items=tuple(map(join_values, first.items, second.items)))
     return container(
         _join_all((*_unkeyed(first), *_unkeyed(second))),
         bounded=first.bounded or second.bounded,

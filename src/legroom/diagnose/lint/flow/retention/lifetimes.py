@@ -61,7 +61,7 @@ def outlives_its_step(
         or ends_with_enclosing_call(program, store)
     ):
         return None
-    return store.function if _survives_in_callers(program, store) else None
+    return store.function if survives_in_callers(program, store) else None
 
 
 def outlives_call(program: Program, call: CallFact, store: StoreFact, *, every_step: bool = False) -> bool:
@@ -160,7 +160,7 @@ def _loops_within(program: Program, owner: Function, inner: Function) -> set[Loo
     return found
 
 
-def _survives_in_callers(program: Program, store: StoreFact) -> bool:
+def survives_in_callers(program: Program, store: StoreFact) -> bool:
     """Return True if a container that callers pass survives the step.
 
     A list that is created for one episode does not survive the step.

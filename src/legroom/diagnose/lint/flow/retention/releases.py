@@ -9,7 +9,7 @@ from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import added_parts
 from legroom.diagnose.lint.flow.retention.limits import is_unlimited
-from legroom.diagnose.lint.flow.steps import runs_every_step
+from legroom.diagnose.lint.flow.steps import is_forward, runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     has_modulo,
@@ -321,10 +321,20 @@ def _may_run_between_steps(
         within = within.outer
     if not around:  # for example a lambda that a hook calls
         return True
+    if any(
+        is_forward(program, loop.function)
+        and any(each is loop.function for each in (release.function, *_callers(release.function)))
+        for loop in around
+    ):
+        return True  # each forward pass of a decoder begins with new states
     steps = {
         loop for loop in around if every_step and loop.backward and not _contains_step(program, loop, around)
     }
     return not (steps or around).isdisjoint(around_release | frozenset(release.loops))
+
+
+def _callers(function: Function) -> list[Function]:
+    return [site.caller for site in function.call_sites]
 
 
 def _contains_step(program: Program, loop: LoopFact, around: frozenset[LoopFact]) -> bool:

@@ -125,7 +125,7 @@ from legroom.diagnose.lint.flow.syntax import (
     root,
     walk,
 )
-from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.flow.values import ValueKind, split_words
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth.forward_hook import is_hook
 
@@ -183,6 +183,8 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
         return False
     if _is_passed_by_caller(program, store):
         return False  # reported at the call
+    if store.no_grad and store.how == "item" and store.previous.is_tensor:
+        return False  # copies only the numbers into the tensor
     if store.how in {"augment", "append"}:
         return True
     if store.how == "item":
@@ -201,7 +203,9 @@ def adds_to_itself(program: Program, store: StoreFact) -> bool:
 
     If the old value passes through a model, the target is a state, which LG104 reports.
     """
-    if store.how != "assign" or not store.uses_old_value or is_concatenated_to_itself(program, store):
+    if store.how != "assign" or not store.uses_old_value or is_converted(store):
+        return False
+    if is_concatenated_to_itself(program, store):
         return False
     if _is_sum_with(program, store.expression, store.target):
         return True
@@ -210,6 +214,17 @@ def adds_to_itself(program: Program, store: StoreFact) -> bool:
         made = [each for each in program.stores if each.target == other and each.order < store.order]
         return bool(made) and _is_sum_with(program, made[-1].expression, store.target)
     return _is_computed_from(program, store, store.expression, store.target)
+
+
+def is_converted(store: StoreFact) -> bool:
+    """Return True for `self.weight = self.weight.half()`, which adds nothing to the value."""
+    made = store.expression
+    while isinstance(made, cst.Call) and method_name(made) in _CONVERSIONS:
+        made = receiver(made) or made.func
+    return made is not store.expression and dotted(made) == store.target
+
+
+_CONVERSIONS = split_words("half float double bfloat16 to cuda cpu type type_as contiguous")
 
 
 def _is_computed_from(

@@ -43,7 +43,7 @@ from legroom.diagnose.lint.flow.call_results import names_a_loss
 from legroom.diagnose.lint.flow.facts import StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import is_concatenated_to_itself
-from legroom.diagnose.lint.flow.retention.lifetimes import is_local
+from legroom.diagnose.lint.flow.retention.lifetimes import is_local, survives_in_callers
 from legroom.diagnose.lint.flow.retention.releases import is_length_limited, is_released_elsewhere, survives
 from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
@@ -58,7 +58,7 @@ from legroom.diagnose.lint.flow.syntax import (
 )
 from legroom.diagnose.lint.flow.values import ValueKind, guess_from_name
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.rules.growth.accumulated_graph import adds_to_itself
+from legroom.diagnose.lint.rules.growth.accumulated_graph import adds_to_itself, is_converted
 from legroom.diagnose.lint.rules.usage.evaluation_with_gradients import evaluations_with_gradients
 
 CODE = "LG104"
@@ -97,7 +97,7 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
         if store.previous.is_tensor or not isinstance(store.expression, cst.Call):
             return False
         return _state_argument(store) is not None or store.target not in names_in(store.expression)
-    if store.how != "assign" or adds_to_itself(program, store):
+    if store.how != "assign" or adds_to_itself(program, store) or is_converted(store):
         return False
     if guess_from_name(last_name(store.target)).kind is ValueKind.MODEL:  # self.model = wrapped
         return False
@@ -167,6 +167,7 @@ def _is_stored_in_module(program: Program, store: StoreFact) -> bool:
         and runs_every_step(program, store.function)
         and not is_released_elsewhere(program, store)
         and not is_length_limited(program, store)
+        and survives_in_callers(program, store)
     )
 
 
