@@ -37,7 +37,9 @@ _SMALL = re.compile(
 )
 _EVERY_BATCH = re.compile(r"sanity_checking|dataloader_idx")
 """Matches conditions that do not select single batches."""
-_ONCE = split_words("__init__ setup on_fit_start on_fit_end on_train_start on_train_end teardown")
+_ONCE = split_words(
+    "__init__ setup on_fit_start on_fit_end on_train_start on_train_end on_predict_start on_test_start teardown"
+)
 """Methods that Lightning calls once in a run."""
 
 

@@ -38,8 +38,8 @@ def models_of_folds(program: Program) -> Iterator[Problem]:
 
 def _kept_result(program: Program, store: StoreFact) -> Problem | None:
     made = store.expression
-    if isinstance(made, cst.ListComp) and store.how == "assign":  # [train_one(seed) for seed in seeds]
-        made = made.elt
+    if isinstance(made, (cst.ListComp, cst.DictComp)) and store.how == "assign":
+        made = made.elt if isinstance(made, cst.ListComp) else made.value  # [train(seed) for seed in seeds]
     elif (
         store.how not in {"append", "item"}
         or (store.how == "item" and not store.varying_key)

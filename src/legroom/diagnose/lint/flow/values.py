@@ -306,7 +306,7 @@ EVALUATION_NAMES = re.compile(
 )
 
 COMPUTING_METHODS = re.compile(
-    r"^(?:log_prob|encode|decode|embed|get_(?:image|text)_features|extract_\w*(?:feat|embed)\w*|forward_\w+"
+    r"^(?:log_prob|encode|decode|embed|features|get_(?:image_|text_)?features|extract_\w*(?:feat|embed)\w*|forward_\w+"
     r"|(?:encode|embed)_(?:image|img|text|video|audio|clip|frame|latent)s?)$"
 )
 """Matches methods of library models that do not disable gradients."""

@@ -33,6 +33,7 @@ it.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import libcst as cst
 
@@ -102,9 +103,10 @@ def check(program: Program) -> Iterator[Problem]:
                 message=f"Each call to `{_called_name(call.function)}` registers another hook, which is never removed",
                 help="Register the hook once, or remove it with `handle.remove()` before the function returns",
             )
-    for store in program.stores:
-        if not is_hook(program, store.function) or not _adds(program, store):
+    for added in program.stores:
+        if not is_hook(program, added.function) or not _adds(program, added):
             continue
+        store = _in_container(program, added)
         if store.bounded or is_length_limited(program, store) or is_released_elsewhere(program, store):
             continue
         if is_local(store) or not _stores_tensors(program, store):
@@ -134,6 +136,19 @@ def check(program: Program) -> Iterator[Problem]:
             else (),
             safe=False,
         )
+
+
+def _in_container(program: Program, store: StoreFact) -> StoreFact:
+    """Return the store with the name of the container, such as `rows` for `row = rows.setdefault(name, [])` before
+    `row.append(x)`.
+    """
+    made = [
+        each.expression
+        for each in program.stores
+        if each.target == store.target and each.function is store.function and each.order < store.order
+    ]
+    path = path_of(made[-1]) if made and isinstance(made[-1], (cst.Call, cst.Subscript)) else None
+    return replace(store, target=path) if store.how == "append" and path is not None else store
 
 
 def _has_steps(program: Program, function: Function) -> bool:

@@ -41,6 +41,7 @@ from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     has_modulo,
+    is_call_of,
     is_true,
     keyword,
     method_name,
@@ -62,6 +63,7 @@ _MICRO_BATCHES = re.compile(r"micro|accum|chunk|sub_?batch|mini_?batch|grad_acc|
 
 def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
+        yield from _sums_of_comprehensions(program, call)
         totals = _totals(program, call)
         if not totals:
             continue
@@ -82,6 +84,31 @@ def check(program: Program) -> Iterator[Problem]:
                     help=f"Call `backward()` on the loss of each {batch}; the gradients add up",
                 )
                 break
+
+
+def _sums_of_comprehensions(program: Program, call: CallFact) -> Iterator[Problem]:
+    """Find `loss = sum(criterion(model(x), y) for x, y in loader)` before `loss.backward()`."""
+    path = dotted(receiver(call.node)) if call.method == "backward" else None
+    made = [
+        each.expression
+        for each in program.stores
+        if path is not None
+        and each.target == path
+        and each.function is call.function
+        and each.order < call.order
+    ]
+    for node in walk(made[-1]) if made else ():
+        if (
+            isinstance(node, (cst.ListComp, cst.GeneratorExp))
+            and program.value(node.for_in.iter).kind is ValueKind.LOADER
+            and program.value(node.elt).kind is ValueKind.GRAPH
+            and is_call_of(program.parent.get(program.parent.get(node, node), node), "sum")
+        ):
+            yield Problem(
+                node=node.elt,
+                message=f"`{path}` sums the losses of all batches, so all their graphs stay alive until one backward pass",
+                help="Call `backward()` on the loss of each batch; the gradients add up",
+            )
 
 
 def _totals(program: Program, call: CallFact) -> set[str]:
