@@ -209,7 +209,7 @@ class ResultUses:
             self.is_evaluated |= self._is_compared(attribute)
             return Use.READ
         if name in _NUMBERS:
-            self.is_array |= name == "numpy"
+            self.is_array |= name == "numpy" and self.program.value(attribute.value).has_graph
             return Use.READ
         call = self.program.parent.get(attribute)
         if isinstance(call, cst.Call) and call.func is attribute:
