@@ -36,6 +36,9 @@ from legroom.processes import can_fork
 CONTEXT_LINES = 2
 _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat|compute_metrics", re.IGNORECASE)
 """A file that contains none of these words cannot violate a rule."""
+_OTHER_FRAMEWORKS = re.compile(
+    r"^\s*(?:import|from) +(?:mxnet|tensorflow|keras|jax|flax|paddle|mindspore)\b", re.M
+)
 _MAX_PASSES = 12
 _MIN_PARALLEL_BYTES = 400_000
 """The minimum total size of the files, in bytes, for which several processes are used, because starting processes takes
@@ -181,7 +184,9 @@ def _still_parses(document: Document) -> bool:
 
 
 def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[LintFinding, tuple[Edit, ...]]]:
-    if not _RELEVANT.search(document.text):
+    if not _RELEVANT.search(document.text) or (
+        "torch" not in document.text and _OTHER_FRAMEWORKS.search(document.text)
+    ):
         _parse_python(document)
         return []
     try:

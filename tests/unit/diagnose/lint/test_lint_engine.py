@@ -344,6 +344,13 @@ def test_long_method_chain_is_evaluated_once() -> None:
     assert [finding.code for finding in lint_text(text)] == ["LG101"]
 
 
+@pytest.mark.parametrize(("framework", "reported"), [("mxnet as mx", False), ("torch", True)])
+def test_file_of_another_framework_is_not_checked(framework: str, reported: bool) -> None:
+    loop = "for x, y in train_data:\n    loss = net(x)\n    loss.backward()\n"
+    evaluation = "net.eval()\nfor x in test_data:\n    print(net(x).mean())\n"
+    assert bool(lint_text(f"import {framework}\n{loop}{evaluation}")) is reported
+
+
 def test_self_containing_containers_terminate() -> None:
     places = "".join(f"    book['k{number}'] = book\n    pair = (pair, pair)\n" for number in range(12))
     assert lint_text(f"import torch\nbook, pair = {{}}, ()\nfor step in range(3):\n{places}") == []

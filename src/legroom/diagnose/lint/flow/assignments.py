@@ -1,5 +1,6 @@
 """Tracks the values of names through assignments, deletions and loop iterations."""
 
+import re
 from dataclasses import replace
 
 import libcst as cst
@@ -17,6 +18,7 @@ from legroom.diagnose.lint.flow.syntax import (
     is_false,
     keys_of,
     last_name,
+    literal_key,
     method_name,
     names_in,
     names_with_graph,
@@ -296,8 +298,12 @@ class Assignments(FactRecorder):
             self._bind_elements(target, source)
         if isinstance(source, cst.Call) and name == "enumerate" and isinstance(target, cst.Tuple):
             self.bind(target.elements[0].value, PLAIN)
+            inner = source.args[0].value if source.args else source
             for each in target.elements[1:]:
-                self.bind(each.value, element_of(iterable_path))
+                if isinstance(inner, cst.Call) and dotted(inner.func) == "zip":
+                    self.bind_iteration(each.value, inner, iterable_path)
+                else:
+                    self.bind(each.value, element_of(iterable_path))
             return
         if isinstance(source, cst.Call) and name == "zip" and isinstance(target, cst.Tuple):
             arguments = positional(source)
@@ -383,12 +389,18 @@ def _appends(function: Function) -> bool:
 
 
 def _creates_frozen(node: cst.BaseExpression) -> bool:
-    """Return True for a model without gradients, such as `build().requires_grad_(False).to(device)`."""
+    """Return True for a model without gradients, such as `build().requires_grad_(False).to(device)`.
+
+    A moving average in a checkpoint, such as `torch.load(path)["ema"]`, also has no gradients.
+    """
     while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
         if node.func.attr.value == "requires_grad_":
             return bool(node.args) and is_false(node.args[0])
         node = node.func.value
-    return False
+    return isinstance(node, cst.Subscript) and _EMA.search(literal_key(node) or "") is not None
+
+
+_EMA = re.compile(r"(?:^|_)ema(?:$|_)", re.IGNORECASE)
 
 
 def _starts_at_end(node: cst.CSTNode, path: str) -> bool:

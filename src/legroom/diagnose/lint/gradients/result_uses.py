@@ -4,6 +4,7 @@ A result is followed through names, containers, tensor operations, functions in 
 unknown use counts as `ESCAPES`, because a backward pass may need the graph.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any
@@ -213,6 +214,8 @@ class ResultUses:
             return Use.READ
         call = self.program.parent.get(attribute)
         if isinstance(call, cst.Call) and call.func is attribute:
+            if name in {"to", "type"} and any(_names_integers(each.value) for each in call.args):
+                return Use.READ
             return Use.UNUSED if name in _ADDING else call
         return attribute
 
@@ -411,6 +414,11 @@ class ResultUses:
             if isinstance(each, (cst.FunctionDef, cst.Lambda)):
                 return True
         return False
+
+
+def _names_integers(node: cst.BaseExpression) -> bool:
+    """Return True for a data type that has no gradients, such as `torch.uint8`."""
+    return re.match(r"(?:torch\.)?(?:u?int\d+|long|bool)$", dotted(node) or "") is not None
 
 
 def _is_block(node: cst.CSTNode) -> bool:

@@ -78,6 +78,7 @@ from legroom.diagnose.lint.flow.syntax import (
     is_false,
     last_name,
     receiver,
+    root,
     walk,
 )
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
@@ -281,7 +282,8 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
         return _is_in_eval_mode(program, call, within=call.loops[-1]) is True
     if loop is None and (call.function.backward or call.function.optimizer_step):
         return False
-    if isinstance(call.function.node, cst.FunctionDef) and program.is_module_class(call.function.class_name):
+    is_given = root(dotted(call.node.func) or "") in call.function.own_parameters
+    if program.is_module_class(call.function.class_name) and not is_given:
         return False
     if _is_compared(program, call):
         return False
