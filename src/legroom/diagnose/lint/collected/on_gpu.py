@@ -36,8 +36,8 @@ SIZE_PRESERVING = split_words(
     "permute relu reshape sigmoid softmax squeeze tanh to transpose unsqueeze view"
 )
 """Methods and functions whose result has as many elements as their argument."""
-_ON_GPU = frozenset(
-    ["baddbmm", "bmm", "cdist", "cosine_similarity", "einsum", "matmul", "mm", "topk", "kmeans", "knn"]
+_ON_GPU = split_words(
+    "baddbmm bmm cdist cosine_similarity einsum matmul mm topk kmeans knn KNNIndex L2KNNIndex MIPSKNNIndex"
 )
 """Functions that use a collection of embeddings on the GPU."""
 

@@ -69,6 +69,8 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
     """Find stores such as `outputs.append(model(x.cuda()))` with gradients disabled, for each batch of the data."""
     if store.value.has_graph or store.value.host or _SMALL.search(dotted(store.expression) or ""):
         return
+    if any("Pipeline" in base for known in program.classes.values() for base in known.bases):
+        return  # the next model of the pipeline receives the outputs
     made: cst.BaseExpression = store.expression
     within: cst.CSTNode
     if isinstance(made, cst.ListComp):  # outputs = [model(x.cuda()) for x in loader]

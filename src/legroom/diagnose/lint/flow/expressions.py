@@ -294,7 +294,7 @@ class Expressions:
 _FRAMES = {"__traceback__", "__context__", "__cause__", "tb_frame", "tb_next"}
 """Attributes through which an exception keeps the variables of its frames alive."""
 _METHOD = re.compile(
-    r"(?:encode|decode|embed|forward|generate|predict|transform)(?:_|$)|\w*(?:_fn|_function|similarity|tokenizer|processor)$"
+    r"(?:encode|decode|embed|forward|generate|get|has|is|predict|set|transform)(?:_|$)|\w*(?:_fn|_function|similarity|tokenizer|processor)$"
 )
 """Matches methods of a model. `model.encoder` is a submodule, not a method."""
 _VALUES_AND_INDICES = ("values", "indices")

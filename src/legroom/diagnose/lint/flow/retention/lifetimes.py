@@ -14,7 +14,6 @@ from legroom.diagnose.lint.flow.retention.releases import (
     survives,
 )
 from legroom.diagnose.lint.flow.steps import (
-    is_forward,
     is_step_loop,
     iterates_data,
     iterates_data_set,
@@ -178,10 +177,10 @@ def _argument_survives(
 ) -> bool:
     """Return True if the argument is the same object in each step.
 
-    The result is False for a `forward` method without calls in this file, because its callers usually pass new lists.
+    The result is False for a method of a module without calls in this file, because its callers usually pass new lists.
     """
     if not function.call_sites:
-        return not is_forward(program, function)
+        return not program.is_module_class(function.class_name)
     if shared_default(program, function, parameter) is not None:
         return True
     return any(
@@ -248,7 +247,7 @@ def _survives_call(
         else:
             return False
     first = root(path)
-    if first in site.caller.parameters and first not in {"self", "cls"} and "." not in path:
+    if first in site.caller.parameters and first not in {"self", "cls"}:
         return _argument_survives(program, site.caller, first, seen)
     return not site.caller.owns(path)
 

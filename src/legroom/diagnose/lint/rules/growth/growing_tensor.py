@@ -61,7 +61,7 @@ def check(program: Program) -> Iterator[Problem]:
         if not is_concatenated_to_itself(program, store):
             continue
         scope = outlives_its_step(program, store)
-        if scope is None or not (store.value.has_graph or not isinstance(scope, LoopFact) or scope.trains):
+        if scope is None or not (store.value.has_graph or _is_training(scope)):
             continue
         parts = concatenated_parts(program, store.expression) or window_parts(program, store)
         others = [each for each in parts if path_of(each) != store.target]
@@ -79,6 +79,14 @@ def check(program: Program) -> Iterator[Problem]:
             else (),
             safe=can_be_detached(program, [store.expression], store),
         )
+
+
+def _is_training(scope: LoopFact | Function) -> bool:
+    """Return False if only loops without training contain the code, such as a loop that generates tokens."""
+    if isinstance(scope, LoopFact):
+        return scope.trains
+    loops = [loop for site in scope.call_sites for loop in site.loops]
+    return not loops or any(loop.trains or loop.iterable.kind is ValueKind.LOADER for loop in loops)
 
 
 def _is_never_cleared(program: Program, store: StoreFact) -> bool:
