@@ -75,9 +75,12 @@ def is_step_loop(loop: LoopFact) -> bool:
 
     The iterations over the layers of a model are not steps.
     """
-    if loop.trains or not loop.runs_model or loop.function.name == "forward":
+    over_loader = loop.iterable.kind is ValueKind.LOADER
+    if loop.function.name == "forward" and not over_loader:
+        return False
+    if loop.trains or not loop.runs_model:
         return loop.trains
-    if loop.in_module and loop.iterable.kind is not ValueKind.LOADER and not iterates_data_set(loop):
+    if loop.in_module and not over_loader and not iterates_data_set(loop):
         return False
     return loop.function.name != "__init__" or iterates_data_set(loop)
 
