@@ -91,6 +91,8 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
     """Return True if a statement stores a state for the next step, as in `hidden = model(x, hidden)`."""
     if not store.uses_old_value or not store.value.has_graph or is_concatenated_to_itself(program, store):
         return False
+    if _is_memory(program, store):
+        return False
     if store.how == "append":  # later values still depend on the values that a window dropped
         return store.bounded
     if store.how == "item":
@@ -112,6 +114,13 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
     if store.target not in names_in(store.expression):
         return path_of(store.expression) is not None  # state, or output[1]
     return _reads_with_history(program, store.expression, store.target)
+
+
+def _is_memory(program: Program, store: StoreFact) -> bool:
+    """Return True for the memory of a Transformer-XL or XLNet from another file. These models detach it."""
+    return last_name(store.target).strip("_") == "mems" and not any(
+        call.receiver.trainable and program.inside(call.node, store.expression) for call in program.calls
+    )
 
 
 def _returns_same_object(program: Program, store: StoreFact) -> bool:
