@@ -34,7 +34,7 @@ import libcst as cst
 from legroom.diagnose.lint.edits import Edit, line_after
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver, walk
+from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, receiver, walk
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
@@ -48,6 +48,8 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         loop = next((each for each in reversed(call.loops) if each.backward), None)
         if loop is None and not (call.function.backward and call.function.call_sites):
+            continue
+        if loop is None and _is_created_in_call(program, call):
             continue
         scope: LoopFact | Function = loop if loop is not None else call.function
         if scope in reported or _clears(program, call.function, frozenset()) or _is_closure_step(call.node):
@@ -67,6 +69,19 @@ def check(program: Program) -> Iterator[Problem]:
             edits=edits,
             safe=False,
         )
+
+
+def _is_created_in_call(program: Program, step: CallFact) -> bool:
+    """Return True if each call to the function creates the parameters and the optimizer, and runs one step."""
+    function = step.function
+    return any(
+        each.target == dotted(receiver(step.node))
+        and each.function is function
+        and isinstance(each.expression, cst.Call)
+        and bool(each.expression.args)
+        and all(map(function.owns, names_in(each.expression.args[0])))
+        for each in program.stores
+    )
 
 
 def _is_created_with_inputs(program: Program, step: CallFact, loop: LoopFact) -> bool:

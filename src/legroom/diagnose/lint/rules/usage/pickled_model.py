@@ -28,8 +28,8 @@ from collections.abc import Iterator
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, positional
-from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, positional
+from legroom.diagnose.lint.flow.values import ValueKind, guess_from_name
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG303"
@@ -40,11 +40,20 @@ def check(program: Program) -> Iterator[Problem]:
         if call.name != "torch.save" or not positional(call.node):
             continue
         given = positional(call.node)[0].value
-        if program.value(given).kind is ValueKind.MODEL and dotted(given) is not None:
+        path = dotted(given)
+        if path is None or not _may_be_module(program, path):
+            continue
+        if program.value(given).kind is ValueKind.MODEL:
             yield Problem(
                 node=given,
-                message=f"`{dotted(given)}` is saved as a pickled object, which depends on its class definition and its device",
+                message=f"`{path}` is saved as a pickled object, which depends on its class definition and its device",
                 help="Save the model's state dict: add `.state_dict()`",
                 edits=tuple(append_to(program, given, ".state_dict()")),
                 safe=False,
             )
+
+
+def _may_be_module(program: Program, path: str) -> bool:
+    """Return False for an attribute of a module that may be a buffer, such as `self.prototypes`."""
+    is_named = guess_from_name(last_name(path)).kind is ValueKind.MODEL
+    return "." not in path or is_named or bool(program.assigned(path))
