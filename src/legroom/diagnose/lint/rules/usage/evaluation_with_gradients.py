@@ -172,13 +172,16 @@ def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFa
     reported: set[LoopFact | Function] = {loop or call.function for call, loop in found}
     reported = reported.union(*(reached_functions(program, call) for call, _ in found))
     found += [(call, _outermost_without_training(call)) for call in unused_results(program, reported)]
+    found = [
+        (call, loop)
+        for call, loop in found
+        if not takes_action(program, call) and not _becomes_array(program, _model_call(program, call))
+    ]
     functions = {call.function for call, _ in found}
     return tuple(
         (call, loop)
         for call, loop in found
-        if not takes_action(program, call)
-        and functions.isdisjoint(reached_functions(program, call) - {call.function})  # reported there
-        and not _becomes_array(program, _model_call(program, call))
+        if functions.isdisjoint(reached_functions(program, call) - {call.function})  # reported there
     )
 
 
