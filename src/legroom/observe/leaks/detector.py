@@ -86,6 +86,10 @@ MAX_AGE_AT_END = 0.7
 """If the last scan ran after at least this fraction of the iterations, the growth that it found is assumed to continue
 until the end of the run.
 """
+MIN_GRAPH_BYTES = 16 * 1024
+"""A graph that grows by fewer bytes per iteration may grow without device memory, so device memory does not show
+whether its growth stopped.
+"""
 MIN_CONTINUED = 0.15
 """If the last scan ran earlier than `MAX_AGE_AT_END`, the growth is reported only if device memory also grew in the
 second half of the run. The minimum growth is this fraction of `bytes_per_step` times the number of iterations.
@@ -205,7 +209,8 @@ class LeakDetector:
         return grown is not None and grown >= MIN_CONTINUED * leak.bytes_per_step * self.iteration
 
     def _has_ended(self, leak: "DetectedLeak") -> bool:
-        if leak.kind == "graph" or leak.on_host or not leak.bytes_per_step:
+        is_small = leak.kind == "graph" and leak.bytes_per_step < MIN_GRAPH_BYTES
+        if is_small or leak.on_host or not leak.bytes_per_step:
             return False
         grown = self._trends[not leak.evaluation].growth_at_end()
         return grown is not None and grown < leak.bytes_per_step / 2

@@ -97,6 +97,30 @@ def test_a_list_that_the_loop_recreates_is_marked_as_ended() -> None:
     assert [leak for leak in _watched(keep, session, iterations=70) if not leak.ended] == []
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_step", "growth", "ended"),
+    [
+        (100_000, 0, True),  # the mean of a `deque(maxlen=8)`, which is full
+        (100_000, 100_000, False),
+        (800, 0, False),  # only nodes
+    ],
+)
+def test_a_graph_ends_only_if_its_device_memory_stopped_growing(
+    bytes_per_step: int, growth: int, ended: bool
+) -> None:
+    found: list[DetectedLeak] = []
+    watched = LeakDetector(found.append)
+    for iteration in range(64):
+        watched._trends[True].add(iteration, 1_000_000 + growth * iteration)
+    leak = DetectedLeak(
+        kind="graph", how="variable", name="mean", described="tensor", file=__file__, line=1, function="smooth",
+        bytes_per_step=bytes_per_step, nodes_per_step=12, storages_per_step=3, step=8, steps=4,
+    )  # fmt: skip
+    watched._report(leak)
+    watched.finish()
+    assert found[-1].ended is ended
+
+
 def _add(session: list[Any], value: Any) -> None:
     session.append(value)
 
