@@ -112,10 +112,20 @@ def call_in_loop(program: Program, function: Function) -> CallFact | None:
 
 
 def is_test(function: Function) -> bool:
-    """Return True for a pytest test function, which returns nothing, and for a helper such as `assert_module`."""
-    return function.name.startswith("assert_") or (
-        function.name.startswith("test_") and not function.returned_nodes
+    """Return True for a pytest test function, which returns nothing, and for a helper such as `assert_module`.
+
+    A helper of `unittest` calls methods such as `self.assertEqual`.
+    """
+    if function.name.startswith("assert_"):
+        return True
+    if function.returned_nodes or not isinstance(function.node, cst.FunctionDef):
+        return False
+    return function.name.startswith("test_") or any(
+        isinstance(node, cst.Attribute) and _ASSERTION.match(node.attr.value) for node in walk(function.body)
     )
+
+
+_ASSERTION = re.compile(r"assert[A-Z]")
 
 
 def acts(program: Program, function: Function) -> bool:
