@@ -234,6 +234,8 @@ class NameReader:
             if any(replaces_contents(each) or wraps_around(index_of(each), self._root) for each in items):
                 # `buffer[:] = ...` replaces the contents, `slots[i % 8] = ...` reuses slots.
                 self.limits.append(self._occurrence)
+            if isinstance(value, ast.List | ast.Dict) and is_empty(value):
+                return  # `self.outputs[name] = []`, to which other code adds tensors
             at_index = not uses_itself and not any(map(is_slice, items))
             self._store(
                 node,

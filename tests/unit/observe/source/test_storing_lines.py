@@ -65,6 +65,11 @@ def test_a_name_that_is_filtered_in_every_iteration_is_limited(read) -> None:
     assert read(source, "kept").shrinks
 
 
+def test_a_new_empty_list_under_a_key_stores_no_tensor(read) -> None:
+    source = "for name in names:\n    kept[name] = []\nfor x in data:\n    kept[name].append(x)\n"
+    assert [each.line for each in read(source, "kept").statements] == [4]
+
+
 def test_replacing_an_item_is_not_adding_one(read) -> None:
     source = (
         "for i in data:\n    kept[i] = x\n    kept.append(x)\n    kept[i] = kept[i] + x\n    kept[5:] = [x]\n"
