@@ -24,6 +24,7 @@ from legroom.diagnose.lint.flow.retention.limits import is_small
 from legroom.diagnose.lint.flow.syntax import (
     append_method,
     dotted,
+    has_star,
     is_false,
     is_true,
     keyword,
@@ -55,7 +56,7 @@ class Calls(Expressions):
     def call(self, node: cst.Call) -> Value:
         path = dotted(node.func) or ""
         defined = self.program.definitions
-        if path in defined.partials and path not in self.function.parameters:
+        if path in defined.partials and path not in self.function.parameters and not has_star(node):
             full = defined.apply(node, path)
             self.program.order[full], self.program.parent[full] = (
                 self.program.order[node],

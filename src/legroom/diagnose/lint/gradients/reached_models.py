@@ -12,6 +12,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
+    is_call_of,
     last_name,
     method_name,
     names_in,
@@ -120,8 +121,24 @@ def is_test(function: Function) -> bool:
         return True
     if function.returned_nodes or not isinstance(function.node, cst.FunctionDef):
         return False
-    return function.name.startswith("test_") or any(
-        isinstance(node, cst.Attribute) and _ASSERTION.match(node.attr.value) for node in walk(function.body)
+    return (
+        function.name.startswith("test_")
+        or any(
+            isinstance(node, cst.Attribute) and _ASSERTION.match(node.attr.value)
+            for node in walk(function.body)
+        )
+        or _runs_random_input(function)
+    )
+
+
+def _runs_random_input(function: Function) -> bool:
+    """Return True for `def test(): print(Net()(torch.randn(1, 3, 32, 32)).shape)`."""
+    nodes = list(walk(function.body))
+    return (
+        function.name == "test"
+        and not function.parameters
+        and not any(isinstance(node, (cst.For, cst.While)) for node in nodes)
+        and any(isinstance(node, cst.Call) and is_call_of(node, "randn") for node in nodes)
     )
 
 

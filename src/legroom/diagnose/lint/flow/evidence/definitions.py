@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.syntax import dotted, is_call_of
+from legroom.diagnose.lint.flow.syntax import dotted, has_star, is_call_of
 
 _RECORDS = ("namedtuple", "NamedTuple", "make_dataclass")
 
@@ -45,6 +45,7 @@ def find_definitions(nodes: Iterable[cst.CSTNode]) -> Definitions:
         path: made
         for path, made in found.items()
         if isinstance(made, cst.Call) and is_call_of(made, "partial") and len(made.args) > 1
+        if not has_star(made)
     }
     return Definitions(
         lambdas={path: made for path, made in found.items() if isinstance(made, cst.Lambda)},

@@ -120,7 +120,11 @@ def check(program: Program) -> Iterator[Problem]:
         removing = {call.function for call in program.calls if call.method == "remove" and not call.node.args}
         owner = store.function.outer
         if owner in removing and (
-            "cpu" in methods or (owner.owns(store.target) and not _has_steps(program, owner))
+            "cpu" in methods
+            or (
+                (owner.owns(store.target) or root(store.target) in store.function.parameters)
+                and not _has_steps(program, owner)
+            )
         ):
             continue  # results of one function that removes its hook
         begins_later = program.span(store.expression)[0][0] > program.span(store.node)[0][0]

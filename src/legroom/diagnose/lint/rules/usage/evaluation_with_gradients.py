@@ -175,7 +175,9 @@ def evaluations_with_gradients(program: Program) -> tuple[tuple[CallFact, LoopFa
     found = [
         (call, loop)
         for call, loop in found
-        if not takes_action(program, call) and not _becomes_array(program, _model_call(program, call))
+        if not takes_action(program, call)
+        and not _becomes_array(program, _model_call(program, call))
+        and not (call.local is not None and call.local.name == "__init__")
     ]
     functions = {call.function for call, _ in found}
     return tuple(
