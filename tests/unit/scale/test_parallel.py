@@ -205,7 +205,7 @@ def test_invalid_arguments_of_parallel_are_rejected(
     ("dataset", "batch_size", "message"),
     [
         (64, 4, "The first argument must be a dataset, not int"),
-        (DataLoader([1]), 4, "Pass its dataset"),
+        (DataLoader([1]), 4, "Pass the dataset of the loader"),
         ([1], "4", "batch_size='4' is not valid. Pass an integer"),
     ],
 )

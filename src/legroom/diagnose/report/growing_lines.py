@@ -20,6 +20,8 @@ _Line = tuple[str | None, int | None, Category]
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
+    """A line of the program."""
+
     file: str
     line: int
 

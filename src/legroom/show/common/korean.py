@@ -115,6 +115,9 @@ CATALOGUE = {
     "Each step adds another function to {owner:term}, and each function keeps its tensors alive. Register the function once, or remove it after use (`handle.remove()`).": (
         "step마다 {owner}에 함수가 하나씩 더해지고, 함수마다 tensor가 함께 남습니다. 함수를 한 번만 등록하거나, 다 쓴 뒤에 제거하세요(`handle.remove()`)."
     ),
+    "Each step compiles another function with {owner:term}. PyTorch never frees a compiled function or the tensors that it contains. Compile the function once, before the loop.": (
+        "step마다 {owner}로 함수가 새로 컴파일됩니다. PyTorch는 컴파일된 함수와 그 안의 tensor를 해제하지 않습니다. 반복문 앞에서 함수를 한 번만 컴파일하세요."
+    ),
     "Each step starts another thread, and threads that never end keep {owner:term} alive. Stop the old thread before you start a new one, or use one thread for the whole run.": (
         "step마다 thread가 새로 시작되고, 끝나지 않는 thread 때문에 {owner}의 메모리가 해제되지 않습니다. 새 thread를 시작하기 전에 이전 thread를 "
         "끝내거나, 실행 내내 thread 하나를 쓰세요."

@@ -42,4 +42,5 @@ def leaks_of(
     finally:
         detector.detach()
     assert detector.error == ""
+    assert not detector.several_threads, "a thread of another test still trains"
     return list(found.values())

@@ -206,7 +206,7 @@ def test_an_object_that_weights_only_cannot_read_is_rejected(tmp_path):
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(custom=Custom())
     with pytest.raises(
-        UsageError, match=r"custom\.value is a type, which torch\.load\(weights_only=True\) cannot read"
+        UsageError, match=r"custom\.value is of type type, which torch\.load\(weights_only=True\) cannot read"
     ):
         checkpoints.save(1)
 
