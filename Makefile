@@ -67,6 +67,7 @@ picture: setup
 wheel:
 	rm -rf dist build/fresh
 	$(PYTHON) -m build --outdir dist
+	$(PYTHON) .github/recompress_wheel.py dist/*.whl
 	@test $$(wc -c < $$(echo dist/*.whl)) -lt 3000000 || { echo "The wheel has 3 MB or more."; exit 1; }
 	for file in dist/*.whl dist/*.tar.gz; do \
 		$(PYTHON) -m venv --clear build/fresh && \
