@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.source import storing_lines
-from legroom.observe.source.call_sites import find_call_site, first_line
 from legroom.observe.source.calls import CONSTRUCTORS, calls_in
 from legroom.observe.source.files import clears_cache, user_files
 from legroom.observe.source.loaded_modules import user_modules
@@ -69,6 +68,8 @@ def with_caller(leak: "DetectedLeak", *, is_scalar: bool) -> "DetectedLeak":
     """
     if leak.file is None or leak.line is None or leak.how in ("cache", "cycle"):
         return leak
+    from legroom.observe.source.call_sites import find_call_site, first_line  # not needed without a leak
+
     file, line = leak.file, first_line(leak.file, leak.line)
     leak = replace(leak, line=line)
     site = find_call_site(file, line, leak.name)

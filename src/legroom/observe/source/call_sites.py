@@ -25,7 +25,7 @@ from legroom.observe.source.files import (
     tree_of,
     user_files,
 )
-from legroom.observe.source.syntax import called_name, flattened, is_number, literal_keys, pairs_of
+from legroom.observe.source.syntax import called_name, flattened, is_number, last_name, literal_keys, pairs_of
 from legroom.observe.source.user_files import is_user_file
 
 _LIBRARY_METHODS = {name for kind in (list, dict, set, deque, str, torch.Tensor) for name in dir(kind)}
@@ -190,9 +190,7 @@ def _assigned_from(called: str, files: tuple[str, ...]) -> Iterator[str]:
                 if called not in {called_name(each) for each in ast.walk(node.value)}:
                     continue
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                yield from filter(
-                    None, (_last_name(each) for target in targets for each in flattened(target))
-                )
+                yield from filter(None, (last_name(each) for target in targets for each in flattened(target)))
 
 
 def _uses(
@@ -218,7 +216,7 @@ def _uses(
             continue
         if name not in called.methods | called.functions:
             continue
-        object_name = _last_name(receiver)
+        object_name = last_name(receiver)
         if object_name in dispatched:
             continue  # `for callback in callbacks: callback.on_step(loss)` calls a method of many classes
         is_self = isinstance(receiver, ast.Name) and receiver.id in ("self", "cls")
@@ -233,7 +231,7 @@ def _loop_variables(tree: ast.Module) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)
         for each in flattened(node.target)
-        if (name := _last_name(each))
+        if (name := last_name(each))
     }
 
 
@@ -310,9 +308,3 @@ def _passes(value: ast.expr, names: set[str]) -> bool:
         isinstance(value, ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp)
         and any(_passes(each.iter, names) for each in value.generators)
     )
-
-
-def _last_name(value: ast.expr) -> str:
-    while isinstance(value, ast.Subscript | ast.Starred):
-        value = value.value
-    return value.id if isinstance(value, ast.Name) else getattr(value, "attr", "")

@@ -29,7 +29,7 @@ from legroom.observe.source.files import (
 )
 from legroom.observe.source.reader import NameReader
 from legroom.observe.source.statements import Occurrence, PassedArgument, StoringStatement
-from legroom.observe.source.syntax import called_name, is_storing_call, literal_keys
+from legroom.observe.source.syntax import called_name, is_storing_call, last_name, literal_keys
 
 
 class NameUsage(NamedTuple):
@@ -222,7 +222,7 @@ def is_passed_in_loop(name: str, file: str, line: int) -> bool:
         if not isinstance(node, ast.Call) or _root_of(node.func) in _LIBRARY_NAMES:
             continue
         values = [*node.args, *(each.value for each in node.keywords)]
-        if any(_last_name(each) == name for each in values) and not is_storing_call(node):
+        if any(last_name(each) == name for each in values) and not is_storing_call(node):
             return True
     return False
 
@@ -238,7 +238,7 @@ def is_training_data(name: str, file: str, line: int) -> bool:
         inner = list(ast.walk(loop))
         counts = {id(argument) for each in inner if called_name(each) == "range" for argument in each.args}  # type: ignore[attr-defined]
         if any(called_name(each) == "backward" for each in inner) and any(
-            isinstance(each, ast.Name | ast.Attribute) and _last_name(each) == name and id(each) not in counts
+            isinstance(each, ast.Name | ast.Attribute) and last_name(each) == name and id(each) not in counts
             for each in inner
         ):
             return True
@@ -255,7 +255,7 @@ def is_read_in(name: str, file: str, *, is_attribute: bool, by_key: bool = False
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     kind = ast.Attribute if is_attribute else ast.Name
     for node in ast.walk(tree):
-        if not isinstance(node, kind) or _last_name(node) != name or not isinstance(node.ctx, ast.Load):
+        if not isinstance(node, kind) or last_name(node) != name or not isinstance(node.ctx, ast.Load):
             continue
         parent = parents.get(node)
         if isinstance(parent, ast.Attribute):
@@ -285,12 +285,6 @@ def _root_of(called: ast.expr) -> str:
     while isinstance(called, ast.Attribute):
         called = called.value
     return called.id if isinstance(called, ast.Name) else ""
-
-
-def _last_name(value: ast.expr) -> str:
-    while isinstance(value, ast.Subscript | ast.Starred):
-        value = value.value
-    return value.id if isinstance(value, ast.Name) else getattr(value, "attr", "")
 
 
 _LIBRARY_NAMES = frozenset({"torch", "F", "nn", "np", "numpy", "math", *dir(builtins)})

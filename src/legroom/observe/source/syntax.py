@@ -284,3 +284,10 @@ def is_storing_call(node: ast.AST) -> bool:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in STORING_METHODS
     )
+
+
+def last_name(value: ast.expr) -> str:
+    """Return the last component of a name, such as `losses` for `self.losses[0]`."""
+    while isinstance(value, ast.Subscript | ast.Starred):
+        value = value.value
+    return value.id if isinstance(value, ast.Name) else getattr(value, "attr", "")

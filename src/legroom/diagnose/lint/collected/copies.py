@@ -19,13 +19,12 @@ from legroom.diagnose.lint.flow.syntax import (
     dotted,
     has_modulo,
     is_call_of,
-    keyword,
     last_name,
     method_name,
+    moves_to_host,
     names_in,
     receiver,
     root,
-    string_value,
     walk,
 )
 from legroom.diagnose.lint.flow.values import ValueKind
@@ -227,12 +226,7 @@ def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact,
 
 def _moves_to_host(node: cst.CSTNode) -> bool:
     """Return True if a node moves a tensor to the host, as in `x.cpu()`, `x.numpy()` and `x.to("cpu")`."""
-    if not isinstance(node, cst.Call):
-        return False
-    if method_name(node) in {"cpu", "numpy"}:
-        return True
-    given = keyword(node, "device") or (node.args[0] if node.args else None)
-    return method_name(node) == "to" and given is not None and "cpu" in (string_value(given.value) or "")
+    return isinstance(node, cst.Call) and (method_name(node) in {"cpu", "numpy"} or moves_to_host(node))
 
 
 def _copied_model(program: Program, node: cst.CSTNode) -> str | None:
