@@ -7,7 +7,7 @@ removes these prefixes.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from legroom.diagnose.explain.plain_text import lines_before
@@ -15,6 +15,8 @@ from legroom.diagnose.explain.plain_text import lines_before
 TRACEBACK = "traceback (most recent call last)"
 _MAX_TRACEBACK = 1 << 16
 """The number of characters, from the start of a traceback, that are searched for its last line."""
+_MAX_TRACEBACKS = 40
+_AFTER = 5000
 _MAX_SHOWN = 400
 _FEW_LINES = 3
 """The maximum number of lines in a pasted message. Longer text is treated as a log."""
@@ -30,24 +32,34 @@ class ErrorLine:
     text: str
     frames: str = ""
     """The traceback above the line, in lower case. The files of a traceback show which library raised the error."""
+    after: str = ""
+    """The text after the line, which shows whether the program continued."""
+    is_background: bool = False
+    """True if a thread other than the main thread raised the error."""
 
 
-def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
-    """Return the error line of the last traceback.
+def traceback_errors(text: str, lowered: str) -> list[ErrorLine]:
+    """Return the error lines of the last tracebacks in a text, in their order.
 
     Tracebacks of finalizers and exit handlers, and reports about errors in other processes, are ignored.
     """
+    errors: list[ErrorLine] = []
     position = lowered.rfind(TRACEBACK)
-    for _ in range(4):
+    for _ in range(_MAX_TRACEBACKS):
         if position < 0:
-            return None
+            break
         begin = lowered.rfind("\n", 0, position) + 1
-        if not _CONSEQUENCE.search(lowered, max(begin - 200, 0), position):
+        opening = _CONSEQUENCE.search(lowered, max(begin - 200, 0), position)
+        if opening is None or opening["thread"]:
             found = _end_of_traceback(text, begin, position)
-            if found is not None and found.kind.rpartition(".")[2] not in _WRAPPERS:
-                return found
+            if found is not None and not _is_wrapper(found):
+                errors.append(replace(found, is_background=opening is not None))
         position = lowered.rfind(TRACEBACK, 0, position)
-    return None
+    return errors[::-1]
+
+
+def _is_wrapper(error: ErrorLine) -> bool:
+    return error.kind.rpartition(".")[2] in _WRAPPERS or _REFERS_TO_CAUSE.search(error.text) is not None
 
 
 def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
@@ -89,17 +101,26 @@ def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
     margin = before[: len(before) - len(before.lstrip())]
     head = _NOTEBOOK_HEAD.match(without_prefix(before))
     named = head[1] if head is not None else ""
+    process = _PROCESS.match(before)
     frames: list[str] = []
     lines = text[position : position + _MAX_TRACEBACK].split("\n")
+    length = 0
     for offset, line in enumerate(lines):
+        length += len(line) + 1
         seen = line.rstrip("\r\v").rpartition("\r")[2]  # a progress bar overwrites its line
+        if offset and process is not None and not seen.startswith(process[0]):
+            here += not line.endswith("\v")
+            continue  # another process printed this line
         plain = without_prefix(seen.removeprefix(margin) if offset else seen)
         if offset and plain and not plain.startswith(_DECORATION):
             match = _RAISED.match(plain)
             if match is not None and match[1].endswith(named):
                 message = _message(match[1], [plain, *lines[offset + 1 : offset + 4]])
-                return ErrorLine(line=here, kind=match[1], text=message, frames=_join_frames(frames))
-            if not named:
+                after = text[position + length : position + length + _AFTER]
+                return ErrorLine(
+                    line=here, kind=match[1], text=message, frames=_join_frames(frames), after=after
+                )
+            if not named and not plain.startswith(_REMOTE):
                 return None
         frames.append(plain)
         here += not line.endswith("\v")
@@ -121,8 +142,17 @@ def _join_frames(frames: list[str]) -> str:
 
 _WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
 """Exception classes that only report an error in another process."""
-_CONSEQUENCE = re.compile(r"exception ignored in[^\n]*\n?[^\n]*$|error in atexit[^\n]*\n?[^\n]*$")
-"""The text that Python prints before the traceback of an error in a finalizer or an exit handler."""
+_REMOTE = "ray.exceptions.RayTaskError("
+"""The line that Ray prints before the traceback of a remote task."""
+_REFERS_TO_CAUSE = re.compile(
+    r"root cause above|for (?:the )?root cause|inspect the previous error messages|exception in a background process",
+    re.IGNORECASE,
+)
+"""Matches errors that refer to an error of another process, which is logged before."""
+_CONSEQUENCE = re.compile(
+    r"exception ignored in[^\n]*\n?[^\n]*$|error in atexit[^\n]*\n?[^\n]*$|(?P<thread>exception in thread )[^\n]*\n?[^\n]*$"
+)
+"""The text that Python prints before the traceback of an error in a finalizer, an exit handler or a thread."""
 
 _TIME = r"\d{1,4}[-/:]\d\d(?:[-/:]\d\d){0,2}(?:[T ]\d\d:\d\d:\d\d)?(?:[.,]\d+)?Z?"
 _LEVEL = r"(?:INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|DEBUG)"
@@ -147,6 +177,8 @@ _PREFIX = re.compile(
     r") ?){1,8}"
 )
 
+_PROCESS = re.compile(r"\[rank\d+\]: |\([\w .-]+ (?:\w+=\S+ )*pid=\d+[^)\n]{0,40}\) |\d+: ")
+"""Matches the prefix with which a launcher marks each line of one process."""
 _NAME = r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure|Invalid|NotMet)"
 _RAISED = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: ?(.*))?$")
 """Matches the last line of a traceback: a class name, and a message if there is one."""

@@ -11,12 +11,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from legroom.diagnose.explain.consequences import (
+    HANDLED,
+    is_consequence,
+    is_recovered,
+    lost_peer,
+    root_traceback,
+)
 from legroom.diagnose.explain.error_lines import (
     TRACEBACK,
     ErrorLine,
     find_error_line,
-    last_traceback_error,
     shorten,
+    traceback_errors,
 )
 from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
 from legroom.diagnose.explain.python_errors import (
@@ -34,6 +41,7 @@ An error may span two chunks.
 """
 _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
+_FIRST_TRACEBACKS, _LAST_TRACEBACKS = 20, 40
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
 """The number of lines before `During handling of the above exception` that are searched for the original error."""
@@ -137,6 +145,8 @@ class _Search:
         """The number of lines of the log that come before the text in `_carried`."""
         self._first: dict[int, LogMatch] = {}
         self._last: dict[int, LogMatch] = {}
+        self._tracebacks: dict[int, ErrorLine] = {}
+        """The error lines of the first and the last tracebacks, by line number."""
         self._error_line: ErrorLine | None = None
         self._chain = -1
         self._lines = 0
@@ -151,7 +161,9 @@ class _Search:
         for (entry, literal, pattern), stripped in _known_variants():
             if stripped in distinct and literal in lowered:
                 self._search(window, entry, literal, pattern)
-        self._error_line = window.error_line() or self._error_line
+        self._tracebacks |= {error.line: error for error in window.tracebacks()}
+        for line in sorted(self._tracebacks)[_FIRST_TRACEBACKS:-_LAST_TRACEBACKS]:
+            del self._tracebacks[line]
         for message in _CHAIN_MESSAGES:
             position = lowered.rfind(message)
             if position >= 0:
@@ -173,6 +185,8 @@ class _Search:
     def result(self) -> LogResult:
         latest = [found for found in self._last.values() if _counts(found, self._lines)]
         strong = [found for found in latest if not found.weak or _is_reported_as_error(found)]
+        strong = _without_handled(strong, latest)
+        self._error_line = root_traceback([self._tracebacks[line] for line in sorted(self._tracebacks)])
         if self._error_line is None and self._lines < 2000 and not strong:
             self._error_line = find_error_line(self._carried, self._lines_before + 1)
         error = max(
@@ -203,7 +217,10 @@ class _Search:
         """
         if error is None:
             return None
-        searches = [_CAUSES[error.code]] if error.code in _CAUSES else []
+        searches: list[tuple[Callable[[LogMatch], bool], int]] = []
+        if _waits_for_rank(error):
+            searches += [(_is_killed_rank, _ALL_LINES), (_failed_rank, _ALL_LINES)]
+        searches += [_CAUSES[error.code]] if error.code in _CAUSES else []
         if error.pattern is not None and _may_follow_fault(error.pattern):
             searches += [(_is_fault, _ALL_LINES)]
             searches += [(_is_failed_call, _NCCL_LINES)] if error.code == _NCCL_CALL else []
@@ -211,7 +228,10 @@ class _Search:
             causes = [
                 found
                 for found in self._last.values()
-                if error.line - lines < found.line <= error.line and found is not error and is_cause(found)
+                if error.line - lines < found.line
+                and (found.line <= error.line or is_cause is _is_killed_rank)
+                and found is not error
+                and is_cause(found)
             ]
             if causes:
                 return max(causes, key=lambda found: (found.line, -found.priority))
@@ -221,8 +241,15 @@ class _Search:
         last = self._error_line
         if last is None:
             return None
-        if any(last.line <= found.line for found in latest if not found.weak):
+        is_root = not is_consequence(last) and not is_recovered(last.after)
+        if any(
+            last.line <= found.line
+            for found in latest
+            if not found.weak and not (is_root and last.line < found.line and _waits_for_rank(found))
+        ):
             return None
+        if is_root and error is not None and last.line < error.line and _waits_for_rank(error):
+            return last
         if error is None or (error.weak and not _is_reported_as_error(error)):
             if latest and last.kind.endswith("Warning"):
                 return None
@@ -240,7 +267,12 @@ class _Search:
         if last.kind == "KeyboardInterrupt" and last.line - error.line <= _FOLLOWUP_LINES:
             return None  # the user stopped a program that had failed
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_LINES
-        wraps = any(found.weak and found.line >= last.line for found in latest)
+        wraps = any(
+            found.weak
+            and found.line >= last.line
+            and not (_only_reports_exit(found, last) and is_recovered(_after(error)))
+            for found in latest
+        )
         return None if chained or wraps else last
 
     def _earliest(self, error: LogMatch | None) -> LogMatch | None:
@@ -297,7 +329,11 @@ _PINNING = next(each for each in MESSAGE_PATTERNS if each.certainty is Certainty
 
 def _is_memory(found: LogMatch) -> bool:
     """Return True if memory certainly ran out and no line of the log reports that the error was handled."""
-    return _ran_out(found) and _HANDLED.search(found.around[found.around.find(found.text) :][:600]) is None
+    return (
+        _ran_out(found)
+        and HANDLED.search(found.around[found.around.find(found.text) :][:600]) is None
+        and not is_recovered(_after(found))
+    )
 
 
 def _ran_out(found: LogMatch) -> bool:
@@ -321,8 +357,39 @@ def _is_reported_by_nccl(found: LogMatch) -> bool:
     return (found.code in ("LG700", "LG702", "LG703", "LG704") or is_rejected) and "NCCL" in found.text
 
 
+def _waits_for_rank(found: LogMatch) -> bool:
+    """Return True if the failure of another rank may have caused the error."""
+    return found.code == _TIMEOUT or (found.code in (_NCCL, _RENDEZVOUS) and lost_peer(_message_of(found)))
+
+
 def _failed_rank(found: LogMatch) -> bool:
-    return _is_memory(found) and _EXCEPTION.search(found.text) is not None
+    if found.weak or _waits_for_rank(found) or is_recovered(_after(found)):
+        return False
+    is_error = _EXCEPTION.search(found.text) is not None
+    return is_error if _ran_out(found) else is_error or found.code in _FATAL
+
+
+def _is_killed_rank(found: LogMatch) -> bool:
+    """Return True if a rank was killed, unless the launcher killed it after another rank had failed."""
+    return found.code == _KILLED and "Root Cause (first" not in _after(found) and "forcefully" not in found.text
+
+
+def _after(found: LogMatch) -> str:
+    """Return the text after the line of a match."""
+    return found.around[found.around.find(found.text) + len(found.text) :]
+
+
+def _message_of(found: LogMatch) -> str:
+    return found.text + _after(found)[:600]
+
+
+def _without_handled(strong: list[LogMatch], latest: list[LogMatch]) -> list[LogMatch]:
+    """Omit errors after which the program continued, if another error follows."""
+    active = [found for found in strong if not is_recovered(_after(found))]
+    if active or not strong:
+        return active
+    handled = max(found.line for found in strong)
+    return strong if all(found.line <= handled for found in latest) else []
 
 
 def is_typed(line: str) -> bool:
@@ -365,6 +432,7 @@ def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
     """Return True if the message only reports the exit of a process whose traceback comes earlier."""
     reports = (
         found.code == _EXIT_CODES[0]
+        or (found.code == _KILLED and _KILLED_ALONE.search(found.text) is not None)
         or (found.code == _NCCL and found.weak)
         or (found.code in _EXIT_CODES and "received by PID" in found.text)
     )
@@ -382,6 +450,9 @@ _NOT_ERRORS = (
     "setting loss scale to",
 )
 """Words of informational lines, and of lines about the cleanup after an error."""
+_KILLED = "LG705"
+_KILLED_ALONE = re.compile(r"\bKilled\W*$|forcefully exiting via")
+"""Matches the end of a process that the launcher or the user stopped after an error, if a traceback comes before."""
 _IN_WORKER = "LG741"
 _COMPILER = "LG752"
 _TIMEOUT = "LG730"
@@ -395,8 +466,11 @@ _EXIT_CODES = ("LG734", "LG735", "LG729")
 Any other known error is more informative.
 """
 _FAULTS = ("LG710", "LG711")
+_FATAL = (*_FAULTS, "LG725", "LG732", "LG780")
+"""Codes of errors that end a rank even if the log does not contain the name of the exception."""
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"
+_RENDEZVOUS = "LG733"
 _NCCL_LINES = 200
 """The maximum number of lines between NCCL's message about a failed call and the error that follows."""
 _ALL_LINES = 1 << 60
@@ -407,8 +481,6 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     "LG711": (lambda found: found.code == "LG725" and "fallen off the bus" in found.text, _NCCL_LINES),
     # A program checks the result of a CUDA call in an assertion.
     "LG710": (lambda found: found.code == "LG725", 6),
-    # The other ranks wait for the rank that failed, until their collective times out.
-    _TIMEOUT: (_failed_rank, _ALL_LINES),
     # The reason for a worker's exit is logged before the loop that reads batches reports the exit.
     _WORKER_DIED: (_is_killed_worker, _ALL_LINES),
     # A build fails because the compiler was killed.
@@ -427,10 +499,6 @@ to earlier errors.
 """
 _ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
-)
-_HANDLED = re.compile(
-    r"retry|retries|trying again|try again|skipping|skipped|(?<!Watchdog )caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead|\bhandled\b",
-    re.IGNORECASE,
 )
 _ADVICE = re.compile(
     r"^(?!.{0,80}(?:Error|Exception)\b).{0,200}\b(?:avoid\w*|prevent\w*|in case of|if you|when|whenever|retry on)\b[^.]{0,40}\bout of memory",
@@ -517,6 +585,6 @@ class _Window:
         ends = [end for newline in "\n\r" if (end := self._text.find(newline, position)) >= 0]
         return begin, min(ends, default=len(self._text))
 
-    def error_line(self) -> ErrorLine | None:
-        found = last_traceback_error(self._text, self._lowered)
-        return replace(found, line=self._lines_before + found.line) if found is not None else None
+    def tracebacks(self) -> list[ErrorLine]:
+        found = traceback_errors(self._text, self._lowered)
+        return [replace(error, line=self._lines_before + error.line) for error in found]

@@ -1,0 +1,73 @@
+"""Distinguishes the error that ended a program from its consequences, and from errors that the program handled.
+
+If one rank fails, the other ranks time out or lose their connections, and the launcher reports the exit of every
+process. These messages come last in the log, but the error of the first rank is the cause. An error after which the
+program made progress is not the cause of a later failure.
+"""
+
+import re
+from collections.abc import Sequence
+
+from legroom.diagnose.explain.error_lines import TRACEBACK, ErrorLine
+
+
+def root_traceback(tracebacks: Sequence[ErrorLine]) -> ErrorLine | None:
+    """Return the traceback that explains the failure, or None if there are no tracebacks.
+
+    The last traceback is the result, unless it is a consequence and an earlier error was not handled.
+    """
+    if not tracebacks:
+        return None
+    last = tracebacks[-1]
+    if not is_consequence(last):
+        return last
+    causes = [error for error in tracebacks if not is_consequence(error) and not is_recovered(error.after)]
+    return causes[-1] if causes else last
+
+
+def is_consequence(error: ErrorLine) -> bool:
+    """Return True if an error of another process or thread may have caused the error."""
+    return error.is_background or lost_peer(error.text)
+
+
+def lost_peer(text: str) -> bool:
+    """Return True if a process lost the connection to another process, or waited for it in vain."""
+    return _LOST_PEER.search(text) is not None or _TIMED_OUT.search(text) is not None
+
+
+def is_recovered(after: str) -> bool:
+    """Return True if the program continued after an error, given the text after the error.
+
+    A message states that the error was handled, or the steps of several iterations follow.
+    """
+    following = after[: (after.lower().find(TRACEBACK) + 1 or len(after) + 1) - 1]
+    if any(HANDLED.search(line) for line in following[:_HANDLED_CHARACTERS].split("\n") if _is_message(line)):
+        return True
+    return len({match[0] for match in _PROGRESS.finditer(following)}) >= _MIN_PROGRESS
+
+
+def _is_message(line: str) -> bool:
+    return not line.startswith((" ", "\t", "[rank"))
+
+
+_LOST_PEER = re.compile(
+    r"remote process exited|ncclRemoteError|Connection (?:was )?(?:closed|reset|refused)|Broken ?pipe|recvBytes|sendBytes"
+    r"|failed to recv, got 0 bytes|SockClientClosedError|communicator was aborted",
+    re.IGNORECASE,
+)
+_TIMED_OUT = re.compile(
+    r"collective operation timeout|Timed out (?:waiting|after)|wait timeout|Socket Timeout|Dist(?:Network|Store)Error",
+    re.IGNORECASE,
+)
+HANDLED = re.compile(
+    r"retry|retries|trying again|try again|skipping|skipped|(?<!Watchdog )caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead|\bhandled\b",
+    re.IGNORECASE,
+)
+"""Matches messages of a program that handled an error."""
+_HANDLED_CHARACTERS = 600
+_MIN_PROGRESS = 3
+_PROGRESS = re.compile(
+    r"\b(?:step|epoch|iter|iteration|update|batch|trial|num_updates|it)s?\b['\"]?[ :=#\[(]{1,3}\d+|\b\d+/\d+ \[[\d:]+<",
+    re.IGNORECASE,
+)
+"""Matches the number of a step in a line about progress."""
