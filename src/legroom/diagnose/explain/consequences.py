@@ -7,6 +7,7 @@ program made progress is not the cause of a later failure.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from legroom.diagnose.explain.error_lines import TRACEBACK, ErrorLine
 
@@ -19,10 +20,10 @@ def root_traceback(tracebacks: Sequence[ErrorLine]) -> ErrorLine | None:
     if not tracebacks:
         return None
     last = tracebacks[-1]
-    if not is_consequence(last):
-        return last
     causes = [error for error in tracebacks if not is_consequence(error) and not is_recovered(error.after)]
-    return causes[-1] if causes else last
+    found = causes[-1] if is_consequence(last) and causes else last
+    raised = next(error for error in tracebacks if error.text == found.text)
+    return replace(found, frames=raised.frames)  # a pool raises the error of a worker again
 
 
 def is_consequence(error: ErrorLine) -> bool:
@@ -43,7 +44,12 @@ def is_recovered(after: str) -> bool:
     following = after[: (after.lower().find(TRACEBACK) + 1 or len(after) + 1) - 1]
     if any(HANDLED.search(line) for line in following[:_HANDLED_CHARACTERS].split("\n") if _is_message(line)):
         return True
-    return len({match[0] for match in _PROGRESS.finditer(following)}) >= _MIN_PROGRESS
+    return made_progress(following)
+
+
+def made_progress(after: str) -> bool:
+    """Return True if several steps follow."""
+    return len({match[0] for match in _PROGRESS.finditer(after)}) >= _MIN_PROGRESS
 
 
 def _is_message(line: str) -> bool:

@@ -166,7 +166,8 @@ def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
     if found.error is not None:
         return _explain_match(found.error, found.error.line if is_log else None, earlier)
     if found.unknown is not None:
-        return _explain_unknown(found.unknown, found.unknown.line if is_log else None, earlier)
+        line = found.unknown.line if is_log else None
+        return _explain_unknown(found.unknown, line, earlier, is_handled=found.is_first_handled)
     return Explanation(
         kind="unknown",
         certainty="unsure",
@@ -177,13 +178,18 @@ def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
     )
 
 
-def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | None) -> Explanation:
-    """Explain an error that matches no known message, based on its class and wording."""
+def _explain_unknown(
+    last: ErrorLine, line: int | None, earlier: EarlierError | None, *, is_handled: bool = False
+) -> Explanation:
+    """Explain an error that matches no known message, based on its class and wording.
+
+    `is_handled` states that the program continued after the earlier error.
+    """
     kind, code = classify_python_error(last)
     name = last.kind.rpartition(".")[2]
     if code:
         return _build(code, kind, "likely", last.text, ReportedSizes(), line=line, earlier=earlier)
-    if kind == "not-memory" and earlier is not None and earlier.code in _MEMORY_CODES:
+    if kind == "not-memory" and earlier is not None and earlier.code in _MEMORY_CODES and not is_handled:
         kind = "unknown"  # the memory error may have caused it
     if kind == "unknown":
         sentence = "Legroom does not recognize this error. The traceback shows where the error was raised."

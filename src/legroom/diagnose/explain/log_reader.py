@@ -16,6 +16,7 @@ from legroom.diagnose.explain.consequences import (
     is_consequence,
     is_recovered,
     lost_peer,
+    made_progress,
     root_traceback,
 )
 from legroom.diagnose.explain.error_lines import (
@@ -72,6 +73,8 @@ class LogResult:
     first: LogMatch | None
     """The first error of a different kind that precedes `error` in the log."""
     lines: int
+    is_first_handled: bool = False
+    """True if the program continued after `first`."""
     is_cut: bool = False
     """True if nothing was found and the log ends inside a traceback."""
 
@@ -201,7 +204,14 @@ class _Search:
             error = replace(error, code=memory_code(_PINNING), pattern=_PINNING)
         unknown = self._unknown(error, latest)
         if unknown is not None and error is not None and not error.weak:
-            return LogResult(error=None, unknown=unknown, first=self._earliest(None), lines=self._lines)
+            first = self._earliest(None)
+            return LogResult(
+                error=None,
+                unknown=unknown,
+                first=first,
+                is_first_handled=first is not None and made_progress(_after(first)),
+                lines=self._lines,
+            )
         if unknown is not None:
             return LogResult(error=None, unknown=unknown, first=None, lines=self._lines)
         is_cut = error is None and TRACEBACK in self._carried.lower()
@@ -250,6 +260,8 @@ class _Search:
             return None
         if is_root and error is not None and last.line < error.line and _waits_for_rank(error):
             return last
+        if error is not None and is_consequence(last) and _is_independent(error):
+            return None
         if error is None or (error.weak and not _is_reported_as_error(error)):
             if latest and last.kind.endswith("Warning"):
                 return None
@@ -371,7 +383,19 @@ def _failed_rank(found: LogMatch) -> bool:
 
 def _is_killed_rank(found: LogMatch) -> bool:
     """Return True if a rank was killed, unless the launcher killed it after another rank had failed."""
-    return found.code == _KILLED and "Root Cause (first" not in _after(found) and "forcefully" not in found.text
+    return (
+        found.code == _KILLED
+        and "Root Cause (first" not in _after(found)
+        and "forcefully" not in found.text
+        and _GUESS.search(found.text) is None
+    )
+
+
+def _is_independent(found: LogMatch) -> bool:
+    """Return True if the error cannot be a consequence of another process's failure, and was not handled."""
+    if found.weak and not _is_killed_rank(found):
+        return False
+    return not _waits_for_rank(found) and not is_recovered(_after(found))
 
 
 def _after(found: LogMatch) -> str:
@@ -433,13 +457,16 @@ def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
     reports = (
         found.code == _EXIT_CODES[0]
         or (found.code == _KILLED and _KILLED_ALONE.search(found.text) is not None)
+        or (found.code == _KILLED and _GUESS.search(found.text) is not None)
         or (found.code == _NCCL and found.weak)
         or (found.code in _EXIT_CODES and "received by PID" in found.text)
     )
     return reports and found.line > error.line and bool(error.frames)
 
 
-def _informativeness(found: LogMatch) -> int:
+def _informativeness(found: LogMatch) -> float:
+    if found.code == _KILLED and _GUESS.search(found.text) is not None:
+        return 1.5
     return _EXIT_CODES.index(found.code) if found.weak and found.code in _EXIT_CODES else len(_EXIT_CODES)
 
 
@@ -453,6 +480,8 @@ _NOT_ERRORS = (
 _KILLED = "LG705"
 _KILLED_ALONE = re.compile(r"\bKilled\W*$|forcefully exiting via")
 """Matches the end of a process that the launcher or the user stopped after an error, if a traceback comes before."""
+_GUESS = re.compile(r"potential root causes|common causes include")
+"""Matches Ray's list of reasons why a worker may have died."""
 _IN_WORKER = "LG741"
 _COMPILER = "LG752"
 _TIMEOUT = "LG730"

@@ -190,7 +190,7 @@ _FAMILIES = tuple(
         ("LG770", r"torch\.utils\.checkpoint|grad_output|derivative|backward can only"),
         ("LG720", r"\bcudnn"),
         ("LG761", r"autocast|GradScaler|grad scaling|\bscaler\b|unscale_|mixed[- ]precision"),
-        ("LG717", r"state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)|found in checkpoint|optimizer state\b|load\w* (?:model|weights).{0,120}(?:mismatch|shape|expected)|mismatch.{0,20}load\w* weights"),
+        ("LG717", r"load weight.{0,60}into param|no module or parameter named|weights were not initialized from checkpoint|state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)|found in checkpoint|optimizer state\b|load\w* (?:model|weights).{0,120}(?:mismatch|shape|expected)|mismatch.{0,20}load\w* weights"),
         ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|\bmagic\b|in the zipfile|weights_only|valid checkpoint|failed to load model|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bCUDA arch\b|\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
         ("LG723", r"\bCUDA version.{0,60}match"),

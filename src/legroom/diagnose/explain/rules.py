@@ -143,7 +143,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|was compiled without (?:GPU|CUDA) support|wasn't buil[dt] with CUDA support|compiled with a different (?:ABI|CUDA)"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule(
-        "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"
+        "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV(?! or (?:an)?other unexpected)|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"
         r"|Floating point exception|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-11|139|-6|134|3221225477|-1073741819)\b|exit status (?:-11|139|-6|134|3221225477|-1073741819)\b|return code = -(?:11|6)\b|exitcode\s*: -(?:11|6)\b|(?:^|\n)Aborted\s*(?:\n|$)|0xC0000005|Windows fatal exception|zsh: (?:abort|illegal hardware instruction|trace trap)",
         weak=True,
     ),

@@ -186,6 +186,7 @@ _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:vide
 _CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"
 _HOSTS = r"(?:free |available )?(?:(?:system |host |CPU |main )RAM|(?:system|host|CPU|main|physical|virtual|application) memory|RAM)\b"
 _BY_SIGNAL_9 = r"\W{0,8}(?:-9|137)\b"
+_BY_SIGNAL_7 = r"\W{0,8}(?:-7|135)\b"
 
 MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     MessagePattern(_NOT, "CUDA", IMPOSSIBLE_SIZES, IMPOSSIBLE_SIZE),
@@ -269,7 +270,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         r"|Free memory on device[^\n]{0,120} is less than desired|enough GPU (?:RAM|VRAM|memory) to (?:fit|load|run)|Not enough memory to handle [\d.]+ |increase --mem-fraction-static", _TOO_SMALL,
     ),
     # --- host memory
-    MessagePattern(_HOST, "shared memory", r"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|Fatal Python error: Bus error|zsh: bus error|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
+    MessagePattern(_HOST, "shared memory", rf"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode{_BY_SIGNAL_7}|exit code(?: is)?{_BY_SIGNAL_7}|exit_status{_BY_SIGNAL_7}|return code{_BY_SIGNAL_7}|exit status{_BY_SIGNAL_7}|returncode{_BY_SIGNAL_7}|(?:by|with|signal) SIGBUS\b|died with <Signals\.SIGBUS|Bus error \(core dumped\)|Fatal Python error: Bus error|zsh: bus error|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
     MessagePattern(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment|shared memory object)[^\n]{0,300}No space left on device|unable to (?:write to|resize) file </torch_|unable to mmap \d+ bytes from file </torch_[^\n]{0,100}Cannot allocate memory|posix_fallocate[^\n]{0,40}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
     MessagePattern(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     MessagePattern(
