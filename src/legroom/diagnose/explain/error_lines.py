@@ -7,6 +7,7 @@ removes these prefixes.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -44,18 +45,26 @@ def traceback_errors(text: str, lowered: str) -> list[ErrorLine]:
     Tracebacks of finalizers and exit handlers, and reports about errors in other processes, are ignored.
     """
     errors: list[ErrorLine] = []
-    position = lowered.rfind(TRACEBACK)
-    for _ in range(_MAX_TRACEBACKS):
-        if position < 0:
-            break
+    number, counted = 1, 0
+    for position in _last_positions(lowered):
+        number += lines_before(text[counted:position], position - counted)
+        counted = position
         begin = lowered.rfind("\n", 0, position) + 1
         opening = _CONSEQUENCE.search(lowered, max(begin - 200, 0), position)
         if opening is None or opening["thread"]:
-            found = _end_of_traceback(text, begin, position)
+            found = _end_of_traceback(text, begin, position, number)
             if found is not None and not _is_wrapper(found):
                 errors.append(replace(found, is_background=opening is not None))
+    return errors
+
+
+def _last_positions(lowered: str) -> list[int]:
+    positions: list[int] = []
+    position = lowered.rfind(TRACEBACK)
+    while position >= 0 and len(positions) < _MAX_TRACEBACKS:
+        positions.append(position)
         position = lowered.rfind(TRACEBACK, 0, position)
-    return errors[::-1]
+    return positions[::-1]
 
 
 def _is_wrapper(error: ErrorLine) -> bool:
@@ -67,6 +76,7 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
     ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
     is_log = sum(map(bool, lines)) > _FEW_LINES  # in a log, a warning is not the error
+    is_wrapped = False
     for pattern in (_RAISED_ANYWHERE, *(() if is_log else (_QUALIFIED, _WARNING)), _MARKED, _ERROR_LIKE):
         for offset in reversed(range(len(lines))):
             match = pattern.search(lines[offset])
@@ -74,7 +84,12 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
                 kind = match[1] if pattern.groups else ""
                 line = first_line + (ends[offset - 1] if offset else 0)
                 frames = _join_frames(lines[:offset])
-                return ErrorLine(line=line, kind=kind, text=_message(kind, lines[offset:]), frames=frames)
+                found = ErrorLine(line=line, kind=kind, text=_message(kind, lines[offset:]), frames=frames)
+                if not is_log or not _is_wrapper(found):
+                    return found
+                is_wrapped = True
+        if is_wrapped:
+            return None  # only the report about an error in another process
     return None
 
 
@@ -91,22 +106,21 @@ def shorten(line: str) -> str:
     return plain if len(plain) <= _MAX_SHOWN else f"{plain[:_MAX_SHOWN]}…"
 
 
-def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
-    """Return the line that follows a traceback and contains the exception.
+def _end_of_traceback(text: str, begin: int, position: int, number: int) -> ErrorLine | None:
+    """Return the line that follows a traceback and contains the exception. `number` is the line number of the traceback.
 
     In a notebook, the first line of the traceback contains the exception class.
     """
-    number = here = lines_before(text, position) + 1
+    here = number
     before = text[begin:position]
     margin = before[: len(before) - len(before.lstrip())]
     head = _NOTEBOOK_HEAD.match(without_prefix(before))
     named = head[1] if head is not None else ""
     process = _PROCESS.match(before)
     frames: list[str] = []
-    lines = text[position : position + _MAX_TRACEBACK].split("\n")
-    length = 0
-    for offset, line in enumerate(lines):
-        length += len(line) + 1
+    end = position
+    for offset, line in enumerate(_lines(text, position, position + _MAX_TRACEBACK)):
+        end += len(line) + 1
         seen = line.rstrip("\r\v").rpartition("\r")[2]  # a progress bar overwrites its line
         if offset and process is not None and not seen.startswith(process[0]):
             here += not line.endswith("\v")
@@ -115,8 +129,8 @@ def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
         if offset and plain and not plain.startswith(_DECORATION):
             match = _RAISED.match(plain)
             if match is not None and match[1].endswith(named):
-                message = _message(match[1], [plain, *lines[offset + 1 : offset + 4]])
-                after = text[position + length : position + length + _AFTER]
+                after = text[end : end + _AFTER]
+                message = _message(match[1], [plain, *after.split("\n", 3)[:3]])
                 return ErrorLine(
                     line=here, kind=match[1], text=message, frames=_join_frames(frames), after=after
                 )
@@ -125,6 +139,15 @@ def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
         frames.append(plain)
         here += not line.endswith("\v")
     return ErrorLine(line=number, kind=named, text=named, frames=_join_frames(frames)) if named else None
+
+
+def _lines(text: str, begin: int, end: int) -> Iterator[str]:
+    """Yield the lines between two positions one at a time, because a traceback usually ends after a few lines."""
+    while begin < end:
+        newline = text.find("\n", begin, end)
+        stop = newline if newline >= 0 else min(end, len(text))
+        yield text[begin:stop]
+        begin = stop + 1 if newline >= 0 else end
 
 
 def _message(kind: str, lines: list[str]) -> str:

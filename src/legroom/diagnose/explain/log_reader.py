@@ -457,7 +457,7 @@ def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
     reports = (
         found.code == _EXIT_CODES[0]
         or (found.code == _KILLED and _KILLED_ALONE.search(found.text) is not None)
-        or (found.code == _KILLED and _GUESS.search(found.text) is not None)
+        or (found.code == _KILLED and not _is_killed_rank(found))
         or (found.code == _NCCL and found.weak)
         or (found.code in _EXIT_CODES and "received by PID" in found.text)
     )
@@ -465,8 +465,8 @@ def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
 
 
 def _informativeness(found: LogMatch) -> float:
-    if found.code == _KILLED and _GUESS.search(found.text) is not None:
-        return 1.5
+    if found.code == _KILLED and not _is_killed_rank(found):
+        return 1.5 if _GUESS.search(found.text) is not None else 0
     return _EXIT_CODES.index(found.code) if found.weak and found.code in _EXIT_CODES else len(_EXIT_CODES)
 
 
@@ -478,7 +478,7 @@ _NOT_ERRORS = (
 )
 """Words of informational lines, and of lines about the cleanup after an error."""
 _KILLED = "LG705"
-_KILLED_ALONE = re.compile(r"\bKilled\W*$|forcefully exiting via")
+_KILLED_ALONE = re.compile(r"\bKilled\W*$")
 """Matches the end of a process that the launcher or the user stopped after an error, if a traceback comes before."""
 _GUESS = re.compile(r"potential root causes|common causes include")
 """Matches Ray's list of reasons why a worker may have died."""
