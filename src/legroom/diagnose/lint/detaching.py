@@ -142,7 +142,7 @@ def _returns_view(program: Program, call: cst.Call, function: Function, seen: fr
         return True
     if owner is not None and name in _SAME_STORAGE:
         return may_be_view(program, owner, function, seen)
-    fact = next((each for each in program.calls if each.node is call), None)
+    fact = program.call_of(call)
     called = fact.local if fact is not None else None
     if called is None or f"{called.qualified_name}()" in seen or len(seen) > _MAX_DEPTH:
         return False

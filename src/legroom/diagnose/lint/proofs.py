@@ -146,7 +146,7 @@ def _returns_tensor(program: Program, call: cst.Call, function: Function, seen: 
     owner = receiver(call)
     if owner is not None and method_name(call) in _TENSOR_METHODS:
         return is_proven_tensor(program, owner, function, None, seen)
-    fact = next((each for each in program.calls if each.node is call), None)
+    fact = program.call_of(call)
     if fact is not None and fact.local is not None and fact.receiver.kind is not ValueKind.MODEL:
         return _function_returns_tensor(program, fact.local, seen)
     return is_proven_module(program, call.func, seen)
@@ -255,17 +255,14 @@ def may_be_printed(program: Program, target: str) -> bool:
             if _may_print(program, call)
         )
         or any(
-            isinstance(node, cst.FormattedStringExpression)
-            and node.format_spec is None
-            and _is_read_raw(node.expression, names)
-            for node in program.nodes
+            node.format_spec is None and _is_read_raw(node.expression, names)
+            for node in program.nodes_of(cst.FormattedStringExpression)
         )
         or any(
-            isinstance(node, cst.BinaryOperation)
-            and isinstance(node.operator, cst.Modulo)
+            isinstance(node.operator, cst.Modulo)
             and _formats_text(node.left)
             and _is_read_raw(node.right, names)
-            for node in program.nodes
+            for node in program.nodes_of(cst.BinaryOperation)
         )
     )
 

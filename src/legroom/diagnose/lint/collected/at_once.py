@@ -34,8 +34,9 @@ def collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
     yield from _mapped(program, store, result)
     yield from _submitted(program, store, result)
     for call in program.calls:
-        trains = call.local is not None and _trains(program, call.local)
-        if call.node is result and trains and program.value(result).has_graph:
+        if call.node is not result or call.local is None or not program.value(result).has_graph:
+            continue
+        if _trains(program, call.local):
             added = COPY if may_be_view(program, result, store.function) else DETACH
             yield Problem(
                 node=result,

@@ -206,7 +206,7 @@ def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact,
         return set() if moved else found
     if not isinstance(part, cst.Call):
         return set()
-    call = next((each for each in program.calls if each.node is part), None)
+    call = program.call_of(part)
     if call is None or call.local is None:
         inner = receiver(part)  # copy.deepcopy(model).eval()
         return _copied_before(program, inner, store, depth) if inner is not None and depth == 0 else set()
@@ -408,7 +408,7 @@ def _returns_gradients(program: Program, node: cst.Call, store: StoreFact, depth
     """
     if any(is_call_of(node, name) for name in ("cat", "stack", "concat", "deepcopy")) and node.args:
         return _contains_gradients(program, node.args[0].value, store, depth + 1)
-    call = next((each for each in program.calls if each.node is node), None)
+    call = program.call_of(node)
     if call is not None and call.local is not None:
         last = max(
             (each for each in program.stores if each.function is call.local),

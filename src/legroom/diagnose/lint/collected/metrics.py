@@ -86,7 +86,12 @@ def _may_be_reset(program: Program, path: str) -> bool:
             owner = dotted(receiver(call.node))
             if owner is None or last_name(owner) == name or not program.assigned(owner):
                 return True
-    return any(_is_passed(program, node) for node in program.nodes if dotted(node) == path)
+    return any(
+        _is_passed(program, node)
+        for kind in (cst.Name, cst.Attribute)
+        for node in program.nodes_of(kind)
+        if dotted(node) == path
+    )
 
 
 def _is_passed(program: Program, node: cst.CSTNode) -> bool:

@@ -338,7 +338,7 @@ def _reads_other_keys(program: Program, node: cst.CSTNode, key: str | int) -> bo
     bound = names_in(target)
     if isinstance(key, int):
         model = target.elements[key : key + 1] if isinstance(target, cst.Tuple) else ()
-        bound = {name for each in model for name in names_in(each.value)}
+        bound = frozenset(name for each in model for name in names_in(each.value))
         return bool(bound) and not any(
             isinstance(each, cst.Name) and each.value in bound and not program.inside(each, loop.target)
             for each in walk(scope or loop)

@@ -49,7 +49,7 @@ def _kept_result(program: Program, store: StoreFact) -> Problem | None:
         or program.is_conditional(store.node, store.loops[-1].node)
     ):
         return None
-    call = next((each for each in program.calls if each.node is made), None)
+    call = program.call_of(made)
     if call is None or call.local is None or not store.function.owns(store.target):
         return None
     found = _returned_model(program, call.local)

@@ -109,19 +109,17 @@ def _samples(program: Program, made: StoreFact) -> bool:
 
 def _is_stacked(program: Program, target: str) -> bool:
     return any(
-        isinstance(node, cst.Call)
-        and any(is_call_of(node, name) for name in ("stack", "cat", "concat"))
+        any(is_call_of(node, name) for name in ("stack", "cat", "concat"))
         and last_name(target) in {last_name(path) for path in names_in(node)}
-        for node in program.nodes
+        for node in program.nodes_of(cst.Call)
     )
 
 
 def collected_batches(program: Program) -> Iterator[Problem]:
     """Find `[(x.cuda(), y.cuda()) for x, y in loader]`, and loops over a loader that only move and store its batches."""
-    for node in program.nodes:
+    for node in program.nodes_of(cst.ListComp):
         if (
-            isinstance(node, cst.ListComp)
-            and program.value(node.for_in.iter).kind is ValueKind.LOADER
+            program.value(node.for_in.iter).kind is ValueKind.LOADER
             and not node.for_in.ifs
             and moves(program, node.elt, names_in(node.for_in.target))
             and not _is_consumed(program, node)
@@ -196,17 +194,17 @@ def _is_missing_once(test: cst.BaseExpression) -> bool:
 def is_used_on_gpu(program: Program, target: str) -> bool:
     """Return True if the program computes with the collection on the GPU, for example in a nearest-neighbor search."""
     names = derived_names(program, target, on_gpu=True)
-    for node in program.nodes:
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
-            if names & {last_name(path) for path in names_in(node)}:
-                return True
-        elif isinstance(node, cst.Call):
-            called = last_name(dotted(node.func) or method_name(node) or "")
-            is_model = program.value(node.func).kind in (ValueKind.MODEL, ValueKind.CRITERION)
-            if _is_topk_of_samples(program, node, target):
-                continue
-            if (called in _ON_GPU or is_model) and names & {last_name(path) for path in names_in(node)}:
-                return True
+    for node in program.nodes_of(cst.BinaryOperation):
+        is_product = isinstance(node.operator, cst.MatrixMultiply)
+        if is_product and names & {last_name(path) for path in names_in(node)}:
+            return True
+    for call in program.nodes_of(cst.Call):
+        called = last_name(dotted(call.func) or method_name(call) or "")
+        is_model = program.value(call.func).kind in (ValueKind.MODEL, ValueKind.CRITERION)
+        if _is_topk_of_samples(program, call, target):
+            continue
+        if (called in _ON_GPU or is_model) and names & {last_name(path) for path in names_in(call)}:
+            return True
     return False
 
 
@@ -228,7 +226,8 @@ def _is_concatenated(
     if isinstance(node, cst.Call) and is_call_of(node, "cat"):
         return bool(node.args) and last_name(dotted(node.args[0].value) or "") == last_name(target)
     if isinstance(node, cst.Call):
-        local = next((each.local for each in program.calls if each.node is node), None)
+        call = program.call_of(node)
+        local = call.local if call is not None else None
         returned = local.returned_nodes if local is not None else []
         return (
             bool(returned)
@@ -246,10 +245,9 @@ def is_read_by_key(program: Program, store: StoreFact) -> bool:
         return False
     name = last_name(store.target)
     return any(
-        isinstance(node, cst.Subscript)
-        and last_name(dotted(node.value) or "") == name
+        last_name(dotted(node.value) or "") == name
         and not isinstance(program.parent.get(node), (cst.AssignTarget, cst.Attribute))
-        for node in program.nodes
+        for node in program.nodes_of(cst.Subscript)
     )
 
 
@@ -302,7 +300,7 @@ def _same_tensor(node: cst.BaseExpression) -> str | None:
     return dotted(node)
 
 
-def moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
+def moves(program: Program, node: cst.BaseExpression, names: set[str] | frozenset[str]) -> bool:
     if isinstance(node, (cst.DictComp, cst.ListComp, cst.GeneratorExp)):
         part = node.value if isinstance(node, cst.DictComp) else node.elt
         inner = names_in(node.for_in.target)

@@ -72,6 +72,7 @@ def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
     if any("Pipeline" in base for known in program.classes.values() for base in known.bases):
         return  # the next model of the pipeline receives the outputs
     made: cst.BaseExpression = store.expression
+    batch: set[str] | frozenset[str]
     within: cst.CSTNode
     if isinstance(made, cst.ListComp):  # outputs = [model(x.cuda()) for x in loader]
         batch, within = names_in(made.for_in.target), made
@@ -150,7 +151,7 @@ def _loop_around_method(program: Program, store: StoreFact) -> LoopFact | None:
     return next((loop for loop in loops if loop.iterable.kind is ValueKind.LOADER), None)
 
 
-def _moves_input(program: Program, loop: cst.CSTNode, batch: set[str]) -> bool:
+def _moves_input(program: Program, loop: cst.CSTNode, batch: set[str] | frozenset[str]) -> bool:
     calls = [node for node in walk(loop) if isinstance(node, cst.Call)]
     return any(moves(program, node, batch) for node in calls) or any(
         is_put_on_gpu(program, node)
@@ -248,7 +249,7 @@ def _is_output_call(
     value = program.value(node)
     if value.host or value.kind is ValueKind.PLAIN:
         return False
-    called = next((each for each in program.calls if each.node is node), None)
+    called = program.call_of(node)
     if method_name(node) == "submit" and len(node.args) > 1:  # a future keeps the result
         function = program.functions.get(program.value(node.args[0].value).function or "")
         run = node.with_changes(args=node.args[1:])

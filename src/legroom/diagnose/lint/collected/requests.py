@@ -147,8 +147,8 @@ def _is_unbounded(program: Program, store: StoreFact) -> bool:
         return False
     if any(not _is_new_container(each.expression) for each in made):
         return False
-    for node in program.nodes:
-        if not isinstance(node, (cst.Name, cst.Attribute)) or last_name(dotted(node) or "") != name:
+    for node in (*program.nodes_of(cst.Name), *program.nodes_of(cst.Attribute)):
+        if last_name(dotted(node) or "") != name:
             continue
         parent = program.parent.get(node)
         if isinstance(parent, cst.Attribute) and parent.attr is node:
@@ -165,10 +165,8 @@ def _is_unbounded(program: Program, store: StoreFact) -> bool:
 def _is_read_at_once(program: Program, target: str) -> bool:
     """Return True if the program reads all entries together, as in `torch.stack(list(self.classes.values()))`."""
     return any(
-        isinstance(node, cst.Attribute)
-        and node.attr.value in {"values", "items"}
-        and last_name(dotted(node.value) or "") == last_name(target)
-        for node in program.nodes
+        node.attr.value in {"values", "items"} and last_name(dotted(node.value) or "") == last_name(target)
+        for node in program.nodes_of(cst.Attribute)
     )
 
 

@@ -160,7 +160,8 @@ def is_whole_dataset(program: Program, node: cst.BaseExpression, function: Funct
     if isinstance(node, cst.Call):
         if any(is_call_of(node, name) for name in _CONCATENATION) and node.args:
             return _collects_batches(program, node.args[0].value, function)
-        local = next((each.local for each in program.calls if each.node is node), None)
+        call = program.call_of(node)
+        local = call.local if call is not None else None
         returned = local.returned_nodes if local is not None and local is not function else []
         return local is not None and any(
             is_whole_dataset(program, each, local, depth + 1) for each in returned

@@ -97,7 +97,7 @@ class FactRecorder(Calls):
         """
         self.parameters_in: dict[str, list[str]] = {}
         """Maps a new tuple, list or object to the parameters that it contains."""
-        self.depends_on: dict[str, set[str]] = {}
+        self.depends_on: dict[str, frozenset[str]] = {}
         """Maps a name to the names from which it was last computed. Detached names are omitted."""
         self.alias_of: dict[str, str] = {}
         """Maps a name to the container that it refers to: `row` to `self.rows` after `row = self.rows[0]`."""
@@ -328,8 +328,8 @@ class FactRecorder(Calls):
         if (path := dotted(name)) in self.function.parameters:
             names = {
                 string_value(argument.value)
-                for each in self.program.nodes
-                if isinstance(each, cst.Call) and last_name(dotted(each.func) or "") == self.function.name
+                for each in self.program.nodes_of(cst.Call)
+                if last_name(dotted(each.func) or "") == self.function.name
                 for parameter, argument in self.function.receives(each)
                 if parameter == path
             }

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import TypeVar, cast
 
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
@@ -35,6 +35,7 @@ from legroom.diagnose.lint.flow.syntax import (
 )
 from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name, join_values
 
+_Node = TypeVar("_Node", bound=cst.CSTNode)
 NEWLINE = re.compile(r"\r\n|\r|\n")
 _MODULE_BASES = re.compile(r"(?:^|\.)(?:\w*Module|Sequential|\w*Net|\w*Model|ModelMixin)$")
 _OTHER_BASES = {"object", "ABC", "abc.ABC", "Protocol", "Generic", "typing.Protocol", "typing.Generic"}
@@ -60,7 +61,7 @@ class Program:
         self.nodes = list(walk(module))
         self.order = {node: number for number, node in enumerate(self.nodes)}
         self.parent = {child: node for node in self.nodes for child in children(node)}
-        self.imports = Imports(module, self.nodes)
+        self.imports = Imports(self.nodes)
         self.top = Function("", "", module, None, None)
         self.functions: dict[str, Function] = {"": self.top}
         self.classes: dict[str, ClassInfo] = {}
@@ -128,6 +129,28 @@ class Program:
                 node, store.node
             ):
                 yield node, parent
+
+    def nodes_of(self, kind: type[_Node]) -> list[_Node]:
+        """Return all nodes of a libcst class such as `cst.Call`, in source order."""
+        return cast("list[_Node]", self._by_kind.get(kind, []))
+
+    @cached_property
+    def _by_kind(self) -> dict[type[cst.CSTNode], list[cst.CSTNode]]:
+        found: dict[type[cst.CSTNode], list[cst.CSTNode]] = {}
+        for node in self.nodes:
+            found.setdefault(type(node), []).append(node)
+        return found
+
+    def call_of(self, node: cst.CSTNode | None) -> CallFact | None:
+        """Return the recorded fact of a call. Use it only after the analysis, which replaces the facts in each pass."""
+        return self._call_by_node.get(id(node))
+
+    @cached_property
+    def _call_by_node(self) -> dict[int, CallFact]:
+        found: dict[int, CallFact] = {}
+        for call in self.calls:
+            found.setdefault(id(call.node), call)
+        return found
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         current = self.parent.get(node)
@@ -278,7 +301,7 @@ class Program:
 
     @cached_property
     def _called_methods(self) -> dict[tuple[str, str], set[str]]:
-        return called_methods(self.nodes, self.parent, set(self.methods))
+        return called_methods(self.nodes_of(cst.Call), self.parent, set(self.methods))
 
     def annotated(self, function: Function, name: str) -> Value | None:
         if not isinstance(function.node, cst.FunctionDef):
@@ -293,9 +316,7 @@ class Program:
     @cached_property
     def objects(self) -> frozenset[str]:
         """The paths of all objects whose attributes the file accesses."""
-        return frozenset(
-            path for node in self.nodes if type(node) is cst.Attribute and (path := dotted(node.value))
-        )
+        return frozenset(path for node in self.nodes_of(cst.Attribute) if (path := dotted(node.value)))
 
     @cached_property
     def uses_gpu(self) -> bool:
@@ -309,22 +330,24 @@ class Program:
         """True if the file disables gradients for the whole program with `torch.set_grad_enabled(False)`."""
         if not self.mentions("set_grad_enabled") or self.mentions("enable_grad", "backward"):
             return False
-        switches = [node for node in self.nodes if is_call_of(node, "set_grad_enabled")]
+        switches = [node for node in self.nodes_of(cst.Call) if is_call_of(node, "set_grad_enabled")]
         at_top = [node for node in switches if self.statement_line(node) in self.module.body]
-        return bool(at_top) and all(
-            isinstance(node, cst.Call) and bool(node.args) and is_false(node.args[0]) for node in switches
-        )
+        return bool(at_top) and all(bool(node.args) and is_false(node.args[0]) for node in switches)
 
     @cached_property
     def assigned_names(self) -> frozenset[str]:
         """The names that any statement in the file assigns, and all parameters."""
         return frozenset(
             name
-            for node in self.nodes
-            if isinstance(
-                node, (cst.AssignTarget, cst.AnnAssign, cst.For, cst.CompFor, cst.AsName, cst.Param)
+            for target in (
+                *(each.target for each in self.nodes_of(cst.AssignTarget)),
+                *(each.target for each in self.nodes_of(cst.AnnAssign)),
+                *(each.target for each in self.nodes_of(cst.For)),
+                *(each.target for each in self.nodes_of(cst.CompFor)),
+                *(each.name for each in self.nodes_of(cst.AsName)),
+                *(each.name for each in self.nodes_of(cst.Param)),
             )
-            for name in _bound_names(node.name if isinstance(node, (cst.AsName, cst.Param)) else node.target)
+            for name in _bound_names(target)
         )
 
     @cached_property
@@ -334,9 +357,8 @@ class Program:
         """
         return frozenset(
             name
-            for node in self.nodes
-            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
-            if node.func.attr.value in _DRAWING
+            for node in self.nodes_of(cst.Call)
+            if isinstance(node.func, cst.Attribute) and node.func.attr.value in _DRAWING
             for argument in node.args[:2]
             if (name := _drawn(argument.value)) is not None
         ) | frozenset(self._names_at_random_indices())
@@ -347,9 +369,8 @@ class Program:
         """
         drawn = {
             path
-            for node in self.nodes
-            if isinstance(node, cst.Assign)
-            and isinstance(node.value, cst.Call)
+            for node in self.nodes_of(cst.Assign)
+            if isinstance(node.value, cst.Call)
             and isinstance(node.value.func, cst.Attribute)
             and node.value.func.attr.value in _DRAWING
             for each in node.targets
@@ -357,8 +378,9 @@ class Program:
         }
         if not drawn:
             return
-        for node in self.nodes:
-            if isinstance(node, (cst.For, cst.CompFor)) and dotted(node.iter) in drawn:
+        loops: list[cst.For | cst.CompFor] = [*self.nodes_of(cst.For), *self.nodes_of(cst.CompFor)]
+        for node in loops:
+            if dotted(node.iter) in drawn:
                 scope = node if isinstance(node, cst.For) else self.parent.get(node, node)
                 index = dotted(node.target)
                 for each in walk(scope):
@@ -374,15 +396,14 @@ class Program:
         """
         indices = {
             path
-            for node in self.nodes
-            if isinstance(node, cst.Assign) and _is_drawn_number(node.value)
+            for node in self.nodes_of(cst.Assign)
+            if _is_drawn_number(node.value)
             for each in node.targets
             if (path := dotted(each.target)) is not None
         }
         return frozenset(
             path.rpartition(".")[2]
-            for node in self.nodes
-            if type(node) is cst.AssignTarget
+            for node in self.nodes_of(cst.AssignTarget)
             for each in walk(node.target)
             if isinstance(each, cst.Subscript) and isinstance(index := each.slice[0].slice, cst.Index)
             if (path := dotted(each.value)) is not None
@@ -399,11 +420,11 @@ class Program:
 
     @cached_property
     def definitions(self) -> Definitions:
-        return find_definitions(self.nodes)
+        return find_definitions(self.nodes_of(cst.Assign))
 
     @cached_property
     def handlers(self) -> Handlers:
-        return find_handlers(self.functions.values(), self.nodes)
+        return find_handlers(self.functions.values(), self.nodes_of(cst.Call), self.nodes_of(cst.Assign))
 
     @cached_property
     def passed_names(self) -> frozenset[str]:
@@ -412,10 +433,8 @@ class Program:
         Only the last component of each name is included.
         """
         return frozenset(
-            node.attr.value if isinstance(node, cst.Attribute) else node.value
-            for node in self.nodes
-            if isinstance(node, (cst.Name, cst.Attribute)) and self._is_passed(node)
-        )
+            node.attr.value for node in self.nodes_of(cst.Attribute) if self._is_passed(node)
+        ) | frozenset(node.value for node in self.nodes_of(cst.Name) if self._is_passed(node))
 
     def _is_passed(self, node: cst.CSTNode) -> bool:
         parent = self.parent.get(node)
@@ -427,7 +446,7 @@ class Program:
 
     @cached_property
     def _identifiers(self) -> frozenset[str]:
-        return frozenset(node.value for node in self.nodes if isinstance(node, cst.Name))
+        return frozenset(node.value for node in self.nodes_of(cst.Name))
 
     def _define(self, node: cst.CSTNode, *, outer: Function, class_name: str | None, prefix: str) -> None:
         pending = list(children(node)[::-1])

@@ -65,16 +65,25 @@ class _NodeTypes(dict[type, bool]):
 _is_node = _NodeTypes()
 
 
-_children: dict[cst.CSTNode, tuple[cst.CSTNode, ...]] = {}
-"""Caches the children of all nodes of the current file, because the rules visit the same nodes many times."""
+_children: dict[int, tuple[cst.CSTNode, ...]] = {}
+_dotted: dict[int, str | None] = {}
+_read: dict[int, frozenset[str]] = {}
+_read_with_graph: dict[int, frozenset[str]] = {}
+"""Results for the nodes of the current file, because the rules visit the same nodes many times.
+
+The keys are ids, because the hash of a libcst node is a slow Python function.
+"""
+_known: list[cst.CSTNode] = []
+"""The nodes whose ids are keys. The list keeps them alive, so that no other node has the same id."""
 
 
 def forget_file() -> None:
-    _children.clear()
+    for results in (_children, _dotted, _read, _read_with_graph, _known):
+        results.clear()
 
 
 def children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
-    known = _children.get(node)
+    known = _children.get(id(node))
     if known is not None:
         return known
     found: list[cst.CSTNode] = []
@@ -82,10 +91,11 @@ def children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
         value = getattr(node, name)
         kind = type(value)
         if kind is tuple or kind is list:
-            found.extend(each for each in value if _is_node[type(each)])
+            found.extend([each for each in value if _is_node[type(each)]])
         elif _is_node[kind]:
             found.append(value)
-    result = _children[node] = tuple(found)
+    result = _children[id(node)] = tuple(found)
+    _known.append(node)
     return result
 
 
@@ -101,13 +111,16 @@ def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTN
 
 def dotted(node: cst.CSTNode | None) -> str | None:
     """Return the path of a name or a chain of attributes, such as `self.model`, and None for any other node."""
-    parts: list[str] = []
-    while type(node) is cst.Attribute:
-        parts.append(node.attr.value)
-        node = node.value
-    if type(node) is not cst.Name:
+    if type(node) is cst.Name:
+        return node.value
+    if type(node) is not cst.Attribute:
         return None
-    return ".".join([node.value, *reversed(parts)])
+    key = id(node)
+    if key not in _dotted:
+        owner = dotted(node.value)
+        _dotted[key] = None if owner is None else f"{owner}.{node.attr.value}"
+        _known.append(node)
+    return _dotted[key]
 
 
 def path_of(node: cst.CSTNode | None) -> str | None:
@@ -255,9 +268,13 @@ NUMBER_FUNCTIONS = {"float", "int", "len", "str", "isinstance"}
 _FUNCTIONS_WITHOUT_GRAPH = NUMBER_FUNCTIONS | {"torch.sign"}
 
 
-def names_in(node: cst.CSTNode) -> set[str]:
+def names_in(node: cst.CSTNode) -> frozenset[str]:
     """Return all paths that an expression reads: `model`, `model.fc` and `model.fc.weight` for `model.fc.weight`."""
-    return set(_paths(node, live=False))
+    found = _read.get(id(node))
+    if found is None:
+        found = _read[id(node)] = frozenset(_paths(node, live=False))
+        _known.append(node)
+    return found
 
 
 def bound_paths(target: cst.BaseExpression) -> set[str]:
@@ -271,12 +288,16 @@ def bound_paths(target: cst.BaseExpression) -> set[str]:
     return {path} if path is not None else set()
 
 
-def names_with_graph(node: cst.CSTNode) -> set[str]:
+def names_with_graph(node: cst.CSTNode) -> frozenset[str]:
     """Return the names that an expression reads together with their graph.
 
     A name does not count if the expression uses only its shape, its detached value or a number such as `loss.item()`.
     """
-    return set(_paths(node, live=True))
+    found = _read_with_graph.get(id(node))
+    if found is None:
+        found = _read_with_graph[id(node)] = frozenset(_paths(node, live=True))
+        _known.append(node)
+    return found
 
 
 def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
@@ -306,12 +327,12 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
 class Imports:
     """Maps the names in a file to full names: `F.mse_loss` is `torch.nn.functional.mse_loss`."""
 
-    def __init__(self, module: cst.Module, nodes: list[cst.CSTNode]) -> None:
+    def __init__(self, nodes: list[cst.CSTNode]) -> None:
         self.full_names: dict[str, str] = {}
         for node in nodes:
-            if isinstance(node, cst.Import):
+            if type(node) is cst.Import:  # isinstance is slow for libcst's abstract classes
                 self._plain(node)
-            elif isinstance(node, cst.ImportFrom):
+            elif type(node) is cst.ImportFrom:
                 self._from(node)
 
     def qualified(self, node: cst.CSTNode | None) -> str | None:

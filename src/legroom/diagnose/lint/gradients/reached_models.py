@@ -109,7 +109,7 @@ def call_in_loop(program: Program, function: Function) -> CallFact | None:
                 found.append(site)
             else:
                 pending.append(site.caller)
-    return next((each for each in program.calls if found and each.node is found[0].call), None)
+    return program.call_of(found[0].call) if found else None
 
 
 def is_test(function: Function) -> bool:

@@ -353,8 +353,8 @@ class ResultUses:
         """
         attribute = name.removeprefix("self.")
         found = Use.UNUSED
-        for node in self.program.nodes:
-            if not isinstance(node, cst.Attribute) or node.attr.value != attribute or self._is_target(node):
+        for node in self.program.nodes_of(cst.Attribute):
+            if node.attr.value != attribute or self._is_target(node):
                 continue
             scope = next((each for each in self.program.ancestors(node) if each in self.functions), None)
             if scope is None or self.program.inside(node, stored):

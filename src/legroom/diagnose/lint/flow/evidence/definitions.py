@@ -33,14 +33,13 @@ class Definitions:
         return self.applied[call]
 
 
-def find_definitions(nodes: Iterable[cst.CSTNode]) -> Definitions:
+def find_definitions(assignments: Iterable[cst.Assign]) -> Definitions:
     found: dict[str, cst.BaseExpression | None] = {}
-    for node in nodes:
-        if type(node) is cst.Assign:
-            for each in node.targets:
-                path = dotted(each.target)
-                if path is not None:
-                    found[path] = None if path in found else node.value
+    for node in assignments:
+        for each in node.targets:
+            path = dotted(each.target)
+            if path is not None:
+                found[path] = None if path in found else node.value
     partials = {
         path: made
         for path, made in found.items()

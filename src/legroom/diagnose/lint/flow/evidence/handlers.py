@@ -78,7 +78,9 @@ class Handlers:
         ]
 
 
-def find_handlers(functions: Iterable[Function], nodes: Sequence[cst.CSTNode]) -> Handlers:
+def find_handlers(
+    functions: Iterable[Function], calls: Iterable[cst.Call], assignments: Iterable[cst.Assign]
+) -> Handlers:
     functions = [each for each in functions if isinstance(each.node, cst.FunctionDef)]
     by_name: dict[str, list[Function]] = {}
     for function in functions:
@@ -90,7 +92,7 @@ def find_handlers(functions: Iterable[Function], nodes: Sequence[cst.CSTNode]) -
         for decorator in function.node.decorators
         if (handler := _registered(function, decorator.decorator, by_name)) is not None
     )
-    registered += tuple(_passed_to_register(nodes, by_name))
+    registered += tuple(_passed_to_register(calls, by_name))
     if not registered:
         return Handlers((), {}, {}, {})
     registries = {each.registry for each in registered}
@@ -104,7 +106,7 @@ def find_handlers(functions: Iterable[Function], nodes: Sequence[cst.CSTNode]) -
                 if isinstance(node, cst.Call) and dotted(node.func) == dotted(loop.target):
                     running[node] = registry
                     dispatchers[function] = (registry, node)
-    engines = _engines(nodes, by_name)
+    engines = _engines(assignments, by_name)
     steps = {
         each.function: engines[each.registry]
         for each in registered
@@ -129,10 +131,10 @@ def _registered(
 
 
 def _passed_to_register(
-    nodes: Iterable[cst.CSTNode], by_name: Mapping[str, list[Function]]
+    calls: Iterable[cst.Call], by_name: Mapping[str, list[Function]]
 ) -> Iterator[Handler]:
-    for node in nodes:
-        if not isinstance(node, cst.Call) or not node.args:
+    for node in calls:
+        if not node.args:
             continue
         register = by_name.get(last_name(dotted(node.func) or ""))
         given = [name for each in node.args if (name := dotted(each.value) or "") in by_name]
@@ -168,11 +170,11 @@ def _iterated(node: cst.BaseExpression) -> str:
     return last_name(path_of(node) or "")
 
 
-def _engines(nodes: Sequence[cst.CSTNode], by_name: Mapping[str, list[Function]]) -> dict[str, Function]:
+def _engines(assignments: Iterable[cst.Assign], by_name: Mapping[str, list[Function]]) -> dict[str, Function]:
     """Map each Ignite engine to its step function: `trainer` to `update` for `trainer = Engine(update)`."""
     found: dict[str, Function] = {}
-    for node in nodes:
-        if not isinstance(node, cst.Assign) or not is_call_of(node.value, "Engine"):
+    for node in assignments:
+        if not is_call_of(node.value, "Engine"):
             continue
         path = dotted(node.targets[0].target)
         step = (

@@ -22,15 +22,15 @@ _MODULE_METHODS = split_words(
 
 
 def called_methods(
-    nodes: list[cst.CSTNode], parent: dict[cst.CSTNode, cst.CSTNode], defined: set[str]
+    calls: list[cst.Call], parent: dict[cst.CSTNode, cst.CSTNode], defined: set[str]
 ) -> dict[tuple[str, str], set[str]]:
     """Map the scope and path of each object to the methods that the file calls on it.
 
     The scope of `self.agent` is the class, and the scope of any other path is the function.
     """
     found: dict[tuple[str, str], set[str]] = {}
-    for node in nodes:
-        if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
+    for node in calls:
+        if type(node.func) is not cst.Attribute:
             continue
         name = node.func.attr.value
         path = dotted(node.func.value) if name in defined else None

@@ -127,7 +127,7 @@ def _is_called_only(program: Program, node: cst.Name) -> bool:
     """Return True if a function is only passed to a function in this file that calls it and does not store it."""
     argument = program.parent.get(node)
     outer = program.parent.get(argument) if isinstance(argument, cst.Arg) else None
-    call = next((each for each in program.calls if each.node is outer), None)
+    call = program.call_of(outer)
     if call is None or call.local is None:
         return False
     names = {name for name, each in call.local.receives(call.node) if each is argument}

@@ -39,14 +39,15 @@ def is_replayed(program: Program, target: str) -> bool:
 
     A replay buffer keeps its entries for many steps, even if it has a limit.
     """
-    return last_name(target) in program.drawn_names | program.pool_names
+    name = last_name(target)
+    return name in program.drawn_names or name in program.pool_names
 
 
 def _has_high_limit(program: Program, store: StoreFact) -> bool:
     found = [
         limit
-        for node in program.nodes
-        if isinstance(node, cst.Comparison) and _measures(node.left, last_name(store.target))
+        for node in program.nodes_of(cst.Comparison)
+        if _measures(node.left, last_name(store.target))
         for limit in (node.comparisons[0].comparator,)
     ]
     return bool(found) and not any(is_small(program, each, store.function) for each in found)
@@ -126,11 +127,13 @@ def _default_of_field(program: Program, path: str, depth: int) -> list[cst.Integ
     owner, _, name = path.rpartition(".")
     if not owner:
         return []
-    found: list[cst.BaseExpression] = []
-    for node in program.nodes:
-        if isinstance(node, cst.AnnAssign) and dotted(node.target) == name and node.value is not None:
-            found.append(node.value)
-        elif isinstance(node, cst.Call) and method_name(node) == "add_argument":
+    found: list[cst.BaseExpression] = [
+        node.value
+        for node in program.nodes_of(cst.AnnAssign)
+        if dotted(node.target) == name and node.value is not None
+    ]
+    for node in program.nodes_of(cst.Call):
+        if method_name(node) == "add_argument":
             options = {(string_value(each.value) or "").lstrip("-").replace("-", "_") for each in node.args}
             given = keyword(node, "default")
             found += [given.value] if name in options and given is not None else []
@@ -140,9 +143,7 @@ def _default_of_field(program: Program, path: str, depth: int) -> list[cst.Integ
 def _passed(program: Program, name: str, function: Function, depth: int) -> list[cst.Integer | cst.Float]:
     called = function.class_name if function.name == "__init__" else function.name
     sites = [
-        node
-        for node in program.nodes
-        if isinstance(node, cst.Call) and called and last_name(dotted(node.func) or "") == called
+        node for node in program.nodes_of(cst.Call) if called and last_name(dotted(node.func) or "") == called
     ]
     scopes = {id(site.call): site.caller for site in function.call_sites}
     found: list[cst.Integer | cst.Float] = []

@@ -125,7 +125,7 @@ def _is_memory(program: Program, store: StoreFact) -> bool:
 
 def _returns_same_object(program: Program, store: StoreFact) -> bool:
     """Return True if a called function returns the object that it receives, as in `state = train_step(state, batch)`."""
-    call = next((each for each in program.calls if each.node is store.expression), None)
+    call = program.call_of(store.expression)
     if call is None or call.local is None or not call.local.returned_nodes:
         return False
     given = {

@@ -52,7 +52,7 @@ import libcst as cst
 from legroom.diagnose.lint.collected.on_gpu import collected_batches
 from legroom.diagnose.lint.collected.queues import unlimited_queues
 from legroom.diagnose.lint.collected.whole_data import whole_batches, whole_datasets, whole_videos
-from legroom.diagnose.lint.flow.facts import CallFact, Function
+from legroom.diagnose.lint.flow.facts import Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import positional, walk
 from legroom.diagnose.lint.flow.values import Value, ValueKind
@@ -84,17 +84,13 @@ def _yields_batches(program: Program, given: cst.BaseExpression) -> bool:
         return True
     if isinstance(given, cst.GeneratorExp):
         return _has_tensors(value) or program.value(given.for_in.iter).kind is ValueKind.LOADER
-    made = _call_of(program, given)
+    made = program.call_of(given)
     generator = program.method(value.class_name, "__iter__") or (made.local if made is not None else None)
     return (
         generator is not None
         and _is_generator(generator)
         and (_has_tensors(value) or _iterates_a_loader(program, generator))
     )
-
-
-def _call_of(program: Program, given: cst.BaseExpression) -> CallFact | None:
-    return next((each for each in program.calls if each.node is given), None)
 
 
 def _is_generator(function: Function) -> bool:

@@ -93,11 +93,10 @@ def _retains_more(program: Program, handler: cst.ExceptHandler) -> bool:
     ):
         return True
     return any(
-        isinstance(node, cst.Raise)
-        and node.exc is not None
+        node.exc is not None
         and names_in(node.exc) & caught
         and any(isinstance(each, cst.ExceptHandler) for each in program.ancestors(node))
-        for node in program.nodes
+        for node in program.nodes_of(cst.Raise)
     )
 
 

@@ -105,7 +105,7 @@ def _is_on_gpu(program: Program, node: cst.BaseExpression) -> bool:
 
 def _is_computed(program: Program, node: cst.BaseExpression) -> bool:
     """Return True for the result of a model, but not for `torch.tensor(...)`, which may be in host memory."""
-    call = next((each for each in program.calls if each.node is node), None)
+    call = program.call_of(node)
     if call is None:
         return False
     if call.method == "cuda" or call.receiver.kind is ValueKind.MODEL:

@@ -89,8 +89,8 @@ def _repeated_classes(program: Program) -> set[str]:
     """Return the modules of which a loop or comprehension creates several instances, directly or within other modules."""
     found = {
         name
-        for node in program.nodes
-        if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.For))
+        for kind in (cst.ListComp, cst.GeneratorExp, cst.For)
+        for node in program.nodes_of(kind)
         for name in _created(node)
         if program.is_module_class(name)
     }

@@ -97,7 +97,7 @@ def _steps(program: Program, node: cst.Call, order: int) -> list[cst.Call]:
 
 def _last_change(program: Program, path: str, node: cst.Call, order: int) -> tuple[int, cst.Call] | None:
     """Return the last assignment to a name before a call, or the last call that changes the model in place."""
-    current = next((each for each in program.calls if each.node is node), None)
+    current = program.call_of(node)
     if current is None:
         return None
     stores: list[tuple[int, cst.Call]] = [

@@ -47,10 +47,9 @@ CODE = "LG406"
 def check(program: Program) -> Iterator[Problem]:
     if not program.mentions("data"):
         return
-    for node in program.nodes:
+    for node in program.nodes_of(cst.Attribute):
         if (
-            isinstance(node, cst.Attribute)
-            and node.attr.value == "data"
+            node.attr.value == "data"
             and _is_changed(program, node)
             and _affects_gradients(program, node)
             and not _is_replaced(program, node)

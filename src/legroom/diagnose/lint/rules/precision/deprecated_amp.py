@@ -49,11 +49,10 @@ _MISSING = re.compile(r"ImportError|AttributeError|ModuleNotFoundError")
 
 
 def check(program: Program) -> Iterator[Problem]:
-    for node in program.nodes:
-        if isinstance(node, cst.ImportFrom):
-            yield from _imported(program, node)
-        elif isinstance(node, cst.Call):
-            yield from _full_name(program, node)
+    for node in program.nodes_of(cst.ImportFrom):
+        yield from _imported(program, node)
+    for call in program.nodes_of(cst.Call):
+        yield from _full_name(program, call)
 
 
 def _is_for_old_versions(program: Program, node: cst.CSTNode) -> bool:
@@ -106,16 +105,15 @@ def _imported(program: Program, node: cst.ImportFrom) -> Iterator[Problem]:
     names = {each.evaluated_alias or each.evaluated_name: each.evaluated_name for each in node.names}
     calls = [
         each
-        for each in program.nodes
-        if isinstance(each, cst.Call) and isinstance(each.func, cst.Name) and each.func.value in names
+        for each in program.nodes_of(cst.Call)
+        if isinstance(each.func, cst.Name) and each.func.value in names
     ]
     known = set(names.values()) <= _NAMES
     others = any(
-        isinstance(each, cst.Name)
-        and each.value in names
+        each.value in names
         and not program.inside(each, node)
         and not any(each is call.func for call in calls)
-        for each in program.nodes
+        for each in program.nodes_of(cst.Name)
     )
     can = known and not others and all(_accepts_device(call, names[_name(call)]) for call in calls)
     edits = (

@@ -44,8 +44,8 @@ CODE = "LG310"
 def check(program: Program) -> Iterator[Problem]:
     if not program.mentions("autocast"):
         return
-    for block in program.nodes:
-        if not isinstance(block, cst.With) or not any(_is_autocast(each.item) for each in block.items):
+    for block in program.nodes_of(cst.With):
+        if not any(_is_autocast(each.item) for each in block.items):
             continue
         inside = [call for call in program.calls if program.inside(call.node, block.body)]
         if not any(call.result.has_graph for call in inside) or any(map(_may_run_model, inside)):

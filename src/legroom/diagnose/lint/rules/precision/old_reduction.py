@@ -36,9 +36,9 @@ CODE = "LG405"
 
 
 def check(program: Program) -> Iterator[Problem]:
-    for node in program.nodes:
-        if not isinstance(node, cst.Call):
-            continue
+    if not program.mentions("size_average", "reduce"):
+        return
+    for node in program.nodes_of(cst.Call):
         given = [each for name in ("size_average", "reduce") if (each := keyword(node, name)) is not None]
         name = program.imports.qualified(node.func) or ""
         if not given or not name.startswith("torch.nn."):

@@ -40,9 +40,7 @@ _RESULTS = {"detach", "cpu"}
 
 
 def check(program: Program) -> Iterator[Problem]:
-    for node in program.nodes:
-        if not isinstance(node, cst.Expr):
-            continue
+    for node in program.nodes_of(cst.Expr):
         made = node.value
         if isinstance(made, cst.Attribute) and made.attr.value in _METHODS:
             yield _problem(program, made, "is not called", f"{program.source(made)}()")

@@ -46,9 +46,7 @@ def check(program: Program) -> Iterator[Problem]:
         call.result.kind is ValueKind.OPTIMIZER for call in program.calls
     ):
         return
-    for node in program.nodes:
-        if not isinstance(node, cst.Dict):
-            continue
+    for node in program.nodes_of(cst.Dict):
         items = {
             string_value(each.key): each.value for each in node.elements if isinstance(each, cst.DictElement)
         }
