@@ -36,7 +36,7 @@ from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.sampling_budget import RareGrowthScans, SamplingBudget
 from legroom.observe.leaks.storing_trace import StoringTrace
 from legroom.observe.leaks.survivors import DeviceTrend
-from legroom.observe.leaks.suspects import Suspect
+from legroom.observe.leaks.suspects import Suspect, without_indices
 from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow
 from legroom.observe.source.storing_lines import usage_at_line
 from legroom.observe.training_threads import exclusive_scan, other_threads_train
@@ -423,6 +423,9 @@ class LeakDetector:
         same_line = [each for each in self.leaks.values() if (each.file, each.line) == (leak.file, leak.line)]
         if any(each.name != leak.name and "linked" in (each.how, leak.how) for each in same_line):
             return  # linked objects were reported under their link, or under the variable of the newest object
+        for each in same_line:  # the same statement in another layer of the model
+            if without_indices(each.name) == without_indices(leak.name):
+                leak = replace(leak, name=each.name)
         self.leaks[leak.identity] = leak
         if suspect is not None and suspect.retained is not None:
             self._retained.setdefault(leak.identity, suspect.retained)

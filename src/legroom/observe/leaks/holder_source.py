@@ -1,6 +1,7 @@
 """Finds the statements in the source code that store tensors in the variable that retains them."""
 
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
@@ -82,9 +83,11 @@ def with_caller(leak: "DetectedLeak", *, is_scalar: bool) -> "DetectedLeak":
     return leak
 
 
-def with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
-    """Return the path, possibly with the name that the user's code uses for the container, and the uses of this name."""
-    path, usage = _with_usage(path)
+def with_source(path: HolderPath, *, carries_graph: bool = False) -> tuple[HolderPath, NameUsage]:
+    """Return the path, possibly with the name that the user's code uses for the container, and the uses of this name.
+    `carries_graph` means that the path leads to a new tensor whose graph includes the graphs of earlier iterations.
+    """
+    path, usage = (_computed_from_itself(path) if carries_graph else None) or _with_usage(path)
     return path, usage.without_limits() if _exceeds_limits(path, usage) else usage
 
 
@@ -145,6 +148,25 @@ def _with_usage(path: HolderPath) -> tuple[HolderPath, NameUsage]:
     if not usage.shrinks and not usage.statements:
         usage = _feeding_calls(path)
     return path, usage
+
+
+def _computed_from_itself(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
+    """Return the name inside a container that is computed from its own previous value, and its uses. The container has
+    a fixed number of objects, such as the layers of a model. Each object updates its own state, as in `self.mean = 0.9 *
+    self.mean + 0.1 * x.mean(0)`.
+    """
+    if path.how != "container" or path.length < MIN_ITERATIONS:
+        return None
+    for name in takewhile(lambda each: each.name != path.name, path.names):
+        found = usage_of(name, path.line)
+        if any(each.uses_itself for each in found.statements):
+            inner = path._replace(
+                name=name.name, stored_as=name.stored_as, is_attribute=name.is_attribute, how="variable",
+                described="tensor", length=0, bounded=False, file=name.file, function=name.function, container=0,
+                is_mapping=False, classes=name.classes, inside_bounded=False,
+            )  # fmt: skip
+            return inner, found
+    return None
 
 
 def _registered(path: HolderPath, callback: Callback) -> tuple[HolderPath, NameUsage] | None:

@@ -6,6 +6,7 @@ end. A cache may stop growing if it checks whether a key exists before it stores
 """
 
 import gc
+import re
 import sys
 import time
 import weakref
@@ -130,7 +131,17 @@ class HolderFinder:
         self._explained: set[int] = set()
         self.found = False
 
-    def find(self, targets: Targets, created_in: dict[int, int], min_length: int = 0) -> list[FoundHolder]:
+    def find(
+        self,
+        targets: Targets,
+        created_in: dict[int, int],
+        min_length: int = 0,
+        *,
+        carry_graph: bool = False,
+    ) -> list[FoundHolder]:
+        """Return the holders of the targets. `carry_graph` means that the targets are new tensors whose graphs include
+        the graphs of earlier iterations.
+        """
         if not targets:
             return []
         if self._variables is None:
@@ -147,7 +158,8 @@ class HolderFinder:
                 break
             searches += 1
             path, usage = with_source(
-                find_path(tensor, self._variables, min_length=min_length, created_in=created_in)
+                find_path(tensor, self._variables, min_length=min_length, created_in=created_in),
+                carries_graph=carry_graph,
             )
             is_argument = path.filled_by_iterator and not usage.statements
             # `average = meter.update(loss)`, or an argument whose iterator is created under another name
@@ -159,7 +171,8 @@ class HolderFinder:
                     created_in=created_in,
                     other_than=path.name,
                 )
-                path, usage = with_source(other) if other.how != "unknown" else (path, usage)
+                if other.how != "unknown":
+                    path, usage = with_source(other, carries_graph=carry_graph)
             holder = FoundHolder(path, usage, id(tensor), reference)
             self._explained |= {id(tensor), *path.contents}
             del tensor
@@ -296,6 +309,23 @@ def with_own_graphs(holders: Sequence[FoundHolder], parts: Mapping[int, GraphPar
             chosen.append(holder)
             nodes |= own
     return chosen
+
+
+def one_per_statement(holders: Sequence[FoundHolder]) -> list[FoundHolder]:
+    """Return one holder for each statement. A statement in a layer stores a tensor in every instance of the layer
+    (`net.layers.0.mean`, `net.layers.1.mean`).
+    """
+    chosen: dict[object, FoundHolder] = {}
+    for holder in holders:
+        statement = next(iter(storing_statements(holder.path, holder.usage)), None)
+        place = (statement.file, statement.line) if statement is not None else None
+        chosen.setdefault((without_indices(holder.path.name), place), holder)
+    return list(chosen.values())
+
+
+def without_indices(name: str) -> str:
+    """Return a name without the indices of layers: `net.layers.mean` for `net.layers.0.mean`."""
+    return re.sub(r"\.\d+(?=\.|$)", "", name)
 
 
 def min_length_at(iteration: int) -> int:

@@ -62,6 +62,7 @@ from legroom.observe.leaks.suspects import (
     make_suspects,
     may_train,
     min_length_at,
+    one_per_statement,
     with_own_graphs,
 )
 from legroom.observe.source import storing_lines
@@ -325,9 +326,8 @@ class ScanWindow:
         min_length = MIN_ITERATIONS if self._rare else min_length_at(iteration)
         old = holders.find(seen.old, seen.created_in, min_length=min_length)
         found = [each for each in old if can_accumulate(each) and not is_collectable(each)]
-        carrying = [
-            each for each in holders.find(seen.carrying, seen.created_in) if each.path.how != "unknown"
-        ]
+        carrying = holders.find(seen.carrying, seen.created_in, carry_graph=True)
+        carrying = [each for each in carrying if each.path.how != "unknown"]
         recursive = [each for each in carrying if any(one.uses_itself for one in each.usage.statements)]
         if seen.only_sums:
             found = []
@@ -336,7 +336,8 @@ class ScanWindow:
             ]
             if not recursive:
                 return []
-        found += with_own_graphs(recursive, seen.parts)  # several sums may each carry their graph
+        # Several sums may each carry their graph.
+        found += one_per_statement(with_own_graphs(recursive, seen.parts))
         found = found or (carrying or self._find_gradients(seen, holders))[:1]
         if not found and self.scans >= MAX_SCANS - 1 and not any(map(is_collectable, old)):
             found = [FoundHolder(holder_being_built(), storing_lines.NO_USAGE, 0)]
