@@ -28,7 +28,12 @@ def root_traceback(tracebacks: Sequence[ErrorLine]) -> ErrorLine | None:
 
 def is_consequence(error: ErrorLine) -> bool:
     """Return True if an error of another process or thread may have caused the error."""
-    return error.is_background or lost_peer(error.text)
+    name = error.kind.rpartition(".")[2]
+    if error.is_background or lost_peer(error.text) or name in _LOST_CHILD:
+        return True
+    if name == "DistBackendError":
+        return lost_peer(error.after[:_REASON_CHARACTERS])  # NCCL reports the reason on the next lines
+    return name == "EOFError" and "multiprocessing/connection" in error.frames.replace("\\", "/")
 
 
 def lost_peer(text: str) -> bool:
@@ -56,6 +61,9 @@ def _is_message(line: str) -> bool:
     return not line.startswith((" ", "\t", "[rank"))
 
 
+_REASON_CHARACTERS = 400
+_LOST_CHILD = ("Empty", "BrokenPipeError")
+"""Classes of errors that a process raises if one of its child processes does not respond any more."""
 _LOST_PEER = re.compile(
     r"remote process exited|ncclRemoteError|Connection (?:was )?(?:closed|reset|refused)|Broken ?pipe|recvBytes|sendBytes"
     r"|failed to recv, got 0 bytes|SockClientClosedError|communicator was aborted",

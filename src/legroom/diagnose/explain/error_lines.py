@@ -117,6 +117,7 @@ def _end_of_traceback(text: str, begin: int, position: int, number: int) -> Erro
     head = _NOTEBOOK_HEAD.match(without_prefix(before))
     named = head[1] if head is not None else ""
     process = _PROCESS.match(before)
+    shape = _DIGIT.sub("0", before)
     frames: list[str] = []
     end = position
     for offset, line in enumerate(_lines(text, position, position + _MAX_TRACEBACK)):
@@ -125,6 +126,8 @@ def _end_of_traceback(text: str, begin: int, position: int, number: int) -> Erro
         if offset and process is not None and not seen.startswith(process[0]):
             here += not line.endswith("\v")
             continue  # another process printed this line
+        if offset and shape and _DIGIT.sub("0", seen[: len(before)]) == shape:
+            seen = seen[len(before) :]  # a logger repeats the prefix with another time
         plain = without_prefix(seen.removeprefix(margin) if offset else seen)
         if offset and plain and not plain.startswith(_DECORATION):
             match = _RAISED.match(plain)
@@ -168,7 +171,8 @@ _WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException",
 _REMOTE = "ray.exceptions.RayTaskError("
 """The line that Ray prints before the traceback of a remote task."""
 _REFERS_TO_CAUSE = re.compile(
-    r"root cause above|for (?:the )?root cause|inspect the previous error messages|exception in a background process",
+    r"root cause above|for (?:the )?root cause|inspect the previous error messages|exception in a background process"
+    r"|statements above for the actual error|in the log before the first|Trials did not complete|\bShard(?:CannotStart|Failed)\b",
     re.IGNORECASE,
 )
 """Matches errors that refer to an error of another process, which is logged before."""
@@ -200,6 +204,7 @@ _PREFIX = re.compile(
     r") ?){1,8}"
 )
 
+_DIGIT = re.compile(r"\d")
 _PROCESS = re.compile(r"\[rank\d+\]: |\([\w .-]+ (?:\w+=\S+ )*pid=\d+[^)\n]{0,40}\) |\d+: ")
 """Matches the prefix with which a launcher marks each line of one process."""
 _NAME = r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure|Invalid|NotMet)"

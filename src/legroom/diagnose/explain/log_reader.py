@@ -242,10 +242,17 @@ class _Search:
                 and (found.line <= error.line or is_cause is _is_killed_rank)
                 and found is not error
                 and is_cause(found)
+                and not (is_cause is _failed_rank and self._is_shadowed(found))
             ]
             if causes:
                 return max(causes, key=lambda found: (found.line, -found.priority))
         return None
+
+    def _is_shadowed(self, found: LogMatch) -> bool:
+        """Return True if an entry with precedence matches the same line."""
+        return any(
+            other.line == found.line and other.priority < found.priority for other in self._last.values()
+        )
 
     def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> ErrorLine | None:
         last = self._error_line
