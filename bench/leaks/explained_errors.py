@@ -33,6 +33,7 @@ TABLES = (
     "development",
     "development_02_host_device",
     "development_03_families",
+    "development_04_long_logs",
     "heldout_01",
     "heldout_02",
     "heldout_03",
