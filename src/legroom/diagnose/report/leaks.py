@@ -161,7 +161,7 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
         variable = _variable_name(detected.name)
         return "LG104", (
             f"{name} is carried from step to step together with its graph. Before the next step, add "
-            f"`{variable} = {variable}.detach()`. For a tuple, detach each element."
+            f"`{variable} = {variable}.detach()`. For a tuple or an object, detach each tensor in it."
         )
     if detected.evaluation:
         return "LG201", (

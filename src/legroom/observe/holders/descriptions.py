@@ -98,7 +98,7 @@ class HolderPath(NamedTuple):
     keys: tuple[str, ...] = ()
     """The keys on the path that are literals in the source code."""
     aliases: tuple[StoredName, ...] = ()
-    """Other names for the same object in the functions on the call stack, for example parameters."""
+    """Other names for the first object on the path in the functions on the call stack, for example parameters."""
     classes: frozenset[str] = frozenset()
     """The names of the class that has the attribute and of its base classes."""
     inside_bounded: bool = False

@@ -248,7 +248,7 @@ class _Search:
         while chain and (isinstance(chain[0], CellType) or _is_closure(chain[0])):
             chain = chain[1:]
         path = describe_path(root, chain, self._created_in)
-        if not chain or path.stored_as != root.name:
+        if not chain:
             return path
         others = self._variables.others(root, chain[0])
         return path._replace(

@@ -133,14 +133,14 @@ def _with_usage(path: HolderPath) -> tuple[HolderPath, NameUsage]:
             return path, _feeding_calls(path)
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
         # The container is too small to accumulate tensors. Find a name on the path that is computed from itself (`node
-        # = Node(state, node)`, `meters["loss"].total`).
-        for name in path.names:
-            found = usage_of(name, path.line)
+        # = Node(state, node)`, `meters["loss"].total`). If a function receives the object, find the caller's name.
+        for name in (*path.names, *path.aliases):
+            found = usage_of(name, path.line if name in path.names else 0)
             if any(each.uses_itself for each in found.statements):
                 return path._replace(name=name.name, stored_as=name.stored_as), found
         if (linked := as_linked(path)) is not None:
             return linked
-    if not usage.statements:
+    if not usage.statements and path.stored_as == path.names[-1].name:
         for alias in path.aliases:
             found = usage_of(alias)
             if any(not each.replaces for each in found.statements):
@@ -270,6 +270,21 @@ def _usage_of_links(name: StoredName) -> NameUsage:
         created = find_creating_calls(name.classes, name.stored_as, name.file)
         return created if created.statements else usage
     return usage
+
+
+def created_with(path: HolderPath) -> NameUsage:
+    """Return the calls that pass the tensor to the constructor of the object on the path, as in `return State(position,
+    velocity)`. The result is empty if other code assigns the attribute.
+    """
+    name = next(iter(path.names), None)
+    if path.how != "variable" or name is None or not name.is_attribute:
+        return storing_lines.NO_USAGE
+    if any(each.function not in CONSTRUCTORS for each in usage_of(name).statements):
+        return storing_lines.NO_USAGE
+    created = find_creating_calls(name.classes, name.stored_as, name.file)
+    root = path.names[-1]  # often an argument of the function that computes the next state
+    nearest = tuple(each for each in created.statements if root.function and each.function == root.function)
+    return created._replace(statements=nearest or created.statements)
 
 
 def _feeding_calls(path: HolderPath) -> NameUsage:

@@ -23,6 +23,7 @@ from legroom.observe.leaks.graph_ages import GraphPart
 from legroom.observe.leaks.holder_source import (
     MANY_ITEMS,
     MIN_ITERATIONS,
+    created_with,
     leak_how,
     storing_statements,
     usage_of,
@@ -178,13 +179,37 @@ class HolderFinder:
             del tensor
             useful = useful or can_accumulate(holder)
             found.setdefault((path.name, path.file), holder)
+        if carry_graph and found and not any(map(is_computed_from_itself, found.values())):
+            (key, holder), *_ = found.items()
+            found[key] = self._carrying(holder, created_in) or holder
         self.found = self.found or any(each.path.how != "unknown" for each in found.values())
         return list(found.values())
+
+    def _carrying(self, holder: FoundHolder, created_in: dict[int, int]) -> FoundHolder | None:
+        """Return the holder that carries a state from one iteration to the next, if the variable that was found does
+        not. The variable may be an argument, and the caller stores the state in an attribute (`self.state =
+        integrate(self.state)`). If no variable carries the state, the calls that create the object are returned.
+        """
+        tensor = holder.reference() if holder.reference is not None else None
+        if tensor is None or self._variables is None or not holder.path.names:
+            return None
+        root = holder.path.names[-1].name
+        other = find_path(tensor, self._variables, created_in=created_in, other_than=root)
+        if other.how != "unknown":
+            path, usage = with_source(other, carries_graph=True)
+            if any(each.uses_itself for each in usage.statements):
+                return holder._replace(path=path, usage=usage)
+        created = created_with(holder.path)
+        return holder._replace(usage=created) if created.statements else None
 
     @staticmethod
     def _held(targets: Targets, variables: Variables) -> set[int]:
         tensors = [tensor for tensor in (reference() for reference in targets) if tensor is not None]
         return held_by_python(tensors, variables)
+
+
+def is_computed_from_itself(holder: FoundHolder) -> bool:
+    return any(each.uses_itself for each in holder.usage.statements)
 
 
 def _is_overwritten(path: HolderPath, usage: NameUsage) -> bool:

@@ -54,6 +54,7 @@ from legroom.observe.leaks.suspects import (
     can_accumulate,
     holder_being_built,
     is_collectable,
+    is_computed_from_itself,
     is_fed_back,
     is_prepared_for_training,
     is_read,
@@ -328,7 +329,7 @@ class ScanWindow:
         found = [each for each in old if can_accumulate(each) and not is_collectable(each)]
         carrying = holders.find(seen.carrying, seen.created_in, carry_graph=True)
         carrying = [each for each in carrying if each.path.how != "unknown"]
-        recursive = [each for each in carrying if any(one.uses_itself for one in each.usage.statements)]
+        recursive = [each for each in carrying if is_computed_from_itself(each)]
         if seen.only_sums:
             found = []
             carrying = recursive = [

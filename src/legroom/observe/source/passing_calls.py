@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from legroom.observe.source.calls import CONSTRUCTORS
+from legroom.observe.source.calls import CONSTRUCTORS, calls_in
 from legroom.observe.source.files import (
     contains,
     function_at,
@@ -149,7 +149,8 @@ def _statement(file: str, call: ast.expr) -> StoringStatement:
 def find_creating_calls(classes: frozenset[str], attribute: str, file: str | None) -> NameUsage:
     """Find the calls that create an object of a class and pass the value of `attribute`, as in `state = State(step,
     previous=state)`. For a dataclass, which has no `__init__` in the source code, the argument has the name of the
-    attribute. If no call passes the value, all calls that create an object are returned.
+    attribute. If no call passes the value, all calls that create an object are returned. Calls that run only once are
+    returned only if there are no others.
     """
     own = tree_of(file) if file is not None else None
     parameter, position = _parameter(own, classes, attribute)
@@ -162,6 +163,13 @@ def find_creating_calls(classes: frozenset[str], attribute: str, file: str | Non
     passing = [(each, node) for each, node in calls if _passes(node, parameter, position)]
     created = passing or [(each, node) for each, node in calls if called_name(node) in classes]
     created = [(each, node) for each, node in created if each == file] or created
+    counts = calls_in(tuple(dict.fromkeys(each for each, _ in created)))
+    several = counts.repeated | counts.passed
+    created = [
+        (each, node)
+        for each, node in created
+        if is_in_loop(each, node.lineno) or function_at(each, node.lineno) in several
+    ] or created
     return NO_USAGE._replace(
         statements=tuple(
             _statement(each, node)._replace(uses_itself=True, in_loop=True) for each, node in created
@@ -177,8 +185,8 @@ def _passes(call: ast.Call, parameter: str, position: int | None) -> bool:
 
 
 def _parameter(tree: ast.AST | None, classes: frozenset[str], attribute: str) -> tuple[str, int | None]:
-    """Return the name and position of the constructor parameter that is assigned to the attribute. Without such a
-    parameter, the name of the attribute is returned.
+    """Return the name and position of the constructor parameter that is assigned to the attribute. The parameters of a
+    dataclass or a `NamedTuple` are its fields. Without such a parameter, the name of the attribute is returned.
     """
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.ClassDef) or node.name not in classes:
@@ -192,6 +200,10 @@ def _parameter(tree: ast.AST | None, classes: frozenset[str], attribute: str) ->
                 is_attribute = isinstance(target, ast.Attribute) and target.attr == attribute
                 if is_attribute and isinstance(value, ast.Name) and value.id in (*names, *keywords):
                     return value.id, names.index(value.id) if value.id in names else None
+        fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+        names = [each.id for each in fields if isinstance(each, ast.Name)]
+        if attribute in names and not any(isinstance(each, ast.FunctionDef) and each.name in CONSTRUCTORS for each in node.body):  # fmt: skip
+            return attribute, names.index(attribute)
     return attribute, None
 
 

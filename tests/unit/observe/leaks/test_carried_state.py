@@ -2,7 +2,9 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.memory.detected_leak import DetectedLeak
+from legroom.observe.leaks.detector import LeakDetector
 
 pytestmark = pytest.mark.slow
 
@@ -93,3 +96,123 @@ def test_running_statistics_in_a_list_of_layers_are_reported_once_at_the_update(
 @pytest.mark.parametrize("layer", [_DetachedMean, _LastMean])
 def test_statistics_without_earlier_graphs_are_not_a_leak(layer: type[nn.Module]) -> None:
     assert _leaks_of_layers(layer) == []
+
+
+@dataclass
+class _State:
+    x: torch.Tensor
+    v: torch.Tensor
+
+
+class _Slots:
+    __slots__ = ("v", "x")
+
+    def __init__(self, x: torch.Tensor, v: torch.Tensor) -> None:
+        self.x, self.v = x, v
+
+
+class _Fields(NamedTuple):
+    x: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass
+class _Outer:
+    inner: _State
+
+    @property
+    def x(self) -> torch.Tensor:
+        return self.inner.x
+
+    @property
+    def v(self) -> torch.Tensor:
+        return self.inner.v
+
+
+def _outer(x: torch.Tensor, v: torch.Tensor) -> _Outer:
+    return _Outer(_State(x, v))
+
+
+_MODEL = nn.Linear(4, 4).eval()
+
+
+def _advance(state: Any, create: Callable[..., Any]) -> Any:
+    v = 0.9 * state.v + 0.1 * _MODEL(state.x)
+    return create(state.x + v, v)
+
+
+def _loop_with_variable(state: Any, create: Callable[..., Any]) -> None:
+    for _ in range(40):
+        state = _advance(state, create)
+
+
+class _Simulation:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def run(self, create: Callable[..., Any]) -> None:
+        for _ in range(40):
+            self.state = _advance(self.state, create)
+
+
+def _loop_with_attribute(state: Any, create: Callable[..., Any]) -> None:
+    _Simulation(state).run(create)
+
+
+def _fold(state: Any, noise: torch.Tensor) -> Any:
+    v = state.v + _MODEL(state.x)
+    return _State(state.x + v + noise, v)
+
+
+def _loop_without_variable(state: Any, create: Callable[..., Any]) -> None:
+    reduce(_fold, (torch.randn(3, 4) for _ in range(40)), state)
+
+
+def _loop_that_detaches(state: Any, create: Callable[..., Any]) -> None:
+    for _ in range(40):
+        state = _advance(state, create)
+        state = create(state.x.detach(), state.v.detach())
+
+
+def _leaks_of_loop(
+    loop: Callable[..., None], create: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> list[DetectedLeak]:
+    # The source of a program that only evaluates does not mention a backward pass.
+    monkeypatch.setattr("legroom.observe.leaks.window.may_train", lambda: False)
+    monkeypatch.setattr("legroom.observe.leaks.window.UNROLLED_CALLS", 0)
+    found: dict[tuple[object, ...], DetectedLeak] = {}
+    detector = LeakDetector(lambda leak: found.setdefault(leak.identity, leak) and None, fraction=1e6)
+    detector.attach()
+    try:
+        loop(create(torch.randn(3, 4), torch.zeros(3, 4)), create)
+    finally:
+        detector.detach()
+    assert detector.error == ""
+    return list(found.values())
+
+
+@pytest.mark.parametrize("create", [_State, _Slots, _Fields, _outer])
+def test_a_state_in_new_objects_is_reported_at_the_loop_that_carries_it(
+    create: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (leak,) = _leaks_of_loop(_loop_with_variable, create, monkeypatch)
+    assert (leak.name, leak.how) == ("state", "carried")
+    assert leak.line == _line(_loop_with_variable, "state = _advance")
+
+
+def test_a_state_in_an_attribute_is_reported_at_the_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    (leak,) = _leaks_of_loop(_loop_with_attribute, _State, monkeypatch)
+    assert (leak.name, leak.how) == ("self.state", "carried")
+    assert leak.line == _line(_Simulation.run, "self.state = _advance")
+
+
+def test_a_state_that_no_variable_carries_is_reported_where_the_object_is_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (leak,) = _leaks_of_loop(_loop_without_variable, _State, monkeypatch)
+    assert leak.name.startswith("state.")
+    assert leak.line == _line(_fold, "return _State")
+
+
+def test_a_state_that_the_loop_detaches_is_not_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _leaks_of_loop(_loop_that_detaches, _State, monkeypatch) == []
