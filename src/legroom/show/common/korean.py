@@ -351,6 +351,7 @@ CATALOGUE = {
     "Legroom does not recognize this error. The traceback shows where the error was raised.": (
         "Legroom이 모르는 에러입니다. 에러가 난 위치는 traceback에 있습니다."
     ),
+    "The program was interrupted, usually with Ctrl+C.": "프로그램이 중단되었습니다. 대개 Ctrl+C를 누른 경우입니다.",
     "This is a warning, not an error. It is unrelated to memory.": "에러가 아니라 경고입니다. 메모리와는 관계없습니다.",
     "{name} is a programming error, not a memory error. Look at the last line of your own code in the traceback.": (
         "{name}: 메모리 문제가 아니라 프로그램 에러입니다. traceback에서 내 코드의 마지막 줄을 보세요."
@@ -411,7 +412,13 @@ CATALOGUE = {
     "The checkpoint does not match the model: `{name}` has shape [{there}] in the checkpoint and [{here}] in the model.": (
         "체크포인트가 모델과 맞지 않습니다. `{name}`의 shape이 체크포인트에서는 [{there}], 모델에서는 [{here}]입니다."
     ),
+    "The label {label} is out of range for the number of classes in the model's output.": (
+        "label {label}이(가) 모델 출력의 class 수를 벗어났습니다."
+    ),
     # --- the reasons of memory errors
+    "ONNX Runtime's memory pool could not grow. With the CUDA execution provider, GPU memory ran out. With the CPU provider, host memory ran out.": (
+        "ONNX Runtime의 메모리 풀을 늘리지 못했습니다. CUDA execution provider라면 GPU 메모리가, CPU provider라면 호스트 메모리가 부족했습니다."
+    ),
     "A GPU library failed while almost no GPU memory was free.": "GPU 메모리가 거의 남지 않은 상태에서 GPU 라이브러리가 실패했습니다.",
     "A GPU memory allocation failed.": "GPU 메모리를 할당하지 못했습니다.",
     "The exception is PyTorch's own out-of-memory error.": "PyTorch의 out-of-memory 예외입니다.",

@@ -1,7 +1,9 @@
 """Explanations of errors in Korean."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -11,7 +13,9 @@ from legroom.diagnose.codes import all_pages, translated_page
 from legroom.diagnose.explain.explain import Cause, explain, page_parts, parse_page
 from legroom.show.common.terminal import render_to_string
 from legroom.show.explain.explanation import render_explanation, render_page
+from legroom.show.explain.translation import translate_explanation
 
+ERRORS = Path(__file__).parents[3] / "data" / "errors"
 TRANSLATED = [code for code in all_pages() if translated_page(code, "ko")]
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 546.00 MiB. GPU 0 has a total capacity of 15.77 GiB "
@@ -29,9 +33,8 @@ def code_of(cause: Cause) -> list[set[str]]:
     return [set(re.findall(r"`([^`]+)`", text)) for text in (cause.cause, cause.check, cause.fix)]
 
 
-def test_the_most_frequent_pages_are_translated():
-    frequent = [*range(700, 708), 710, *range(713, 719), *range(720, 725), 730, 733, 740]
-    assert {f"LG{number}" for number in frequent} <= set(TRANSLATED)
+def test_every_page_about_an_error_is_translated():
+    assert [code for code in all_pages() if code.startswith("LG7")] == TRANSLATED
 
 
 @pytest.mark.parametrize("code", TRANSLATED)
@@ -73,6 +76,8 @@ def test_an_error_is_explained_in_korean(korean):
             "RuntimeError: CUDA error: device-side assert triggered",
             "GPU kernel에 범위를 벗어난 값이 들어왔습니다.",
         ),
+        ("ModuleNotFoundError: No module named 'foo'", "패키지가 없거나 버전이 맞지 않습니다."),
+        ("train.py: error: unrecognized arguments: --x", "명령줄 인자나 설정이 잘못되었습니다."),
         ("KeyError: 'x'", "KeyError: 메모리 문제가 아니라 프로그램 에러입니다."),
     ],
 )
@@ -80,7 +85,20 @@ def test_frequent_errors_are_explained_in_korean(error, sentence, korean):
     assert render_to_string(render_explanation(explain(error))).startswith(sentence)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["development", "development_02_host_device", "development_03_families"])
+def test_every_explanation_of_a_table_is_korean(name, korean):
+    table = json.loads((ERRORS / f"{name}.json").read_text(encoding="utf-8"))
+    english = {
+        explanation.sentence
+        for entry in table
+        if translate_explanation(explanation := explain(entry["text"]))[0].sentence == explanation.sentence
+    }
+    assert not english
+
+
 def test_without_a_korean_page_the_whole_explanation_is_english(korean, monkeypatch):
+    monkeypatch.setattr("legroom.show.explain.translation.translated_page", lambda code, language: None)
     error = "IndexError: Target 10 is out of bounds."
     text = render_to_string(render_explanation(explain(error)))
     monkeypatch.setenv("LEGROOM_LANG", "en")
