@@ -415,8 +415,9 @@ class _Walker(Assignments):
 
 
 def _last_node(node: cst.CSTNode) -> cst.CSTNode:
-    *_, last = walk(node)
-    return last
+    while below := children(node):
+        node = below[-1]
+    return node
 
 
 _BACKWARD_FUNCTIONS = {"torch.autograd.backward", "torch.autograd.grad"}

@@ -6,7 +6,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import Function
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import walk
+from legroom.diagnose.lint.flow.syntax import per_node, walk
 from legroom.diagnose.lint.flow.values import (
     COMPUTING_METHODS,
     CRITERION,
@@ -364,11 +364,14 @@ def _has_parameters(program: Program, class_name: str) -> bool:
     values = [each for value in known.attributes.values() for each in (value, *value.contents)]
     if any(each.frozen for each in values):
         return False
-    if any(
-        isinstance(node, cst.Name) and node.value.startswith("requires_grad") for node in walk(known.node)
-    ):
+    if _sets_requires_grad(known.node):
         return False
     return any(each.trainable or each.kind is ValueKind.PARAMETER for each in values)
+
+
+@per_node
+def _sets_requires_grad(node: cst.ClassDef) -> bool:
+    return any(type(each) is cst.Name and each.value.startswith("requires_grad") for each in walk(node))
 
 
 def _has_no_parameters(program: Program, class_name: str) -> bool:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import libcst as cst
 
@@ -78,59 +79,60 @@ class Expressions:
             self.program.values[node] = value
         return value
 
-    def _value_of(self, node: cst.CSTNode) -> Value:
-        if type(node) is cst.Name:  # type() is faster than isinstance for the most frequent nodes
+    def _value_of(self, node: Any) -> Value:
+        kind = type(node)  # isinstance is slow for libcst's abstract classes
+        if kind is cst.Name:
             return self._name(node.value)
-        if type(node) is cst.Attribute:
+        if kind is cst.Attribute:
             return self._attribute(node)
-        if type(node) is cst.Call:
+        if kind is cst.Call:
             return self.call(node)
-        if isinstance(node, cst.BinaryOperation):
+        if kind in _CONSTANTS:
+            self._record_nested(node)
+            return PLAIN
+        if kind is cst.BinaryOperation:
             result = self._computed([node.left, node.right])
             return PLAIN if self._formats_string(node) else result
-        if isinstance(node, cst.UnaryOperation):
-            return PLAIN if isinstance(node.operator, cst.Not) else self._computed([node.expression])
-        if isinstance(node, cst.Subscript):
+        if kind is cst.UnaryOperation:
+            return PLAIN if type(node.operator) is cst.Not else self._computed([node.expression])
+        if kind is cst.Subscript:
             return self._subscript(node)
-        if isinstance(node, (cst.Tuple, cst.List, cst.Set)):
+        if kind is cst.Tuple or kind is cst.List or kind is cst.Set:
             items = tuple(prune(self.value_of(each.value)) for each in node.elements)
             return Value(ValueKind.CONTAINER, items=items) if items else container()
-        if isinstance(node, cst.Dict):
+        if kind is cst.Dict:
             return self._dict(node)
-        if isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
+        if kind in _COMPREHENSIONS:
             return self._comprehension(node)
-        if isinstance(node, cst.IfExp):
+        if kind is cst.IfExp:
             self.value_of(node.test)
             return join_values(
                 self._value_in_branch(node.body, narrowed_names(node.test, self.names, holds=True)),
                 self._value_in_branch(node.orelse, narrowed_names(node.test, self.names, holds=False)),
             )
-        if isinstance(node, cst.BooleanOperation):
+        if kind is cst.BooleanOperation:
             return join_values(self.value_of(node.left), self.value_of(node.right))
-        if isinstance(node, cst.Comparison):
+        if kind is cst.Comparison:
             values = [
                 self.value_of(node.left),
                 *(self.value_of(each.comparator) for each in node.comparisons),
             ]
             return TENSOR if any(each.is_tensor for each in values) else PLAIN
-        if isinstance(node, cst.NamedExpr):
+        if kind is cst.NamedExpr:
             value = self.value_of(node.value)
             path = dotted(node.target)
             if path is not None:
                 self.names[path] = value
             return value
-        if isinstance(node, (cst.BaseNumber, cst.BaseString, cst.Ellipsis)):
-            self._record_nested(node)
-            return PLAIN
-        if isinstance(node, cst.Await):
+        if kind is cst.Await:
             return self.value_of(node.expression)
-        if isinstance(node, cst.Lambda):
+        if kind is cst.Lambda:
             kept = self.kept_by(node)
             return Value(ValueKind.CONTAINER, items=kept) if kept else UNKNOWN
-        if isinstance(node, cst.Yield) and isinstance(node.value, cst.From):
+        if kind is cst.Yield and isinstance(node.value, cst.From):
             return self.value_of(node.value.item).get(None) or UNKNOWN
-        if isinstance(node, cst.Yield):
-            return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
+        if kind is cst.Yield:
+            return self.value_of(node.value) if node.value is not None else UNKNOWN
         self._record_nested(node)
         return UNKNOWN
 
@@ -148,7 +150,7 @@ class Expressions:
 
     def _record_nested(self, node: cst.CSTNode) -> None:
         for child in children(node):
-            if isinstance(child, (cst.Call, cst.BinaryOperation, cst.Attribute, cst.Subscript, cst.IfExp)):
+            if type(child) in _RECORDED:
                 self.value_of(child)
             else:
                 self._record_nested(child)
@@ -291,6 +293,13 @@ class Expressions:
         return computed_from(values, no_grad=self.no_grad)
 
 
+_CONSTANTS = {
+    kind
+    for kind in vars(cst).values()
+    if isinstance(kind, type) and issubclass(kind, (cst.BaseNumber, cst.BaseString, cst.Ellipsis))
+}
+_COMPREHENSIONS = {cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp}
+_RECORDED = {cst.Call, cst.BinaryOperation, cst.Attribute, cst.Subscript, cst.IfExp}
 _FRAMES = {"__traceback__", "__context__", "__cause__", "tb_frame", "tb_next"}
 """Attributes through which an exception keeps the variables of its frames alive."""
 _METHOD = re.compile(

@@ -28,6 +28,7 @@ from legroom.diagnose.lint.flow.syntax import (
     names_in,
     names_with_graph,
     path_of,
+    per_node,
     positional,
     receiver,
     root,
@@ -424,11 +425,25 @@ def _has_new_keys(node: cst.BaseExpression) -> bool:
     )
 
 
-def stored_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> set[str]:
+def stored_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> frozenset[str]:
     """Return the names in a stored expression whose values or graphs stay alive, such as the operands of a sum."""
+    return _stored_names_without_grad(expression) if no_grad else _stored_names(expression)
+
+
+@per_node
+def _stored_names(expression: cst.BaseExpression) -> frozenset[str]:
+    return _find_stored_names(expression, no_grad=False)
+
+
+@per_node
+def _stored_names_without_grad(expression: cst.BaseExpression) -> frozenset[str]:
+    return _find_stored_names(expression, no_grad=True)
+
+
+def _find_stored_names(expression: cst.BaseExpression, *, no_grad: bool) -> frozenset[str]:
     path = dotted(expression)
     if path is not None:
-        return {path}
+        return frozenset([path])
     parts = contained_parts(expression)
     if isinstance(expression, cst.Subscript):
         parts = [expression.value]
@@ -438,7 +453,7 @@ def stored_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> se
     elif isinstance(expression, cst.Call) and method_name(expression) in _PRESERVING_METHODS and not no_grad:
         owner = receiver(expression)  # loss.cpu(), torch.cat([queue, keys])
         parts = [*([owner] if owner is not None else []), *(each.value for each in positional(expression))]
-    return {name for each in parts for name in stored_names(each, no_grad=no_grad)}
+    return frozenset(name for each in parts for name in stored_names(each, no_grad=no_grad))
 
 
 def _is_super(node: cst.BaseExpression | None) -> bool:

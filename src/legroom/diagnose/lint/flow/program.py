@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
@@ -394,6 +394,8 @@ class Program:
         """The names of containers whose entries are replaced at random, such as `images` for
         `self.images[random.randrange(n)] = image`.
         """
+        if not any(map(_draws_number, self.nodes_of(cst.Call))):
+            return frozenset()
         indices = {
             path
             for node in self.nodes_of(cst.Assign)
@@ -452,11 +454,11 @@ class Program:
         pending = list(children(node)[::-1])
         while pending:
             current = pending.pop()
-            if isinstance(current, cst.ClassDef):
+            if type(current) is cst.ClassDef:
                 self._define_class(current, outer, prefix)
-            elif isinstance(current, cst.FunctionDef):
+            elif type(current) is cst.FunctionDef:
                 self._define_function(current, outer, class_name, prefix)
-            else:
+            elif type(current) is not cst.SimpleStatementLine:
                 pending.extend(children(current)[::-1])
 
     def _define_class(self, node: cst.ClassDef, outer: Function, prefix: str) -> None:
@@ -479,16 +481,13 @@ class Program:
                 parameters += (star.name.value,)
         outside: set[str] = set()
         local: set[str] = set()
+        each: Any
         for each in walk(node.body, into_functions=False):
-            if isinstance(each, (cst.Global, cst.Nonlocal)):
+            kind = type(each)
+            if kind is cst.Global or kind is cst.Nonlocal:
                 outside.update(item.name.value for item in each.names)
-            elif isinstance(
-                each, (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.For, cst.AsName, cst.CompFor)
-            ):
-                target = each.name if isinstance(each, cst.AsName) else each.target
-                local.update(_bound_names(target))
-            elif isinstance(each, cst.NamedExpr):
-                local.update(_bound_names(each.target))
+            elif kind in _BINDING:
+                local.update(_bound_names(each.name if kind is cst.AsName else each.target))
         function = Function(
             name=name,
             qualified_name=f"{prefix}{name}",
@@ -518,6 +517,9 @@ class Program:
         self._define(node.body, outer=function, class_name=None, prefix=f"{function.qualified_name}.")
 
 
+_BINDING = {
+    cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.For, cst.AsName, cst.CompFor, cst.NamedExpr,
+}  # fmt: skip
 _DRAWING = frozenset(
     ["sample", "choice", "choices", "randint", "randperm", "permutation", "integers", "randrange"]
 )
@@ -525,11 +527,16 @@ _DRAWING = frozenset(
 
 def _is_drawn_number(node: cst.BaseExpression) -> bool:
     """Return True for `random.randint(0, n)` and `int(random.random() * n)`."""
-    return any(
-        isinstance(each, cst.Call)
-        and (dotted(each.func) or "").rpartition(".")[2] in {"randint", "randrange", "integers", "random"}
-        for each in walk(node)
-    )
+    return any(map(_draws_number, walk(node)))
+
+
+def _draws_number(node: cst.CSTNode) -> bool:
+    return type(node) is cst.Call and last_name(dotted(node.func) or "") in {
+        "randint",
+        "randrange",
+        "integers",
+        "random",
+    }
 
 
 def _drawn(node: cst.CSTNode) -> str | None:

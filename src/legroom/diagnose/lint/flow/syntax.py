@@ -5,10 +5,10 @@ rules need only a few queries, which this module implements on the plain nodes.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import libcst as cst
 
@@ -41,6 +41,8 @@ _LAYOUT = {
 }
 """Fields of libcst nodes that contain only whitespace, brackets or punctuation."""
 
+_Node = TypeVar("_Node", bound=cst.CSTNode)
+_Result = TypeVar("_Result")
 _DEFINITIONS = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
 Loop = cst.For | cst.While
 
@@ -66,9 +68,7 @@ _is_node = _NodeTypes()
 
 
 _children: dict[int, tuple[cst.CSTNode, ...]] = {}
-_dotted: dict[int, str | None] = {}
-_read: dict[int, frozenset[str]] = {}
-_read_with_graph: dict[int, frozenset[str]] = {}
+_results: list[dict[int, Any]] = [_children]
 """Results for the nodes of the current file, because the rules visit the same nodes many times.
 
 The keys are ids, because the hash of a libcst node is a slow Python function.
@@ -78,8 +78,28 @@ _known: list[cst.CSTNode] = []
 
 
 def forget_file() -> None:
-    for results in (_children, _dotted, _read, _read_with_graph, _known):
+    for results in _results:
         results.clear()
+    _known.clear()
+
+
+def per_node(function: Callable[[_Node], _Result]) -> Callable[[_Node], _Result]:
+    """Cache the results of a function for the nodes of the current file.
+
+    The results must depend only on the syntax tree, and callers must not change them.
+    """
+    results: dict[int, _Result] = {}
+    _results.append(results)
+
+    @wraps(function)
+    def cached(node: _Node) -> _Result:
+        key = id(node)
+        if key not in results:
+            results[key] = function(node)
+            _known.append(node)
+        return results[key]
+
+    return cached
 
 
 def children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
@@ -113,14 +133,13 @@ def dotted(node: cst.CSTNode | None) -> str | None:
     """Return the path of a name or a chain of attributes, such as `self.model`, and None for any other node."""
     if type(node) is cst.Name:
         return node.value
-    if type(node) is not cst.Attribute:
-        return None
-    key = id(node)
-    if key not in _dotted:
-        owner = dotted(node.value)
-        _dotted[key] = None if owner is None else f"{owner}.{node.attr.value}"
-        _known.append(node)
-    return _dotted[key]
+    return _dotted(node) if type(node) is cst.Attribute else None
+
+
+@per_node
+def _dotted(node: cst.Attribute) -> str | None:
+    owner = dotted(node.value)
+    return None if owner is None else f"{owner}.{node.attr.value}"
 
 
 def path_of(node: cst.CSTNode | None) -> str | None:
@@ -128,12 +147,12 @@ def path_of(node: cst.CSTNode | None) -> str | None:
 
     The path of an item is the path of its container: `history` for `history["loss"]`.
     """
-    while True:
-        if isinstance(node, cst.Subscript):
+    while True:  # type() is faster than isinstance for libcst's abstract classes
+        if type(node) is cst.Subscript:
             node = node.value
-        elif isinstance(node, cst.Call) and method_name(node) in {"setdefault", "get"}:
-            node = node.func.value if isinstance(node.func, cst.Attribute) else None
-        elif isinstance(node, cst.Call) and dotted(node.func) in {"globals", "vars"}:
+        elif type(node) is cst.Call and method_name(node) in {"setdefault", "get"}:
+            node = receiver(node)
+        elif type(node) is cst.Call and dotted(node.func) in {"globals", "vars"}:
             node = node.args[0].value if node.args else node.func
         else:
             return dotted(node)
@@ -158,6 +177,7 @@ def literal_key(node: cst.Subscript | cst.Call) -> str | None:
     return string_value(part.value) if isinstance(part, cst.Index) else None
 
 
+@per_node
 def contained_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return the expressions in a new object, such as the items of a tuple or the arguments of `Transition(...)`."""
     if isinstance(expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):
@@ -195,12 +215,12 @@ def method_name(call: cst.Call) -> str | None:
     """Return the name of the called method, such as `append` for `losses.append(x)`, or None for a call such as
     `print(x)`.
     """
-    return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
+    return call.func.attr.value if type(call.func) is cst.Attribute else None
 
 
 def receiver(call: cst.Call) -> cst.BaseExpression | None:
     """Return the object of a method call, such as `losses` for `losses.append(x)`."""
-    return call.func.value if isinstance(call.func, cst.Attribute) else None
+    return call.func.value if type(call.func) is cst.Attribute else None
 
 
 def keyword(call: cst.Call, name: str) -> cst.Arg | None:
@@ -216,7 +236,7 @@ def positional(call: cst.Call) -> list[cst.Arg]:
 
 def is_call_of(node: cst.CSTNode, name: str) -> bool:
     """Return True if a node calls the function `name`, as in `name(...)` or `module.name(...)`."""
-    return isinstance(node, cst.Call) and last_name(dotted(node.func) or "") == name
+    return type(node) is cst.Call and last_name(dotted(node.func) or "") == name
 
 
 def has_star(call: cst.Call) -> bool:
@@ -268,13 +288,10 @@ NUMBER_FUNCTIONS = {"float", "int", "len", "str", "isinstance"}
 _FUNCTIONS_WITHOUT_GRAPH = NUMBER_FUNCTIONS | {"torch.sign"}
 
 
+@per_node
 def names_in(node: cst.CSTNode) -> frozenset[str]:
     """Return all paths that an expression reads: `model`, `model.fc` and `model.fc.weight` for `model.fc.weight`."""
-    found = _read.get(id(node))
-    if found is None:
-        found = _read[id(node)] = frozenset(_paths(node, live=False))
-        _known.append(node)
-    return found
+    return frozenset(_paths(node, live=False))
 
 
 def bound_paths(target: cst.BaseExpression) -> set[str]:
@@ -288,16 +305,13 @@ def bound_paths(target: cst.BaseExpression) -> set[str]:
     return {path} if path is not None else set()
 
 
+@per_node
 def names_with_graph(node: cst.CSTNode) -> frozenset[str]:
     """Return the names that an expression reads together with their graph.
 
     A name does not count if the expression uses only its shape, its detached value or a number such as `loss.item()`.
     """
-    found = _read_with_graph.get(id(node))
-    if found is None:
-        found = _read_with_graph[id(node)] = frozenset(_paths(node, live=True))
-        _known.append(node)
-    return found
+    return frozenset(_paths(node, live=True))
 
 
 def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
@@ -387,6 +401,7 @@ def innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
 ADDING_METHODS = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
 
 
+@per_node
 def append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
     """Return the method of a container to which an expression refers. For example, return `losses.append` for
     `losses.append`, `partial(losses.append)` and `lambda loss: losses.append(loss)`.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from functools import reduce
+from functools import lru_cache, reduce
 
 
 def split_words(text: str) -> frozenset[str]:
@@ -331,6 +331,7 @@ _NOT_A_MODEL = re.compile(
 """Matches names such as `model_name`, which are not models."""
 
 
+@lru_cache(maxsize=10_000)
 def guess_from_name(name: str) -> Value:
     """Return the value that a name such as `model` usually has."""
     if (_VERBS.match(name.lstrip("_")) and not LOADER_NAMES.search(name)) or _NOT_A_MODEL.search(name):

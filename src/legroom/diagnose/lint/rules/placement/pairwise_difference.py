@@ -52,23 +52,33 @@ _REDUCTIONS = ("sum", "norm", "mean", "vector_norm")
 def check(program: Program) -> Iterator[Problem]:
     if not program.mentions("unsqueeze", "None"):
         return
-    for function in program.functions.values():
+    found: dict[cst.CSTNode, list[tuple[cst.BaseExpression, int]]] = {
+        node: known
+        for kind in (cst.BinaryOperation, cst.Call)
+        for node in program.nodes_of(kind)
+        if (known := _pair(node)) is not None
+    }
+    for function in program.functions.values() if found else ():
         for node in walk(function.body, into_functions=False):
-            operands = _operands(node)
-            sides = [_with_new_axis(each) for each in operands]
-            known = [each for each in sides if each is not None]
-            if len(known) < 2 or known[0][1] == known[1][1]:
+            pair = found.get(node)
+            if pair is None:
                 continue
             is_reduced = isinstance(node, cst.Call) or _is_reduced(program, node, function)
             if is_reduced and (
-                any(is_whole_dataset(program, each, function) for each, _ in known)
-                or _finds_neighbors(program, node, known, function)
+                any(is_whole_dataset(program, each, function) for each, _ in pair)
+                or _finds_neighbors(program, node, pair, function)
             ):
                 yield Problem(
                     node=node,
                     message="This intermediate tensor has one element for each pair and feature",
                     help="Use `torch.cdist` for distances or `x @ y.T` for products: the result has one element for each pair",
                 )
+
+
+def _pair(node: cst.CSTNode) -> list[tuple[cst.BaseExpression, int]] | None:
+    """Return the two tensors to which an expression adds different axes, and the indices of the axes."""
+    known = [side for each in _operands(node) if (side := _with_new_axis(each)) is not None]
+    return known if len(known) > 1 and known[0][1] != known[1][1] else None
 
 
 def _operands(node: cst.CSTNode) -> list[cst.BaseExpression]:
