@@ -15,10 +15,11 @@ tensor that grows with each iteration.
 """
 LeakHolder = Literal[
     "container", "variable", "carried", "linked", "cache", "exception", "closure", "generator", "hook", "thread",
-    "cycle", "unknown",
+    "cycle", "gradient", "unknown",
 ]  # fmt: skip
 """The kind of object that retains the memory. `variable` is a variable that is computed from its own previous value.
-`carried` is a recurrent state. `linked` is an attribute that refers to another object of the same class.
+`carried` is a recurrent state. `linked` is an attribute that refers to another object of the same class. `gradient` is
+the gradient of a backward pass with `create_graph=True`.
 """
 
 

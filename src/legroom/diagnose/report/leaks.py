@@ -125,6 +125,12 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
             "collector did not run. Break the cycle (use a weak reference or set the attribute to None), or "
             "call `gc.collect()` every few steps."
         )
+    if detected.how == "gradient":
+        return "LG109", (
+            f"The backward pass with `create_graph=True` stores a gradient with a graph in {name}. The gradient, its graph "
+            "and the parameter refer to each other, so they are never freed. Use `torch.autograd.grad(…, "
+            "create_graph=True)`, or set `.grad` to None after use."
+        )
     if detected.how == "hook":
         return "LG110", (
             f"Each step adds another function to {name}, and each function keeps its tensors alive. Register the function "

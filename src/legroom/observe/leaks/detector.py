@@ -423,8 +423,10 @@ class LeakDetector:
         same_line = [each for each in self.leaks.values() if (each.file, each.line) == (leak.file, leak.line)]
         if any(each.name != leak.name and "linked" in (each.how, leak.how) for each in same_line):
             return  # linked objects were reported under their link, or under the variable of the newest object
-        for each in same_line:  # the same statement in another layer of the model
-            if without_indices(each.name) == without_indices(leak.name):
+        for (
+            each
+        ) in same_line:  # the same statement in another layer of the model, or gradients of another parameter
+            if each.how == leak.how == "gradient" or without_indices(each.name) == without_indices(leak.name):
                 leak = replace(leak, name=each.name)
         self.leaks[leak.identity] = leak
         if suspect is not None and suspect.retained is not None:

@@ -170,6 +170,13 @@ class NodesByIteration:
         return sizes
 
 
+def gradient_iterations(tensors: Iterable[torch.Tensor], graph: NodesByIteration) -> int:
+    """Return the number of iterations whose graphs the gradients of `tensors` keep alive."""
+    nodes = [tensor.grad.grad_fn for tensor in tensors if tensor.grad is not None]
+    created = {graph.iteration_of(node) for node in nodes} - {None}
+    return max([len(created), *(graph.iterations_below(node) for node in nodes[-1:])])
+
+
 def with_graph(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
     found = []
     for tensor in tensors:

@@ -67,7 +67,7 @@ def with_caller(leak: "DetectedLeak", *, is_scalar: bool) -> "DetectedLeak":
 
     In all other cases, the line that stores the tensors is the line of the leak, because it should limit or detach them.
     """
-    if leak.file is None or leak.line is None or leak.how in ("cache", "cycle"):
+    if leak.file is None or leak.line is None or leak.how in ("cache", "cycle", "gradient"):
         return leak
     from legroom.observe.source.call_sites import find_call_site, first_line  # not needed without a leak
 

@@ -38,7 +38,9 @@ class Observations:
     only_sums: bool = False
     """Whether only a sum of losses counts as a leak, because the calls to the model may be the steps of one sequence."""
     with_gradient_graph: Targets = field(default_factory=list)
-    """Parameters whose gradients have a graph."""
+    """Parameters whose gradients have a graph: the oldest and the newest parameter."""
+    gradient_iterations: int = 0
+    """The number of iterations whose graphs are kept alive by the gradients of parameters."""
     created_in: dict[int, int] = field(default_factory=dict)
     """Maps the `id` of a tensor to the iteration in which it was created or first found."""
     suspicious: bool = False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from legroom.memory.event_base import Frame
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
 from legroom.observe.holders.python_names import Variables
@@ -42,6 +43,7 @@ from legroom.observe.source.files import (
 from legroom.observe.source.passing_calls import find_partial_detach
 from legroom.observe.source.statements import StoringStatement
 from legroom.observe.source.storing_lines import (
+    NO_USAGE,
     NameUsage,
     is_passed_in_loop,
     is_read_in,
@@ -320,6 +322,31 @@ def can_accumulate(holder: FoundHolder) -> bool:
     if path.how in ("variable", "unknown") or (path.how == "container" and path.length < MIN_ITERATIONS - 1):
         return any(each.uses_itself for each in usage.statements)
     return True
+
+
+def as_gradients(
+    holders: Sequence[FoundHolder], line: Frame, *, only_gradients: bool = False
+) -> list[FoundHolder]:
+    """Return the holders of parameters whose gradients have an autograd graph as the holders of these gradients. The
+    storing line is the line of the backward pass with `create_graph=True`. With `only_gradients`, a parameter counts
+    even if no variable refers to it, because its own gradient keeps it alive.
+    """
+    statement = StoringStatement(
+        line.file, line.line, line.function, uses_itself=True, adds=False, concatenates=False,
+        stores_number=False, in_loop=True,
+    )  # fmt: skip
+    usage = NO_USAGE._replace(statements=(statement,))
+    found = [
+        each._replace(path=each.path._replace(name=f"{each.path.name}.grad"), usage=usage)
+        for each in holders
+        if each.path.how != "unknown"
+    ]
+    if not found and only_gradients:
+        found = [FoundHolder(NO_HOLDER._replace(name="parameter.grad"), usage, 0)]
+    return [
+        each._replace(path=each.path._replace(how="gradient", described="tensor", container=0, length=0))
+        for each in found
+    ]
 
 
 def with_own_graphs(holders: Sequence[FoundHolder], parts: Mapping[int, GraphPart]) -> list[FoundHolder]:

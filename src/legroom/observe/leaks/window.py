@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from legroom.observe.leaks.graph_ages import NodeNumbers, NodesByIteration, with_graph
+from legroom.observe.leaks.graph_ages import (
+    NodeNumbers,
+    NodesByIteration,
+    gradient_iterations,
+    with_graph,
+)
 from legroom.observe.leaks.holder_source import MIN_ITERATIONS
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import (
@@ -50,6 +55,7 @@ from legroom.observe.leaks.suspects import (
     HolderFinder,
     Suspect,
     Targets,
+    as_gradients,
     as_series,
     can_accumulate,
     holder_being_built,
@@ -67,7 +73,6 @@ from legroom.observe.leaks.suspects import (
     with_own_graphs,
 )
 from legroom.observe.source import storing_lines
-from legroom.observe.source.statements import StoringStatement
 from legroom.observe.source.storing_lines import find_usage
 
 if TYPE_CHECKING:
@@ -205,6 +210,7 @@ class ScanWindow:
             is_sequence = self._may_be_unrolled(iteration) and bool(carrying) and not evaluating
             if is_sequence and may_train():
                 return seen
+            gradients = [tensor for tensor in tensors if has_gradient_graph(tensor)]
             parts = graph.parts([*old, *carrying[:MAX_SEARCHES]], iteration)
             for tensor in filter(self._on_device, old):  # a tensor in a container is itself retained
                 parts[id(tensor)].storages[id(tensor)] = bytes_of(tensor)
@@ -217,7 +223,8 @@ class ScanWindow:
                 old=_weak(old),
                 carrying=_weak(carrying),
                 only_sums=is_sequence,
-                with_gradient_graph=_weak([tensor for tensor in tensors if has_gradient_graph(tensor)][:1]),
+                with_gradient_graph=_weak([*gradients[:1], *gradients[-1:]]),
+                gradient_iterations=gradient_iterations(gradients, graph),
             )
         generations = self._generations(by_first_scan)
         between = self._iterations_between(generations, by_first_scan)
@@ -339,7 +346,11 @@ class ScanWindow:
                 return []
         # Several sums may each carry their graph.
         found += one_per_statement(with_own_graphs(recursive, seen.parts))
-        found = found or (carrying or self._find_gradients(seen, holders))[:1]
+        if not found:
+            gradients = self._find_gradients(seen, holders)
+            # Gradients with the graphs of many iterations explain the growth better than a variable that is replaced.
+            by_gradients = seen.gradient_iterations >= MIN_ITERATIONS
+            found = (gradients + carrying if by_gradients else carrying + gradients)[:1]
         if not found and self.scans >= MAX_SCANS - 1 and not any(map(is_collectable, old)):
             found = [FoundHolder(holder_being_built(), storing_lines.NO_USAGE, 0)]
         suspects: list[Suspect] = []
@@ -355,25 +366,11 @@ class ScanWindow:
         return suspects
 
     def _find_gradients(self, seen: Observations, holders: HolderFinder) -> list[FoundHolder]:
-        """Return the variables that keep parameters alive whose gradients have an autograd graph. The storing line is
-        the line of the backward pass that created the graph.
-        """
         line = self._iterations.create_graph_line
         if line is None:
             return []
-        statement = StoringStatement(
-            line.file, line.line, line.function, uses_itself=True, adds=False, concatenates=False,
-            stores_number=False, in_loop=True,
-        )  # fmt: skip
-        return [
-            FoundHolder(
-                each.path._replace(name=f"{each.path.name}.grad", how="variable", container=0, length=0),
-                storing_lines.NO_USAGE._replace(statements=(statement,)),
-                each.target,
-            )
-            for each in holders.find(seen.with_gradient_graph, {})
-            if each.path.how != "unknown"
-        ]
+        found = holders.find(seen.with_gradient_graph, {})
+        return as_gradients(found, line, only_gradients=seen.gradient_iterations >= MIN_ITERATIONS)
 
     def _find_tensors(self, seen: Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
         min_length = RARE_SCANS if self._rare else min_length_at(iteration)

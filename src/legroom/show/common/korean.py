@@ -112,6 +112,10 @@ CATALOGUE = {
         "{owner}에 순환 참조가 있습니다. 순환 참조는 Python의 garbage collector만 해제하는데, 아직 실행되지 않았습니다. weak reference를 쓰거나 "
         "속성을 None으로 바꿔 순환을 끊거나, 몇 step마다 `gc.collect()`를 호출하세요."
     ),
+    "The backward pass with `create_graph=True` stores a gradient with a graph in {owner:term}. The gradient, its graph and the parameter refer to each other, so they are never freed. Use `torch.autograd.grad(…, create_graph=True)`, or set `.grad` to None after use.": (
+        "`create_graph=True`로 실행한 backward pass 때문에 {owner}에 graph가 붙은 gradient가 저장됩니다. gradient와 그 graph, parameter가 서로 참조하므로 "
+        "해제되지 않습니다. `torch.autograd.grad(…, create_graph=True)`를 쓰거나, 다 쓴 뒤에 `.grad`를 None으로 바꾸세요."
+    ),
     "Each step adds another function to {owner:term}, and each function keeps its tensors alive. Register the function once, or remove it after use (`handle.remove()`).": (
         "step마다 {owner}에 함수가 하나씩 더해지고, 함수마다 tensor가 함께 남습니다. 함수를 한 번만 등록하거나, 다 쓴 뒤에 제거하세요(`handle.remove()`)."
     ),

@@ -13,8 +13,8 @@ The rule reports `create_graph=True` in the following cases:
 ## Why this is a problem
 With `create_graph=True`, gradients have their own graph, so all activations of the step and the intermediate results of
 the backward pass stay allocated. After `backward(create_graph=True)`, each parameter references its gradient, the
-gradient references its graph, and the graph references the parameter. Only Python's garbage collector can free this
-reference cycle.
+gradient references its graph, and the graph references the parameter. Python's garbage collector cannot free this
+reference cycle, because parts of it are C++ objects. The memory stays allocated until the program sets `.grad` to None.
 
 ## Example
 ```python
@@ -94,7 +94,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=argument,
                 message="`create_graph=True` creates a reference cycle between parameters and gradients, so the memory of the step "
-                "stays allocated until the garbage collector runs",
+                "stays allocated until `.grad` is set to None",
                 help="Use `torch.autograd.grad(..., create_graph=True)`, or remove `create_graph=True` if "
                 "you need no second derivative",
             )
