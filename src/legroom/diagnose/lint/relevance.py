@@ -9,7 +9,6 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
-from functools import cache
 
 from legroom.diagnose.lint.flow.steps import STEP_FUNCTIONS
 from legroom.diagnose.lint.flow.values import LOADER_NAMES, MODEL_NAMES, SAMPLING_NAMES, split_words
@@ -53,7 +52,7 @@ def _walk(node: ast.AST) -> list[ast.AST]:
     """Return a node and all its descendants, except operators and contexts. `ast.walk` takes three times as long."""
     nodes = [node]
     for each in nodes:  # also visits the nodes that the loop appends
-        for name in _child_fields(type(each)):
+        for name in _CHILD_FIELDS[type(each)]:
             value = getattr(each, name, None)
             if type(value) is list:
                 nodes.extend([item for item in value if isinstance(item, ast.AST)])
@@ -62,9 +61,11 @@ def _walk(node: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-@cache
-def _child_fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    return tuple(name for name in kind._fields if name not in {"ctx", "op", "ops", "id", "attr"})
+_CHILD_FIELDS = {
+    kind: tuple(name for name in kind._fields if name not in {"ctx", "op", "ops", "id", "attr"})
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
 
 
 def _discards_result(node: ast.Expr) -> bool:

@@ -113,7 +113,7 @@ class _Walker(Assignments):
         if self.function.class_name is not None:
             attributes = self.program.classes[self.function.class_name].attributes
             for path, value in self.names.items():
-                if path.startswith("self.") and path.count(".") == 1:
+                if path.count(".") == 1 and path.startswith("self."):
                     known = attributes.get(path)
                     attributes[path] = value if known is None else join_values(known, value)
 
@@ -204,9 +204,9 @@ class _Walker(Assignments):
         if found is not None and guess.kind in (ValueKind.UNKNOWN, found.kind):
             return found
         if guess.kind is ValueKind.UNKNOWN:
-            for known in self.program.classes.values():
-                if known.name.lower() == name.replace("_", "").lower():
-                    return self.program.instance(known.name)
+            known = self.program.class_by_lower_name.get(name.replace("_", "").lower())
+            if known is not None:
+                return self.program.instance(known)
         return guess
 
     # Statements ----------------------------------------------------------------------------------------------------

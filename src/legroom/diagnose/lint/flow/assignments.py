@@ -55,7 +55,7 @@ class Assignments(FactRecorder):
     def assign(
         self, target: cst.BaseExpression, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
     ) -> None:
-        if isinstance(target, (cst.Tuple, cst.List)):
+        if type(target) is cst.Tuple or type(target) is cst.List:
             parts = expression.elements if isinstance(expression, cst.Tuple) else ()
             trained = self._loss_next_to_metrics(target, value, expression)
             for index, each in enumerate(target.elements):
@@ -64,11 +64,11 @@ class Assignments(FactRecorder):
                 source = parts[index].value if len(parts) == len(target.elements) else expression
                 self.assign(each.value, part, source, node)
             return
-        if isinstance(target, cst.Subscript):
+        if type(target) is cst.Subscript:
             self.assign_item(target, value, expression, node)
             return
         path = dotted(target)
-        if isinstance(target, cst.Attribute) and self._is_stored_by_setter(target, value, expression, node):
+        if type(target) is cst.Attribute and self._is_stored_by_setter(target, value, expression, node):
             return
         if path is None:
             return
@@ -105,7 +105,9 @@ class Assignments(FactRecorder):
         self._freeze(path, expression)
         self.record_store(node, path, "assign", expression, value, uses_old_value=uses_old_value)
         adder = append_method(expression)
-        if isinstance(expression, (cst.List, cst.Tuple)):  # callbacks = [losses.append, print]
+        if (
+            type(expression) is cst.List or type(expression) is cst.Tuple
+        ):  # callbacks = [losses.append, print]
             listed = (append_method(each.value) for each in expression.elements)
             adder = next(filter(None, listed), None)
         if adder is not None:

@@ -65,9 +65,9 @@ class Calls(Expressions):
             return self.call(full)
         name = self.program.imports.qualified(node.func)
         owner = UNKNOWN
-        if isinstance(node.func, cst.Attribute):
+        if type(node.func) is cst.Attribute:
             owner = self.value_of(node.func.value)
-        elif not isinstance(node.func, cst.Name):
+        elif type(node.func) is not cst.Name:
             owner = self.value_of(node.func)
         arguments = tuple(self.value_of(each.value) for each in node.args)
         called = self._called_value(node.func, owner)
@@ -118,16 +118,16 @@ class Calls(Expressions):
         path = dotted(func)
         if path is not None and path in self.names:
             return self.names[path]
-        if isinstance(func, cst.Name):
+        if type(func) is cst.Name:
             return self._name(func.value)
-        if isinstance(func, cst.Attribute):
+        if type(func) is cst.Attribute:
             return self._attribute_of(owner, func.attr.value, of_library=self._is_library(path))
         return owner  # nn.Linear(2, 2)(x)
 
     def _local_function(self, node: cst.Call, owner: Value, called: Value) -> Function | None:
         if called.function is not None:
             return self.program.functions.get(called.function)
-        if isinstance(node.func, cst.Attribute):
+        if type(node.func) is cst.Attribute:
             name = node.func.attr.value
             if owner.class_name is not None:
                 found = self.program.method(owner.class_name, name)
@@ -136,7 +136,7 @@ class Calls(Expressions):
             of_class = dotted(node.func.value)
             if of_class in self.program.classes and of_class not in self.names:
                 return self.program.method(of_class, name)
-            if isinstance(node.func.value, cst.Call) and dotted(node.func.value.func) == "super":
+            if type(node.func.value) is cst.Call and dotted(node.func.value.func) == "super":
                 return self.program.inherited(self.function.class_name, name)
         made = dotted(node.func)
         if made in self.program.classes and made not in self.names:

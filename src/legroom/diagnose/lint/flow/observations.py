@@ -322,7 +322,7 @@ class FactRecorder(Calls):
         that receives literals.
         """
         got = node.func
-        if not isinstance(got, cst.Call) or dotted(got.func) != "getattr" or len(got.args) < 2:
+        if type(got) is not cst.Call or dotted(got.func) != "getattr" or len(got.args) < 2:
             return []
         name = got.args[1].value
         names = {string_value(name)}

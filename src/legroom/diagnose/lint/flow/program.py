@@ -180,6 +180,11 @@ class Program:
         )
 
     @cached_property
+    def class_by_lower_name(self) -> dict[str, str]:
+        """Maps the name of each class in lower case to the name. The first class has precedence."""
+        return {name.lower(): name for name in reversed(self.classes)}
+
+    @cached_property
     def value_classes(self) -> frozenset[str]:
         return frozenset(name for name in self.classes if not self.is_module_class(name))
 

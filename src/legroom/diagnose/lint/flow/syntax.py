@@ -44,6 +44,8 @@ _LAYOUT = {
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Result = TypeVar("_Result")
 _DEFINITIONS = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
+_LEAVES = {cst.Name, cst.Integer, cst.Float, cst.SimpleString}
+"""Frequent nodes without children."""
 Loop = cst.For | cst.While
 
 
@@ -103,6 +105,8 @@ def per_node(function: Callable[[_Node], _Result]) -> Callable[[_Node], _Result]
 
 
 def children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
+    if type(node) in _LEAVES:
+        return ()
     known = _children.get(id(node))
     if known is not None:
         return known

@@ -123,19 +123,14 @@ def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) 
     if keys:
         inner = known.get(keys[0]) or container()
         return with_item(known, keys[0], with_element(inner, element, keys[1:]))
-    return replace(_as_container(known), element=_join_all((*_unkeyed(known), prune(element))), items=None)
+    return _as_container(known, _join_all((*_unkeyed(known), prune(element))), known.items_by_key)
 
 
 def with_item(known: Value, key: str | None, value: Value) -> Value:
     if key is None or (len(known.items_by_key) >= _MAX_KEYS and key not in dict(known.items_by_key)):
         return with_element(known, value)
     items_by_key = {**dict(known.items_by_key), key: prune(value)}
-    return replace(
-        _as_container(known),
-        element=_join_all(_unkeyed(known)),
-        items=None,
-        items_by_key=tuple(items_by_key.items()),
-    )
+    return _as_container(known, _join_all(_unkeyed(known)), tuple(items_by_key.items()))
 
 
 _MAX_KEYS = 60
@@ -184,10 +179,14 @@ def without_graph(value: Value) -> Value:
     )
 
 
-def _as_container(known: Value) -> Value:
-    return replace(
-        container(bounded=known.bounded, mapping=known.mapping, items_by_key=known.items_by_key),
+def _as_container(known: Value, element: Value | None, items_by_key: tuple[tuple[str, Value], ...]) -> Value:
+    return Value(
+        ValueKind.CONTAINER,
+        element=element,
+        bounded=known.bounded,
+        mapping=known.mapping,
         is_counter=known.is_counter,
+        items_by_key=items_by_key,
     )
 
 

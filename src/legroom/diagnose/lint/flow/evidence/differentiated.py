@@ -24,7 +24,7 @@ def differentiated_names(function: Function) -> frozenset[str]:
     """
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
-        if not isinstance(node, cst.Call):
+        if type(node) is not cst.Call:
             continue
         if (dotted(node.func) or "").endswith("autograd.grad") and node.args:
             found.update(filter(None, [dotted(node.args[0].value)]))
@@ -39,7 +39,7 @@ def differentiated_names(function: Function) -> frozenset[str]:
         found.update(_summands(start))
     for _ in range(2 if found else 0):  # loss = reconstruction + divergence
         for node in walk(function.body, into_functions=False):
-            if isinstance(node, cst.Assign) and any(dotted(each.target) in found for each in node.targets):
+            if type(node) is cst.Assign and any(dotted(each.target) in found for each in node.targets):
                 made = node.value
                 found.update(_summands(made) if isinstance(made, cst.BinaryOperation) else _operand(made))
     return frozenset(found)

@@ -100,7 +100,7 @@ def _assigned(program: Program, path: str, function: Function, depth: int) -> li
     found = [
         value
         for node in walk(function.body, into_functions=False)
-        if isinstance(node, cst.Assign)
+        if type(node) is cst.Assign
         for each in node.targets
         for target, value in _pairs(each.target, node.value)
         if dotted(target) == path
