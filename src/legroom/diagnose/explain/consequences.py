@@ -29,11 +29,16 @@ def root_traceback(tracebacks: Sequence[ErrorLine]) -> ErrorLine | None:
 def is_consequence(error: ErrorLine) -> bool:
     """Return True if an error of another process or thread may have caused the error."""
     name = error.kind.rpartition(".")[2]
-    if error.is_background or lost_peer(error.text) or name in _LOST_CHILD:
+    if error.is_background or lost_peer(error.text) or name in _LOST_CHILD or says_only_failed(error):
         return True
     if name == "DistBackendError":
         return lost_peer(error.after[:_REASON_CHARACTERS])  # NCCL reports the reason on the next lines
     return name == "EOFError" and "multiprocessing/connection" in error.frames.replace("\\", "/")
+
+
+def says_only_failed(error: ErrorLine) -> bool:
+    """Return True if the message only states that something failed, without a reason."""
+    return _NO_REASON.fullmatch(error.text) is not None
 
 
 def lost_peer(text: str) -> bool:
@@ -58,15 +63,18 @@ def made_progress(after: str) -> bool:
 
 
 def _is_message(line: str) -> bool:
-    return not line.startswith((" ", "\t", "[rank"))
+    return not line.startswith((" ", "\t", "[rank", "wandb:"))
 
 
+_NO_REASON = re.compile(
+    r"(?:(?:\w+\.)*(?:RuntimeError|Exception)|SystemExit): ?(?:\d|(?:[A-Za-z]+ ){1,3}(?:failed|crashed|aborted)[.!]?)"
+)
 _REASON_CHARACTERS = 400
 _LOST_CHILD = ("Empty", "BrokenPipeError")
 """Classes of errors that a process raises if one of its child processes does not respond any more."""
 _LOST_PEER = re.compile(
     r"remote process exited|ncclRemoteError|Connection (?:was )?(?:closed|reset|refused)|Broken ?pipe|recvBytes|sendBytes"
-    r"|failed to recv, got 0 bytes|SockClientClosedError|communicator was aborted",
+    r"|failed to recv, got 0 bytes|SockClientClosedError|communicator was aborted|connection to the C10d store has failed",
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(

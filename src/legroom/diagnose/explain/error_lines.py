@@ -166,7 +166,13 @@ def _join_frames(frames: list[str]) -> str:
     return "\n".join(frames[-40:]).lower()
 
 
-_WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
+_WRAPPERS = {
+    "ChildFailedError",
+    "CalledProcessError",
+    "KilledWorker",
+    "ProcessRaisedException",
+    "ProcessExitedException",
+}
 """Exception classes that only report an error in another process."""
 _REMOTE = "ray.exceptions.RayTaskError("
 """The line that Ray prints before the traceback of a remote task."""

@@ -18,6 +18,7 @@ from legroom.diagnose.explain.consequences import (
     lost_peer,
     made_progress,
     root_traceback,
+    says_only_failed,
 )
 from legroom.diagnose.explain.error_lines import (
     TRACEBACK,
@@ -42,6 +43,7 @@ An error may span two chunks.
 """
 _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
+_MAX_CAUSES = 3
 _FIRST_TRACEBACKS, _LAST_TRACEBACKS = 20, 40
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
@@ -197,7 +199,7 @@ class _Search:
             key=lambda found: (_informativeness(found), found.line, -found.priority),
             default=None,
         )
-        error = self._cause_of(error) or error
+        error = self._root_of(error)
         if error is not None and error.code == _COMPILER:
             error = _error_of_the_operation(error)
         if error is not None and _was_pinning(error):
@@ -218,6 +220,15 @@ class _Search:
         return LogResult(
             error=error, unknown=None, first=self._earliest(error), lines=self._lines, is_cut=is_cut
         )
+
+    def _root_of(self, error: LogMatch | None) -> LogMatch | None:
+        """Follow the causes of an error, for example from a timeout to a failed library to the kernel that failed."""
+        for _ in range(_MAX_CAUSES):
+            cause = self._cause_of(error)
+            if error is None or cause is None or cause.code == error.code:
+                return cause or error
+            error = cause
+        return error
 
     def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
         """Return the original error if the last error only reports that a library failed.
@@ -281,6 +292,7 @@ class _Search:
             (_is_memory(error) and is_uninformative(last))
             or (_ran_out(error) and _NO_RESULT.search(last.text) is not None)
             or (not error.weak and _CONSEQUENCES.search(last.text) is not None)
+            or (_is_independent(error) and says_only_failed(last))
         ):
             return None
         if last.kind == "KeyboardInterrupt" and last.line - error.line <= _FOLLOWUP_LINES:
@@ -389,9 +401,10 @@ def _failed_rank(found: LogMatch) -> bool:
 
 
 def _is_killed_rank(found: LogMatch) -> bool:
-    """Return True if a rank was killed, unless the launcher killed it after another rank had failed."""
+    """Return True if a rank was killed or crashed, unless the launcher killed it after another rank had failed."""
+    is_crash = found.code in (_CRASH, _BUS_ERROR) and _CRASHED.search(found.text) is not None
     return (
-        found.code == _KILLED
+        (found.code == _KILLED or is_crash)
         and "Root Cause (first" not in _after(found)
         and "forcefully" not in found.text
         and _GUESS.search(found.text) is None
@@ -416,7 +429,11 @@ def _message_of(found: LogMatch) -> str:
 
 def _without_handled(strong: list[LogMatch], latest: list[LogMatch]) -> list[LogMatch]:
     """Omit errors after which the program continued, if another error follows."""
-    active = [found for found in strong if not is_recovered(_after(found))]
+    active = [
+        found
+        for found in strong
+        if not is_recovered(_after(found)) and _HANDLED_HERE.search(found.text) is None
+    ]
     if active or not strong:
         return active
     handled = max(found.line for found in strong)
@@ -484,7 +501,10 @@ _NOT_ERRORS = (
     "setting loss scale to",
 )
 """Words of informational lines, and of lines about the cleanup after an error."""
-_KILLED = "LG705"
+_KILLED, _BUS_ERROR, _CRASH = "LG705", "LG703", "LG729"
+_CRASHED = re.compile(
+    r"SIGSEGV|Segmentation|SIGILL|Illegal instruction|SIGBUS|: -(?:7|11)\b|signal (?:4|11)\b"
+)
 _KILLED_ALONE = re.compile(r"\bKilled\W*$")
 """Matches the end of a process that the launcher or the user stopped after an error, if a traceback comes before."""
 _GUESS = re.compile(r"potential root causes|common causes include")
@@ -519,6 +539,8 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     "LG710": (lambda found: found.code == "LG725", 6),
     # The reason for a worker's exit is logged before the loop that reads batches reports the exit.
     _WORKER_DIED: (_is_killed_worker, _ALL_LINES),
+    # Another rank did not build the extension.
+    "LG726": (lambda found: found.code == "LG751" and "Error building extension" in found.text, _NCCL_LINES),
     # A build fails because the compiler was killed.
     "LG751": (lambda found: found.code == "LG705", 6),
 }
@@ -529,6 +551,10 @@ _FOLLOWUP_LINES = 60
 """The maximum number of lines between an error and a later, uninformative error that is treated as its consequence."""
 _NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")
 """Matches the error of a program that uses None because a library logged an error and returned no result."""
+_HANDLED_HERE = re.compile(
+    r"\bretrying|Retry attempt|will retry|\bskipping|falling back|\bignoring", re.IGNORECASE
+)
+"""Matches an error message that states that the error was handled."""
 _CONSEQUENCES = re.compile(r"UnboundLocalError|ZeroDivisionError|the errors above for more details")
 """Matches the error of a program that uses a variable or a count that only a successful step sets, and errors that refer
 to earlier errors.

@@ -143,8 +143,14 @@ RULES: tuple[Rule, ...] = (
     _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|was compiled without (?:GPU|CUDA) support|wasn't buil[dt] with CUDA support|compiled with a different (?:ABI|CUDA)"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule(
-        "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV(?! or (?:an)?other unexpected)|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"
-        r"|Floating point exception|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|shutdown with signal (?:4|6|11)\b|exit code (?:-11|139|-6|134|3221225477|-1073741819)\b|exit status (?:-11|139|-6|134|3221225477|-1073741819)\b|return code = -(?:11|6)\b|exitcode\s*: -(?:11|6)\b|(?:^|\n)Aborted\s*(?:\n|$)|0xC0000005|Windows fatal exception|zsh: (?:abort|illegal hardware instruction|trace trap)",
+        "LG729", r"Segmentation fault|segfault at|Fatal Python error: (?!Aborted)|SIGSEGV(?! or (?:an)?other unexpected)|SIGILL|Illegal instruction|Floating point exception"
+        r"|exit code (?:-11|139|3221225477|-1073741819)\b|exit status (?:-11|139|3221225477|-1073741819)\b|return code = -11\b|exitcode\s*: -11\b|(?:shutdown with|killed by) signal (?:4|11)\b|0xC0000005|Windows fatal exception|zsh: (?:illegal hardware instruction|trace trap)",
+        weak=True,
+    ),
+    # An abort often follows from an exception in C++ code, such as NCCL's watchdog.
+    _rule(
+        "LG729", r"SIGABRT|Fatal Python error: Aborted|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"
+        r"|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-6|134)\b|exit status (?:-6|134)\b|return code = -6\b|exitcode\s*: -6\b|(?:shutdown with|killed by) signal 6\b|(?:^|\n)Aborted\s*(?:\n|$)|zsh: abort",
         weak=True,
     ),
     # --- several processes
@@ -173,7 +179,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|Signals\.SIG(?:TERM|INT|HUP)|exit code:?\s{0,8}143\b|TERM_\w+: job killed", weak=True),
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly|DataLoader timed out after|Pin memory thread exited unexpectedly", weak=True),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|workers died|Horovod has been shut down|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError|ShardCannotStart|background workers are no longer alive", weak=True),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|workers died|Horovod has been shut down|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError|ShardCannotStart|KilledWorker|background workers are no longer alive", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
     _rule("LG740", r"DataLoader worker \(pid[^\n]{0,20}\) is killed by signal: (?!Killed|Bus)"),
