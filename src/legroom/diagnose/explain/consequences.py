@@ -63,7 +63,7 @@ def made_progress(after: str) -> bool:
 
 
 def _is_message(line: str) -> bool:
-    return not line.startswith((" ", "\t", "[rank", "wandb:"))
+    return not line.startswith((" ", "\t", "[rank", "wandb:")) and _ADVICE.search(line) is None
 
 
 _NO_REASON = re.compile(
@@ -86,6 +86,7 @@ HANDLED = re.compile(
     re.IGNORECASE,
 )
 """Matches messages of a program that handled an error."""
+_ADVICE = re.compile(r"\b(?:consider|refer to|please|you (?:can|could|may)|try to)\b", re.IGNORECASE)
 _HANDLED_CHARACTERS = 600
 _MIN_PROGRESS = 3
 _PROGRESS = re.compile(

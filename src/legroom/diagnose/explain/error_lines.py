@@ -167,11 +167,15 @@ def _join_frames(frames: list[str]) -> str:
 
 
 _WRAPPERS = {
-    "ChildFailedError",
+    "ActorDiedError",
     "CalledProcessError",
+    "ChildFailedError",
+    "EngineDeadError",
     "KilledWorker",
     "ProcessRaisedException",
     "ProcessExitedException",
+    "RayActorError",
+    "WorkerCrashedError",
 }
 """Exception classes that only report an error in another process."""
 _REMOTE = "ray.exceptions.RayTaskError("

@@ -26,6 +26,7 @@ from legroom.diagnose.explain.error_lines import (
     find_error_line,
     shorten,
     traceback_errors,
+    without_prefix,
 )
 from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
 from legroom.diagnose.explain.python_errors import (
@@ -189,8 +190,12 @@ class _Search:
 
     def result(self) -> LogResult:
         latest = [found for found in self._last.values() if _counts(found, self._lines)]
-        strong = [found for found in latest if not found.weak or _is_reported_as_error(found)]
-        strong = _without_handled(strong, latest)
+        strong = [found for found in latest if _is_strong(found)]
+        active = _without_handled(strong, latest)
+        was_handled = bool(strong and not active)
+        if was_handled:
+            latest = [found for found in latest if not _is_strong(found)]
+        strong = active
         self._error_line = root_traceback([self._tracebacks[line] for line in sorted(self._tracebacks)])
         if self._error_line is None and self._lines < 2000 and not strong:
             self._error_line = find_error_line(self._carried, self._lines_before + 1)
@@ -199,14 +204,15 @@ class _Search:
             key=lambda found: (_informativeness(found), found.line, -found.priority),
             default=None,
         )
-        error = self._root_of(error)
+        error = self._root_of(self._at_traceback(error, latest))
         if error is not None and error.code == _COMPILER:
             error = _error_of_the_operation(error)
         if error is not None and _was_pinning(error):
             error = replace(error, code=memory_code(_PINNING), pattern=_PINNING)
         unknown = self._unknown(error, latest)
-        if unknown is not None and error is not None and not error.weak:
-            first = self._earliest(None)
+        if unknown is not None:
+            has_earlier = was_handled or (error is not None and not error.weak)
+            first = self._earliest(None) if has_earlier else None
             return LogResult(
                 error=None,
                 unknown=unknown,
@@ -214,12 +220,20 @@ class _Search:
                 is_first_handled=first is not None and made_progress(_after(first)),
                 lines=self._lines,
             )
-        if unknown is not None:
-            return LogResult(error=None, unknown=unknown, first=None, lines=self._lines)
         is_cut = error is None and TRACEBACK in self._carried.lower()
         return LogResult(
             error=error, unknown=None, first=self._earliest(error), lines=self._lines, is_cut=is_cut
         )
+
+    def _at_traceback(self, error: LogMatch | None, latest: list[LogMatch]) -> LogMatch | None:
+        """Return the match at the error line of the root traceback, if a consequence of this traceback was selected."""
+        root = self._error_line
+        if root is None or error is None or error.line <= root.line or is_consequence(root):
+            return error
+        if is_recovered(root.after) or not (_waits_for_rank(error) or _only_reports_exit(error, root)):
+            return error
+        here = [found for found in latest if found.line == root.line and not _waits_for_rank(found)]
+        return min(here, key=lambda found: found.priority, default=error)
 
     def _root_of(self, error: LogMatch | None) -> LogMatch | None:
         """Follow the causes of an error, for example from a timeout to a failed library to the kernel that failed."""
@@ -394,7 +408,7 @@ def _waits_for_rank(found: LogMatch) -> bool:
 
 
 def _failed_rank(found: LogMatch) -> bool:
-    if found.weak or _waits_for_rank(found) or is_recovered(_after(found)):
+    if not _is_strong(found) or _waits_for_rank(found) or is_recovered(_after(found)):
         return False
     is_error = _EXCEPTION.search(found.text) is not None
     return is_error if _ran_out(found) else is_error or found.code in _FATAL
@@ -462,11 +476,15 @@ def _counts(found: LogMatch, lines: int) -> bool:
         return False
     if not found.pattern.informal:
         return True
-    if _OTHER_ERROR.search(found.text) is not None:
+    if _OTHER_ERROR.search(without_prefix(found.text)) is not None:
         return False
     if _ERROR_WORDS.search(found.text) is not None:
         return True
     return lines <= 3 and _MENTIONED.search(found.text) is None
+
+
+def _is_strong(found: LogMatch) -> bool:
+    return not found.weak or _is_reported_as_error(found)
 
 
 def _is_reported_as_error(found: LogMatch) -> bool:
@@ -482,6 +500,12 @@ def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
         found.code == _EXIT_CODES[0]
         or (found.code == _KILLED and _KILLED_ALONE.search(found.text) is not None)
         or (found.code == _KILLED and not _is_killed_rank(found))
+        or (
+            found.code == _EXIT_CODES[1]
+            and found.weak
+            and error.kind not in _STOPPED
+            and not is_recovered(error.after)
+        )
         or (found.code == _NCCL and found.weak)
         or (found.code in _EXIT_CODES and "received by PID" in found.text)
     )
@@ -509,6 +533,7 @@ _KILLED_ALONE = re.compile(r"\bKilled\W*$")
 """Matches the end of a process that the launcher or the user stopped after an error, if a traceback comes before."""
 _GUESS = re.compile(r"potential root causes|common causes include")
 """Matches Ray's list of reasons why a worker may have died."""
+_STOPPED = ("KeyboardInterrupt", "SystemExit")
 _IN_WORKER = "LG741"
 _COMPILER = "LG752"
 _TIMEOUT = "LG730"

@@ -417,7 +417,7 @@ CATALOGUE = {
         "체크포인트가 모델과 맞지 않습니다. `{name}`의 shape이 체크포인트에서는 [{there}], 모델에서는 [{here}]입니다."
     ),
     "The label {label} is out of range for the number of classes in the model's output.": (
-        "label {label}이(가) 모델 출력의 class 수를 벗어났습니다."
+        "모델 출력의 class 수를 벗어난 label이 있습니다: {label}."
     ),
     # --- the reasons of memory errors
     "ONNX Runtime's memory pool could not grow. With the CUDA execution provider, GPU memory ran out. With the CPU provider, host memory ran out.": (

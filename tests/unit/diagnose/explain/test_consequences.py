@@ -1,5 +1,9 @@
 """Logs with several errors: the error that ended the program is explained, not its consequences or handled errors."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from legroom.diagnose.explain.consequences import is_recovered
@@ -155,3 +159,104 @@ def test_cause_in_an_earlier_chunk_is_found() -> None:
     found = search_log([STEPS + KEY_ERROR, "NCCL INFO\n" * 200_000, TIMEOUT])
     assert found.unknown is not None
     assert found.unknown.text == "KeyError: 'labels'"
+
+
+def test_causes_of_causes_are_followed() -> None:
+    """A rank waits for the rank whose library call failed, because of a kernel that failed before."""
+    log = (
+        "Loss.cu:250: block: [0,0,0], thread: [5,0,0] Assertion `t >= 0 && t < n_classes` failed.\n"
+        + traceback_of(
+            "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+        )
+        + TIMEOUT
+    )
+    assert explain(log).code == "LG710"
+
+
+def test_crashed_rank_is_explained_instead_of_timeouts() -> None:
+    crashed = "Root Cause (first observed failure):\n  exitcode  : -11 (pid: 11)\n"
+    assert explain(STEPS + TIMEOUT + crashed).code == "LG729"
+
+
+@pytest.mark.parametrize(
+    "message", ["RuntimeError: Simulation crashed.", "Exception: Training failed", "SystemExit: 1"]
+)
+def test_message_without_a_reason_does_not_hide_the_error_before_it(message: str) -> None:
+    for cause, code in ((KEY_ERROR, ""), (DISK_FULL, "LG780")):
+        assert explain(cause + "1 of 1 clients failed\n" + traceback_of(message)).code == code
+    assert explain(STEPS + traceback_of(message)).message.startswith(message)
+
+
+def test_later_warning_that_is_retried_does_not_hide_the_error() -> None:
+    warning = (
+        "wandb: WARNING Retry attempt failed: HTTPSConnectionPool: Max retries exceeded with url: /graphql\n"
+    )
+    assert explain(DISK_FULL + warning).code == "LG780"
+
+
+def test_prefix_that_a_logger_repeats_is_removed() -> None:
+    log = traceback_of("KeyError: 'labels'", "12:00:01.123 | ERROR | rank=1 | ") + TIMEOUT
+    assert explain(log).message == "KeyError: 'labels'"
+
+
+TAILS = {
+    "timeout": TIMEOUT + summary(3, 1),
+    "lost peer": LOST_PEER + GLOO_LOST_PEER,
+    "killed by the launcher": "Unable to shutdown process 12 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL\n"
+    + summary(3, 1),
+    "scheduler": "srun: error: n1: task 5: Exited with exit code 1\nslurmstepd: error: *** STEP 8.0 ON n1 CANCELLED AT 2025-04-02T11:20:31 ***\n",
+    "actor": traceback_of(
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+    ),
+    "parent": "Received sigquit from a child process. It usually means the child failed.\nKilled\n",
+    "thread": "Exception in thread Thread-5 (_pin_memory_loop):\n"
+    + traceback_of("ConnectionRefusedError: [Errno 111] Connection refused"),
+    "queue": traceback_of("_queue.Empty"),
+}
+"""Messages that follow after one process has failed."""
+WAITING = {"LG705", "LG706", "LG729", "LG730", "LG731", "LG733", "LG734", "LG735", "LG740"}
+
+
+def errors_by_code() -> dict[str, str]:
+    """One exception of each code in the tables, except for codes that may be consequences."""
+    folder = Path(__file__).parents[3] / "data" / "errors"
+    entries = [
+        entry
+        for file in sorted(folder.glob("heldout*.json"))
+        for entry in json.loads(file.read_text("utf-8"))
+    ]
+    return {
+        entry["code"]: entry["text"].strip()
+        for entry in entries
+        if entry["code"] not in WAITING
+        and re.fullmatch(r"(?:\w+\.)*\w*(?:Error|Exception): [^\n]{1,300}", entry["text"].strip())
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("prefix", ["", "[rank2]: "])
+def test_consequences_do_not_change_the_explanation(tail: str, prefix: str) -> None:
+    errors = errors_by_code()
+    assert len(errors) > 20
+    for error in errors.values():
+        log = STEPS + traceback_of(error, prefix)
+        alone, followed = explain(log), explain(log + TAILS[tail])
+        assert (alone.kind, alone.code) == (followed.kind, followed.code), error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "handled",
+    [
+        f"WARNING {OOM}\nskipping this batch\n",
+        traceback_of(OOM),
+        "step 4: loss is nan, skipping\n",
+        TIMEOUT + "Worker group FAILED. 3/3 attempts left; will restart worker group\n",
+    ],
+)
+def test_handled_errors_do_not_change_the_explanation(handled: str) -> None:
+    for error in errors_by_code().values():
+        log = STEPS + traceback_of(error, "[rank2]: ") + summary(2, 1)
+        alone, after = explain(log), explain(handled + log)
+        assert (alone.kind, alone.code) == (after.kind, after.code), error
