@@ -128,6 +128,8 @@ class HolderPath(NamedTuple):
     """The integer attributes of the object that has the container, such as `capacity`."""
     is_truncated: bool = False
     """True if the path was too long to reach a name, as in a list of linked nodes."""
+    attributes: int = 0
+    """The `id` of the dict that refers to the object: a dict of the program, or the attributes or buffers of an instance."""
 
     @property
     def repeated_key(self) -> str:
@@ -225,6 +227,7 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
         _fills_slots(container, chain), _has_tokens(container), thread or registered_callback(chain),
         max(Counter(each.__code__ for each in chain if isinstance(each, FunctionType)).values(), default=0),
         isinstance(container, deque) and len(container) == container.maxlen, _sizes_of_owner(container, chain),
+        attributes=_attributes_at_end(chain),
     )  # fmt: skip
 
 
@@ -332,6 +335,14 @@ def _sizes_of_owner(container: Any, chain: list[Any]) -> tuple[tuple[str, int], 
         if any(value is container for value in attributes.values()):
             return tuple((name, value) for name, value in attributes.items() if type(value) is int)
     return ()
+
+
+def _attributes_at_end(chain: list[Any]) -> int:
+    owner = chain[-2] if len(chain) > 1 else None
+    try:
+        return id(owner if isinstance(owner, dict) else object.__getattribute__(owner, "__dict__"))
+    except (AttributeError, TypeError):
+        return 0
 
 
 def _has_tokens(container: Any) -> bool:

@@ -448,7 +448,9 @@ class LeakDetector:
         elif self._traced is not None:
             return False  # one trace at a time
         else:
-            trace = StoringTrace(suspect.container_to_trace, replaced=suspect.replaced)
+            trace = StoringTrace(
+                suspect.container_to_trace, replaced=suspect.replaced, key=suspect.key_to_trace
+            )
             if trace.begin(sys._getframe()):
                 self._traced = suspect, trace, self.iteration + iterations
             elif not suspect.at_end:

@@ -153,20 +153,34 @@ def _with_usage(path: HolderPath) -> tuple[HolderPath, NameUsage]:
 def _computed_from_itself(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
     """Return the name inside a container that is computed from its own previous value, and its uses. The container has
     a fixed number of objects, such as the layers of a model. Each object updates its own state, as in `self.mean = 0.9 *
-    self.mean + 0.1 * x.mean(0)`.
+    self.mean + 0.1 * x.mean(0)`. If the source code does not show how a layer computes its state, the line that
+    assigns the state can be found by tracing.
     """
     if path.how != "container" or path.length < MIN_ITERATIONS:
         return None
-    for name in takewhile(lambda each: each.name != path.name, path.names):
+    inside = list(takewhile(lambda each: each.name != path.name, path.names))
+    for name in inside:
         found = usage_of(name, path.line)
         if any(each.uses_itself for each in found.statements):
-            inner = path._replace(
-                name=name.name, stored_as=name.stored_as, is_attribute=name.is_attribute, how="variable",
-                described="tensor", length=0, bounded=False, file=name.file, function=name.function, container=0,
-                is_mapping=False, classes=name.classes, inside_bounded=False,
-            )  # fmt: skip
-            return inner, found
+            return _as_variable(path, name), found
+    if path.contains_models and inside and inside[0].is_attribute:
+        return as_traced(_as_variable(path, inside[0])), usage_of(inside[0])
     return None
+
+
+def _as_variable(path: HolderPath, name: StoredName) -> HolderPath:
+    return path._replace(
+        name=name.name, stored_as=name.stored_as, is_attribute=name.is_attribute, how="variable",
+        described="tensor", length=0, bounded=False, file=name.file, function=name.function, container=0,
+        is_mapping=False, classes=name.classes, inside_bounded=False,
+    )  # fmt: skip
+
+
+def as_traced(path: HolderPath) -> HolderPath:
+    """Return the path of a variable with the dict of its attributes as the container, so that the line that assigns the
+    attribute is found by tracing.
+    """
+    return path._replace(container=path.attributes) if path.is_attribute else path
 
 
 def _registered(path: HolderPath, callback: Callback) -> tuple[HolderPath, NameUsage] | None:

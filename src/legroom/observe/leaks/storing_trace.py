@@ -30,14 +30,15 @@ MAX_EVENTS = 1_000_000
 class StoringTrace:
     """Traces one container from `begin` to `end`. `line` is the storing line once it is found."""
 
-    def __init__(self, container: int, *, replaced: bool = False) -> None:
+    def __init__(self, container: int, *, replaced: bool = False, key: str = "") -> None:
         """`container` is the `id` of the container. `replaced` means that the items of the container are replaced and
-        that the container does not grow.
+        that the container does not grow. With `key`, only the item with this key is traced.
         """
         self.line: Frame | None = None
         self._container_id = container
         self._container: Any = None
         self._replaced = replaced
+        self._key = key
         self._attribute = ""
         """The attribute that refers to the container, if the container is a tuple. In this case, `_container` is the
         object that has the attribute.
@@ -106,6 +107,8 @@ class StoringTrace:
         if not self._replaced:
             return len(self._container)
         values = self._container.values() if isinstance(self._container, dict) else self._container
+        if self._key and isinstance(self._container, dict):
+            values = [self._container.get(self._key)]
         return [(id(value), _version_of(value)) for value in list(values) if isinstance(value, torch.Tensor)]
 
     def _found_in(self, frame: FrameType | None) -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 
 from legroom.memory.event_base import Frame
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
@@ -24,6 +25,7 @@ from legroom.observe.leaks.graph_ages import GraphPart
 from legroom.observe.leaks.holder_source import (
     MANY_ITEMS,
     MIN_ITERATIONS,
+    as_traced,
     created_with,
     leak_how,
     storing_statements,
@@ -32,6 +34,7 @@ from legroom.observe.leaks.holder_source import (
 )
 from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.leaks.running_calls import is_local_to_call
+from legroom.observe.source.calls import CONSTRUCTORS
 from legroom.observe.source.files import (
     built_at,
     calls_in_loop,
@@ -82,6 +85,8 @@ class Suspect(NamedTuple):
     """The `id` of the container if its storing line must be found by tracing, otherwise 0."""
     replaced: bool = False
     """True if the items of the container are replaced by larger items, while their number stays the same."""
+    key_to_trace: str = ""
+    """The attribute to trace if the container is the dict of the attributes of an object, otherwise ""."""
     exceeds_limit: bool = False
     """True if the source limits the container, but the limit is too large for items of this kind."""
     min_rate: float = 0.9
@@ -201,8 +206,15 @@ class HolderFinder:
             path, usage = with_source(other, carries_graph=True)
             if any(each.uses_itself for each in usage.statements):
                 return holder._replace(path=path, usage=usage)
-        created = created_with(holder.path)
-        return holder._replace(usage=created) if created.statements else None
+        owner = holder.path.names[0].owner
+        is_layer = owner is not None and issubclass(owner, nn.Module)  # created once, before the loop
+        if not is_layer and (created := created_with(holder.path)).statements:
+            return holder._replace(usage=created)
+        if holder.path.how != "variable" or not all(each.replaces for each in holder.usage.statements):
+            return None
+        if any(each.function not in CONSTRUCTORS for each in usage_of(holder.path.names[0]).statements):
+            return None
+        return holder._replace(path=as_traced(holder.path), usage=NO_USAGE)
 
     @staticmethod
     def _held(targets: Targets, variables: Variables) -> set[int]:
@@ -291,6 +303,7 @@ def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> I
         path.length,
         path.container if uncertain and traceable else 0,
         replaced=path.length < MIN_ITERATIONS,
+        key_to_trace=path.stored_as if path.container == path.attributes and path.is_attribute else "",
         exceeds_limit=exceeds_limit or outgrows or usage.misses_limit,
         retained=holder.reference if kind == "tensor" else None,
         is_scalar=_is_scalar(holder),

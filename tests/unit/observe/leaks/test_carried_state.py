@@ -53,6 +53,33 @@ class _MeanInDict(nn.Module):
         return x
 
 
+class _MeanByName(_WithMean):
+    name = "mean"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        old = getattr(self, self.name)
+        setattr(self, self.name, 0.9 * old + 0.1 * x.mean(0))
+        return x
+
+
+class _MeanInBuffers(_WithMean):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._buffers["mean"] = 0.9 * self._buffers["mean"] + 0.1 * x.mean(0)  # type: ignore[operator]
+        return x
+
+
+class _MeanByFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = torch.ones(2), torch.ones(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x.detach()
+        scaled = torch.tanh(self.norm + x.mean(0))
+        self.norm = torch.nn.functional.normalize(scaled, dim=0)
+        return x
+
+
 class _DetachedMean(_WithMean):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
@@ -82,6 +109,9 @@ def _leaks_of_layers(layer: type[nn.Module]) -> list[DetectedLeak]:
         (_RunningMean, ".mean", "self.mean = 0.9"),
         (_InPlaceMean, ".mean", "self.mean.mul_"),
         (_MeanInDict, '.stats["mean"]', 'self.stats["mean"] ='),
+        (_MeanByName, ".mean", "setattr(self"),
+        (_MeanInBuffers, ".mean", 'self._buffers["mean"] ='),
+        (_MeanByFunction, ".norm", "self.norm ="),
     ],
 )
 def test_running_statistics_in_a_list_of_layers_are_reported_once_at_the_update(
@@ -91,6 +121,12 @@ def test_running_statistics_in_a_list_of_layers_are_reported_once_at_the_update(
     assert leak.name.startswith("net.layers.")
     assert leak.name.endswith(name)
     assert (leak.kind, leak.line) == ("graph", _line(layer.forward, update))
+
+
+def test_statistics_of_a_single_layer_that_are_assigned_by_name_are_reported_at_the_update() -> None:
+    layer = _MeanByName()
+    (leak,) = leaks_of(lambda step, loss, output: layer(output), iterations=36)
+    assert (leak.name, leak.line) == ("layer.mean", _line(_MeanByName.forward, "setattr(self"))
 
 
 @pytest.mark.parametrize("layer", [_DetachedMean, _LastMean])
