@@ -3,11 +3,13 @@
 import ast
 import difflib
 import multiprocessing
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 
 import libcst as cst
@@ -25,6 +27,9 @@ from legroom.diagnose.lint.edits import Edit, edits_overlap
 from legroom.diagnose.lint.finding import FileError, LintFinding, LintReport, TextEdit
 from legroom.diagnose.lint.flow.analysis import analyze_program
 from legroom.diagnose.lint.flow.program import NEWLINE, Program
+from legroom.diagnose.lint.project.calls import at_call, entry_functions, own_call
+from legroom.diagnose.lint.project.imported import Imported
+from legroom.diagnose.lint.project.other_files import OtherFiles, forget_other_files
 from legroom.diagnose.lint.relevance import may_have_findings
 from legroom.diagnose.lint.report_cache import load_report, remove_old_reports, save_report
 from legroom.diagnose.lint.rule import Problem
@@ -64,6 +69,8 @@ def lint_paths(
     order, with its report, the number of checked files and the total number of files.
     """
     Settings().with_options(select, ignore)  # rejects unknown codes before any work
+    forget_other_files()
+    _own_findings.cache_clear()
     file_errors: list[FileError] = []
     files = list(find_files(paths, file_errors))
     work = partial(_lint_file, select=tuple(select), ignore=tuple(ignore), fix=fix, unsafe=unsafe, diff=diff)
@@ -97,7 +104,7 @@ def _known_report(
 
 def lint_text(text: str, *, file: str = "-", settings: Settings | None = None) -> list[LintFinding]:
     codes = (settings or Settings()).codes_for(Path(file))
-    return [finding for finding, _ in _check(PythonFile(text), file, codes)]
+    return [finding for finding, _ in _check(PythonFile(text), file, codes, None)]
 
 
 def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = None) -> str:
@@ -130,13 +137,14 @@ def _lint_file(
     except Unreadable as reason:
         return LintReport(findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1)
     codes = settings_for(file).with_options(select, ignore).codes_for(file)
+    others = OtherFiles(Path(os.path.abspath(file)))
     try:
-        report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe)
+        report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe, others=others)
     except Exception as error:  # a fault in one rule must not hide the findings in other files
         message = f"not checked because of an internal error ({type(error).__name__}: {error})"
         return LintReport(findings=[], file_errors=[FileError(file=name, message=message)], files=1)
     if changed is document:
-        save_report(file, codes, report)
+        save_report(file, codes, report, others)
     if diff:
         return _as_diff(report, document, changed, name)
     if changed is not document:
@@ -151,12 +159,18 @@ def _lint_file(
 
 
 def _lint_document(
-    document: Document, name: str, codes: frozenset[str], *, fix: bool, unsafe: bool
+    document: Document,
+    name: str,
+    codes: frozenset[str],
+    *,
+    fix: bool,
+    unsafe: bool,
+    others: OtherFiles | None = None,
 ) -> tuple[LintReport, Document]:
     fixed = 0
     for number in range(_MAX_PASSES):
         try:
-            found = _check(document, name, codes)
+            found = _check(document, name, codes, others)
         except Unreadable as reason:
             return LintReport(
                 findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1
@@ -185,24 +199,33 @@ def _still_parses(document: Document) -> bool:
 
 
 @no_garbage_collection()  # the nodes of a file form no cycles, and scanning them takes an eighth of the time
-def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[LintFinding, tuple[Edit, ...]]]:
+def _check(
+    document: Document, name: str, codes: Iterable[str], others: OtherFiles | None
+) -> list[tuple[LintFinding, tuple[Edit, ...]]]:
     if not _RELEVANT.search(document.text) or (
         "torch" not in document.text and _OTHER_FRAMEWORKS.search(document.text)
     ):
         _parse_python(document)
         return []
+    imported = Imported()
     try:
-        if not may_have_findings(_parse_python(document), document.text):
+        tree = _parse_python(document)
+        if not may_have_findings(tree, document.text):
             return []
+        if others is not None:
+            imported = others.imported(document.text, tree)
     except Unreadable:
         pass  # libcst also accepts the syntax of newer versions of Python
     try:
-        program = Program(document.text, cst.parse_module(document.text))
-        analyze_program(program)
+        program = _program(document.text, imported)
+        problems = list(_problems(program, codes, imported))
+        disabled = _called_without_gradients(program, problems, others) if others is not None else frozenset()
+        if disabled:
+            program = _program(document.text, imported, disabled)
+            problems = list(_problems(program, codes, imported))
         found = [
             _finding(program, document, name, code, problem)
-            for code in sorted(codes)
-            for problem in RULES[code](program)
+            for code, problem in problems
             if not _is_ignored(program, code, problem)
         ]
     except cst.ParserSyntaxError as error:
@@ -213,6 +236,59 @@ def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[Li
     return sorted(
         found, key=lambda pair: (pair[0].cell or 0, pair[0].line or 0, pair[0].column, pair[0].code)
     )
+
+
+def _problems(program: Program, codes: Iterable[str], imported: Imported) -> Iterator[tuple[str, Problem]]:
+    """Yield the problems in the file.
+
+    A problem in an imported function is reported at the call in the file, unless the other file alone shows it.
+    """
+    analyze_program(program)
+    for code in sorted(codes):
+        for problem in RULES[code](program):
+            if program.is_own(problem.node):
+                yield code, problem
+            elif code.startswith(_FOLLOWED):
+                place = imported.place(program.span(problem.node)[0][0] - program.own_lines)
+                call = own_call(program, problem.node)
+                if place is not None and call is not None and (code, place[1]) not in _own_findings(place[0]):
+                    yield code, at_call(problem, call, place)
+
+
+_FOLLOWED = ("LG1", "LG201")
+"""The rules whose problems may be in an imported function."""
+
+
+@cache
+def _own_findings(file: Path) -> frozenset[tuple[str, int]]:
+    """Return the codes and lines of the findings that a file has without its callers."""
+    try:
+        found = _check(read_document(file), file.name, RULES, None)
+    except Unreadable:
+        return frozenset()
+    return frozenset((finding.code, finding.line or 0) for finding, _ in found)
+
+
+def _called_without_gradients(
+    program: Program, problems: Iterable[tuple[str, Problem]], others: OtherFiles
+) -> frozenset[str]:
+    """Return the functions with problems that other files call only with gradients disabled."""
+    functions = {
+        function.qualified_name
+        for code, problem in problems
+        if code.startswith(_FOLLOWED)
+        for function in entry_functions(program, problem.node)
+    }
+    return frozenset(each for each in functions if others.call_without_gradients(each))
+
+
+def _program(text: str, imported: Imported, without_gradients: frozenset[str] = frozenset()) -> Program:
+    if imported.parts:
+        own = text if text.endswith(("\n", "\r")) else f"{text}\n"
+        with suppress(cst.ParserSyntaxError):  # the syntax of the file, or of another file, is not supported
+            module = cst.parse_module(own + imported.text)
+            return Program(own, module, foreign=imported.as_foreign(), without_gradients=without_gradients)
+    return Program(text, cst.parse_module(text), without_gradients=without_gradients)
 
 
 def _parse_python(document: Document) -> ast.Module:
@@ -297,7 +373,7 @@ def _text_edit(document: Document, edit: Edit) -> TextEdit:
 
 def _source_around(program: Program, document: Document, line: int) -> tuple[tuple[int, str], ...]:
     cell, _ = document.locate(line)
-    numbers = range(max(line - CONTEXT_LINES, 1), min(line + CONTEXT_LINES, len(program.lines)) + 1)
+    numbers = range(max(line - CONTEXT_LINES, 1), min(line + CONTEXT_LINES, program.own_lines) + 1)
     located = [(document.locate(number), program.lines[number - 1]) for number in numbers]
     lines = [(number, text) for (line_cell, number), text in located if line_cell == cell]
     while lines and not lines[-1][1].strip():

@@ -33,7 +33,7 @@ _LOOPS = {ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictC
 def may_have_findings(tree: ast.Module, text: str) -> bool:
     if _AMP.search(text):
         return True
-    nodes = _walk(tree)
+    nodes = walk_ast(tree)
     names = _Names(nodes)
     if any(_is_relevant(node, names) for node in nodes if type(node) in _CHECKED):
         return True
@@ -42,13 +42,13 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
     ):
         return True
     loops = [node for node in nodes if type(node) in _LOOPS]
-    building = {id(each) for node in nodes if _builds_model(node) for each in _walk(node)} if loops else set()
+    building = {id(each) for node in nodes if _builds_model(node) for each in walk_ast(node)} if loops else set()
     if any(id(node) not in building and _runs_model(node, names) for node in loops):
         return True
-    return any(map(_stores_beyond_call, _functions_of_forward(nodes)))
+    return any(map(stores_beyond_call, _functions_of_forward(nodes)))
 
 
-def _walk(node: ast.AST) -> list[ast.AST]:
+def walk_ast(node: ast.AST) -> list[ast.AST]:
     """Return a node and all its descendants, except operators and contexts. `ast.walk` takes three times as long."""
     nodes = [node]
     for each in nodes:  # also visits the nodes that the loop appends
@@ -99,7 +99,7 @@ def _functions_of_forward(nodes: list[ast.AST]) -> list[_Function]:
             each.attr if isinstance(each, ast.Attribute) else each.id
             for function in functions
             if function.name in pending
-            for each in _walk(function)
+            for each in walk_ast(function)
             if isinstance(each, (ast.Attribute, ast.Name))
         } & {function.name for function in functions} - reached
     return [function for function in functions if function.name in reached]
@@ -163,7 +163,7 @@ _CHECKED = {
 def _adds_axis(node: ast.expr) -> bool:
     """Return True if an expression adds an axis to a tensor, as in `x.unsqueeze(1)` and `x[:, None]`."""
     if isinstance(node, ast.Subscript):
-        return any(isinstance(each, ast.Constant) and each.value is None for each in _walk(node.slice))
+        return any(isinstance(each, ast.Constant) and each.value is None for each in walk_ast(node.slice))
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze"
     )
@@ -171,7 +171,7 @@ def _adds_axis(node: ast.expr) -> bool:
 
 def _keeps_or_retries(handler: ast.ExceptHandler) -> bool:
     """Return True if an `except` block stores its exception, or may handle an out-of-memory error."""
-    for node in _walk(handler):
+    for node in walk_ast(handler):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and handler.name is not None:
             if node.value is not None and _reads(node.value, handler.name):
                 return True
@@ -184,7 +184,7 @@ def _keeps_or_retries(handler: ast.ExceptHandler) -> bool:
 
 
 def _reads(node: ast.AST, name: str) -> bool:
-    return any(isinstance(each, ast.Name) and each.id == name for each in _walk(node))
+    return any(isinstance(each, ast.Name) and each.id == name for each in walk_ast(node))
 
 
 def _runs_model(loop: ast.AST, names: _Names) -> bool:
@@ -194,9 +194,9 @@ def _runs_model(loop: ast.AST, names: _Names) -> bool:
     if any(LOADER_NAMES.search(ast.unparse(each)) for each in sources):
         return True
     bound = {
-        each.id for each in _walk(loop) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        each.id for each in walk_ast(loop) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
     }
-    for node in _walk(loop):
+    for node in walk_ast(loop):
         if not isinstance(node, ast.Call):
             continue
         func = node.func
@@ -215,12 +215,12 @@ def _runs_model(loop: ast.AST, names: _Names) -> bool:
     return False
 
 
-def _stores_beyond_call(function: _Function) -> bool:
+def stores_beyond_call(function: _Function) -> bool:
     """Return True if a function stores a value in an argument, an attribute or a global."""
     if function.name == "__init__":
         return False
     local = {
-        each.id for each in _walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        each.id for each in walk_ast(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
     }
     read: set[str] = set()
     written: set[str] = set()
@@ -241,7 +241,7 @@ def _stores_beyond_call(function: _Function) -> bool:
 
 def _own_nodes(function: _Function) -> Iterator[ast.AST]:
     for statement in function.body:
-        yield from _walk(statement)
+        yield from walk_ast(statement)
 
 
 def _outlives(node: ast.expr, local: set[str]) -> bool:

@@ -1,10 +1,11 @@
 """Stores the report of each file by its content, so that a second run checks only files that changed.
 
 The key of a report is a hash of everything that affects the report: the file, the enabled rules, the linter, and the
-versions of Python and libcst.
+versions of Python and libcst. The report also records what it depends on in other files of the project.
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.diagnose.lint.finding import FileError, LintFinding, LintReport, TextEdit
+from legroom.diagnose.lint.project.other_files import OtherFiles, are_unchanged
 from legroom.user_cache import cache_folder, read_json, write_json
 
 _MAX_BYTES = 4 * 1024 * 1024
@@ -25,12 +27,14 @@ def load_report(file: Path, codes: Iterable[str]) -> LintReport | None:
     stored = _stored(file, codes)
     content = read_json(stored, max_bytes=_MAX_BYTES) if stored is not None else None
     try:
-        return _report(content, str(file)) if isinstance(content, dict) else None
-    except (KeyError, TypeError):
+        if not isinstance(content, dict) or not are_unchanged(Path(os.path.abspath(file)), content["others"]):
+            return None
+        return _report(content, str(file))
+    except (KeyError, TypeError, ValueError):
         return None
 
 
-def save_report(file: Path, codes: Iterable[str], report: LintReport) -> None:
+def save_report(file: Path, codes: Iterable[str], report: LintReport, others: OtherFiles) -> None:
     stored = _stored(file, codes)
     if stored is not None:
         write_json(
@@ -38,6 +42,7 @@ def save_report(file: Path, codes: Iterable[str], report: LintReport) -> None:
             {
                 "findings": [asdict(replace(each, file=None)) for each in report.findings],
                 "errors": [each.message for each in report.file_errors],
+                "others": others.as_json(),
             },
         )
 

@@ -118,6 +118,8 @@ class Calls(Expressions):
         path = dotted(func)
         if path is not None and path in self.names:
             return self.names[path]
+        if path is not None and path in self.program.aliases:
+            return self._name(self.program.aliases[path])
         if type(func) is cst.Name:
             return self._name(func.value)
         if type(func) is cst.Attribute:
@@ -133,12 +135,12 @@ class Calls(Expressions):
                 found = self.program.method(owner.class_name, name)
                 if found is not None:
                     return found
-            of_class = dotted(node.func.value)
+            of_class = self.program.defined_path(node.func.value)
             if of_class in self.program.classes and of_class not in self.names:
                 return self.program.method(of_class, name)
             if type(node.func.value) is cst.Call and dotted(node.func.value.func) == "super":
                 return self.program.inherited(self.function.class_name, name)
-        made = dotted(node.func)
+        made = self.program.defined_path(node.func)
         if made in self.program.classes and made not in self.names:
             return self.program.method(made, "__init__")
         if called.kind is ValueKind.MODEL and called.class_name is not None:
@@ -156,7 +158,7 @@ class Calls(Expressions):
         arguments: tuple[Value, ...],
         local: Function | None,
     ) -> Value:
-        no_grad, path = self.no_grad, dotted(node.func)
+        no_grad, path = self.no_grad, self.program.defined_path(node.func)
         if path == "cls" and self.function.class_name is not None:
             path = self.function.class_name
         if path is not None and path in self.program.classes and path not in self.names:

@@ -53,15 +53,49 @@ class ClassInfo:
     """The values that the attributes of `self` have at the end of the methods."""
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Definitions of other files, which follow the statements of the file."""
+
+    text: str = ""
+    statements: int = 0
+    names: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Maps a path in the file, such as `utils.Meter`, to the name of a definition."""
+
+
+_NO_DEFINITIONS = Foreign()
+
+
 class Program:
-    def __init__(self, text: str, module: cst.Module) -> None:
+    def __init__(
+        self,
+        text: str,
+        module: cst.Module,
+        *,
+        foreign: Foreign = _NO_DEFINITIONS,
+        without_gradients: frozenset[str] = frozenset(),
+    ) -> None:
+        """Create a program from the text of a file.
+
+        `module` contains the statements of the file and then the foreign statements. `without_gradients` are the
+        functions that other files call with gradients disabled.
+        """
         forget_file()
         self.text = text
+        self.aliases = foreign.aliases
+        self.lines = NEWLINE.split(text + foreign.text)
+        self.own_lines = len(NEWLINE.split(text)) - (foreign.statements > 0)
+        self._without_gradients = without_gradients
         self.module = module
         self.nodes = list(walk(module))
         self.order = {node: number for number, node in enumerate(self.nodes)}
         self.parent = {child: node for node in self.nodes for child in children(node)}
         self.imports = Imports(self.nodes)
+        for name in foreign.names:
+            self.imports.full_names.pop(name, None)
+        first_foreign = module.body[-foreign.statements] if foreign.statements else None
+        self._own_nodes = self.order[first_foreign] if first_foreign is not None else len(self.nodes)
         self.top = Function("", "", module, None, None)
         self.functions: dict[str, Function] = {"": self.top}
         self.classes: dict[str, ClassInfo] = {}
@@ -72,10 +106,6 @@ class Program:
         self.values: dict[cst.CSTNode, Value] = {}
         """Maps an expression to its last value in the flow analysis."""
         self._define(module, outer=self.top, class_name=None, prefix="")
-
-    @cached_property
-    def lines(self) -> list[str]:
-        return NEWLINE.split(self.text)
 
     @cached_property
     def newline(self) -> str:
@@ -92,6 +122,15 @@ class Program:
         """Return the start and end of a node. Lines start at 1, and columns start at 0."""
         span = self._positions[self.definitions.written.get(node, node)]
         return (span.start.line, span.start.column), (span.end.line, span.end.column)
+
+    def is_own(self, node: cst.CSTNode) -> bool:
+        """Return True for a node of the file, and False for a node in a definition of another file."""
+        return self.order[self.definitions.written.get(node, node)] < self._own_nodes
+
+    def defined_path(self, node: cst.CSTNode | None) -> str | None:
+        """Return the path of a node, or the name of the imported definition to which the path refers."""
+        path = dotted(node)
+        return self.aliases.get(path, path) if path is not None else None
 
     def source(self, node: cst.CSTNode) -> str:
         return self.module.code_for_node(node)
@@ -468,7 +507,11 @@ class Program:
 
     def _define_class(self, node: cst.ClassDef, outer: Function, prefix: str) -> None:
         name = node.name.value
-        bases = tuple(found for base in node.bases if (found := self.imports.qualified(base.value)))
+        bases = tuple(
+            found
+            for base in node.bases
+            if (found := self.aliases.get(dotted(base.value) or "") or self.imports.qualified(base.value))
+        )
         self.classes[name] = ClassInfo(name, node, bases)
         self._define(node.body, outer=outer, class_name=name, prefix=f"{prefix}{name}.")
 
@@ -508,7 +551,8 @@ class Program:
                 for each in group
                 if _is_mutable(each.default)
             ),
-            no_grad=any(
+            no_grad=f"{prefix}{name}" in self._without_gradients
+            or any(
                 disables_gradients(self.imports.qualified(_called(each.decorator)))
                 for each in node.decorators
             ),

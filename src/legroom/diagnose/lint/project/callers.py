@@ -1,0 +1,158 @@
+"""Finds out whether the callers of a function in other files disable gradients."""
+
+import ast
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from legroom.diagnose.lint.discovery import EXCLUDED_DIRECTORIES
+from legroom.diagnose.lint.document import Unreadable, read_document
+from legroom.diagnose.lint.flow.syntax import disables_gradients
+from legroom.diagnose.lint.project.modules import Module, parse_module, resolve, submodule
+
+_MAX_FILES = 3000
+_MAX_DEPTH = 3
+_ROOT_FILES = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def is_called_without_gradients(file: Path, function: str, depth: int = _MAX_DEPTH) -> bool:
+    """Return True if other files call a function, and all of these calls run with gradients disabled.
+
+    `function` is a name such as `validate`, or a method such as `Trainer.validate`.
+    """
+    calls = list(_calls(file, function))
+    return bool(calls) and all(_has_no_gradients(module, node, depth) for module, node in calls)
+
+
+def _calls(file: Path, function: str) -> Iterator[tuple[Module, ast.Call]]:
+    class_name, _, name = function.rpartition(".")
+    for other in _project_files(_project_root(file)):
+        if other == file or f"{name}(" not in _text(other) or (class_name or file.stem) not in _text(other):
+            continue
+        module = parse_module(other)
+        if module is None:
+            continue
+        for node in _nodes(other):
+            if not isinstance(node, ast.Call):
+                continue
+            if class_name:
+                if isinstance(node.func, ast.Attribute) and node.func.attr == name:
+                    yield module, node
+            elif _refers_to(module, node.func, file, name):
+                yield module, node
+
+
+def _refers_to(module: Module, func: ast.expr, file: Path, name: str) -> bool:
+    if isinstance(func, ast.Name):
+        found = resolve(module, func.id)
+    elif isinstance(func, ast.Attribute) and func.attr == name:
+        source = submodule(module, ast.unparse(func.value))
+        found = resolve(source, name) if source is not None else None
+    else:
+        return False
+    return found is not None and found[0].file == file and found[1] == name
+
+
+def _has_no_gradients(module: Module, node: ast.AST, depth: int) -> bool:
+    parents = _parents(module.file)
+    path: list[str] = []
+    function: _Function | None = None
+    current = node
+    while current in parents:
+        current = parents[current]
+        if isinstance(current, (ast.With, ast.AsyncWith)) and any(
+            _is_switch(item.context_expr) for item in current.items
+        ):
+            return True
+        if isinstance(current, _Function):
+            if any(_is_switch(each) for each in current.decorator_list):
+                return True
+            function = function or current
+        if isinstance(current, (_Function, ast.ClassDef)):
+            path.append(current.name)
+    if function is None:
+        return any(_is_switch(node) and isinstance(node, ast.Call) for node in _statements(module))
+    if depth == 0 or len(path) > 2:
+        return False
+    name = ".".join(reversed(path))
+    inside = [
+        each
+        for each in _nodes(module.file)
+        if isinstance(each, ast.Call) and _last_name(each.func) == function.name
+    ]
+    outside = [(other, each) for other, each in _calls(module.file, name)]
+    callers = [*((module, each) for each in inside), *outside]
+    return bool(callers) and all(_has_no_gradients(other, each, depth - 1) for other, each in callers)
+
+
+def _is_switch(node: ast.AST) -> bool:
+    """Return True for `torch.no_grad()`, `torch.inference_mode` and `torch.set_grad_enabled(False)`."""
+    called = node.func if isinstance(node, ast.Call) else node
+    name = _last_name(called)
+    if name == "set_grad_enabled" and isinstance(node, ast.Call) and node.args:
+        return isinstance(node.args[0], ast.Constant) and node.args[0].value is False
+    return disables_gradients(name)
+
+
+def _last_name(node: ast.AST) -> str | None:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
+def _statements(module: Module) -> Iterator[ast.expr]:
+    for node in module.tree.body:
+        if isinstance(node, ast.Expr):
+            yield node.value
+        elif isinstance(node, ast.If):
+            yield from (each.value for each in node.body if isinstance(each, ast.Expr))
+
+
+@cache
+def _project_root(file: Path) -> Path:
+    """Return the folder of the project: the nearest one with a file such as pyproject.toml, or the folder that
+    contains the outermost package of the file.
+    """
+    for folder in file.parents:
+        if any((folder / each).exists() for each in _ROOT_FILES):
+            return folder
+    folder = file.parent
+    while (folder / "__init__.py").exists() and folder.parent != folder:
+        folder = folder.parent
+    return folder
+
+
+@cache
+def _project_files(root: Path) -> tuple[Path, ...]:
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [
+            each for each in folders if each not in EXCLUDED_DIRECTORIES and not each.startswith(".")
+        ]
+        found.extend(Path(folder, each) for each in sorted(files) if each.endswith(".py"))
+        if len(found) > _MAX_FILES:
+            return ()
+    return tuple(found)
+
+
+@cache
+def _text(file: Path) -> str:
+    try:
+        return read_document(file).text
+    except Unreadable:
+        return ""
+
+
+@cache
+def _nodes(file: Path) -> tuple[ast.AST, ...]:
+    module = parse_module(file)
+    return tuple(ast.walk(module.tree)) if module is not None else ()
+
+
+@cache
+def _parents(file: Path) -> dict[ast.AST, ast.AST]:
+    return {child: node for node in _nodes(file) for child in ast.iter_child_nodes(node)}
+
+
+CACHES = (_project_root, _project_files, _text, _nodes, _parents)
+"""The functions that remember files."""

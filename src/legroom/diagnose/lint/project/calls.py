@@ -1,0 +1,52 @@
+"""Reports a problem in an imported function at the call in the checked file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallSite, Function
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.rule import Problem
+
+
+def own_call(program: Program, node: cst.CSTNode) -> cst.Call | None:
+    """Return the call in the checked file that reaches a node of an imported function."""
+    for function in _reaching(program, node):
+        own = [site for site in function.call_sites if program.is_own(site.call)]
+        if own:
+            return max(own, key=_likelihood).call
+    return None
+
+
+def entry_functions(program: Program, node: cst.CSTNode) -> list[Function]:
+    """Return the functions through which other files reach a node: its function, or the callers of the function that
+    nothing in the file calls.
+    """
+    return [
+        each
+        for each in _reaching(program, node)
+        if not each.call_sites and isinstance(each.node, cst.FunctionDef)
+    ]
+
+
+def _reaching(program: Program, node: cst.CSTNode) -> Iterator[Function]:
+    """Yield the function that contains a node, and then its callers."""
+    by_node: dict[cst.CSTNode, Function] = {each.node: each for each in program.functions.values()}
+    pending = [by_node[each] for each in program.ancestors(node) if each in by_node][:1]
+    seen: set[Function] = set()
+    for function in pending:
+        if function not in seen:
+            seen.add(function)
+            yield function
+            pending.extend(site.caller for site in function.call_sites)
+
+
+def _likelihood(site: CallSite) -> tuple[bool, bool]:
+    """Return a sort key that prefers calls that pass a graph, and calls in a loop."""
+    return any(each.has_graph for each in site.values.values()), bool(site.loops)
+
+
+def at_call(problem: Problem, call: cst.Call, place: tuple[Path, int]) -> Problem:
+    file, line = place
+    return Problem(node=call, message=f"{problem.message} ({file.name}:{line})", help=problem.help)

@@ -1,0 +1,278 @@
+"""Collects the definitions that a file imports from its project, so that the flow analysis can follow them.
+
+The definitions are appended to the text of the file, as if the file itself contained them. Only definitions that can
+affect a finding are collected, because each line makes the analysis slower.
+"""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from legroom.diagnose.lint.flow.program import Foreign
+from legroom.diagnose.lint.project.modules import (
+    Definition,
+    Module,
+    find_module,
+    resolve,
+    submodule,
+)
+from legroom.diagnose.lint.relevance import stores_beyond_call
+
+_MAX_LINES = 400
+"""The maximum number of collected lines for one file."""
+_MAX_FUNCTION_LINES = 80
+_MAX_CLASS_LINES = 200
+_MAX_SMALL_LINES = 20
+"""Smaller functions are collected even if they neither store values nor change gradients."""
+_BUILTINS = frozenset(dir(builtins))
+_CHANGES_GRADIENTS = re.compile(
+    r"detach|no_grad|inference_mode|set_grad_enabled|requires_grad|\.item\(|backward|lru_cache|\.data\b|\.cpu\("
+)
+"""Matches functions that disable gradients, run the backward pass, or remove the graph of a value."""
+_MODULE_METHODS = frozenset(["forward", "train", "eval", "parameters", "state_dict", "load_state_dict", "to"])
+_MODULE = re.compile(r"(?:^|\.)\w*Module$")
+
+
+@dataclass(slots=True, eq=False)
+class Imported:
+    """The definitions that a file imports from its project."""
+
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Maps a path in the file, such as `utils.Meter`, to the name of the collected definition."""
+    names: set[str] = field(default_factory=set)
+    files: set[Path] = field(default_factory=set)
+    """The files that were read."""
+    parts: list[tuple[str, Path, int]] = field(default_factory=list)
+    """The source of each definition, with its file and first line."""
+    import_lines: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return "".join(
+            f"{part}\n" for part in (*self.import_lines.values(), *(each[0] for each in self.parts))
+        )
+
+    def as_foreign(self) -> Foreign:
+        return Foreign(
+            self.text, len(self.import_lines) + len(self.parts), frozenset(self.names), self.aliases
+        )
+
+    def place(self, line: int) -> tuple[Path, int] | None:
+        """Return the file and line from which a line of `text` was collected."""
+        start = 1 + len(self.import_lines)
+        for source, file, first in self.parts:
+            count = source.count("\n") + 1
+            if start <= line < start + count:
+                return file, first + line - start
+            start += count
+        return None
+
+
+def imported_definitions(module: Module) -> Imported:
+    """Return the definitions of other files that a file uses. A file that only defines models needs none."""
+    found = Imported()
+    if not (module.imports or module.star_imports) or _only_defines_models(module.tree):
+        return found
+    nodes = list(ast.walk(module.tree))
+    own = {*module.definitions, *module.assignments, *_bound_names(nodes)}
+    attributes = frozenset(each.attr for each in nodes if isinstance(each, ast.Attribute)) - _MODULE_METHODS
+    taken: dict[str, tuple[Module, str]] = {}
+    lines = 0
+    for path, source, name in _used_imports(module, nodes, own):
+        found.files.add(source.file)
+        bound = path if "." not in path else name
+        if bound in own or taken.get(bound, (source, name)) != (source, name):
+            continue
+        definition = source.definitions.get(name)
+        if definition is None or not _can_matter(source, definition, attributes):
+            continue
+        needed = _needed(source, name, attributes)
+        names = [bound if (each, inner) == (source, name) else inner for each, inner, _ in needed]
+        if any(
+            taken.get(used, pair[:2]) != pair[:2] or (used in own and used != bound)
+            for used, pair in zip(names, needed, strict=True)
+        ):
+            continue
+        parts = [
+            (used, each, inner, text, first)
+            for used, (each, inner, node) in zip(names, needed, strict=True)
+            if used not in taken
+            for text, first in [_shortened(each, node, attributes)]
+        ]
+        size = sum(text.count("\n") + 1 for *_, text, _ in parts)
+        if lines + size > _MAX_LINES:
+            continue
+        lines += size
+        for used, each, inner, text, first in parts:
+            taken[used] = each, inner
+            if used != inner:
+                text = re.sub(rf"\b{re.escape(inner)}\b", used, text)
+            found.parts.append((text, each.file, first))
+            found.files.add(each.file)
+            _add_imports(found, module, each, text)
+        found.names.add(bound)
+        if bound != path:
+            found.aliases[path] = bound
+    return found
+
+
+def _only_defines_models(tree: ast.Module) -> bool:
+    """Return True if a file defines a model, and contains no loop outside models and no class that may be a trainer."""
+    has_model = False
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            return False
+        if isinstance(node, ast.ClassDef):
+            if _is_model(node):
+                has_model = True
+                continue
+            if node.bases:
+                return False
+        pending.extend(
+            each for each in ast.iter_child_nodes(node) if isinstance(each, (ast.stmt, ast.ExceptHandler))
+        )
+    return has_model
+
+
+def _is_model(node: ast.ClassDef) -> bool:
+    return any(_MODULE.search(ast.unparse(base)) for base in node.bases) or any(
+        isinstance(each, ast.FunctionDef) and each.name == "forward" for each in node.body
+    )
+
+
+def _used_imports(module: Module, nodes: list[ast.AST], own: set[str]) -> Iterator[tuple[str, Module, str]]:
+    """Yield the path in the file, the defining module and the name there for each used definition."""
+    seen: set[str] = set()
+    for node in nodes:
+        used = (
+            [node.func]
+            if isinstance(node, ast.Call)
+            else node.bases
+            if isinstance(node, ast.ClassDef)
+            else ()
+        )
+        yield from _imports_in(module, own, used, seen)
+
+
+def _imports_in(
+    module: Module, own: set[str], used: Iterable[ast.expr], seen: set[str]
+) -> Iterator[tuple[str, Module, str]]:
+    for node in used:
+        path = _path(node)
+        if path is None or path in seen:
+            continue
+        seen.add(path)
+        if "." not in path:
+            is_foreign = path in module.imports or (
+                module.star_imports and path not in own and path not in _BUILTINS
+            )
+            source = resolve(module, path) if is_foreign else None
+            if source is not None and source[0] is not module:
+                yield path, *source
+            continue
+        owner, _, name = path.rpartition(".")
+        inner = submodule(module, owner)
+        source = resolve(inner, name) if inner is not None else None
+        if source is not None and source[0] is not module:
+            yield path, *source
+
+
+def _path(node: ast.AST) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
+        return None
+    return ".".join([node.id, *reversed(parts)])
+
+
+def _bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names that any statement of a file assigns or defines."""
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load):
+                yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, Definition):
+            yield node.name
+
+
+def _needed(module: Module, name: str, attributes: frozenset[str]) -> list[tuple[Module, str, ast.stmt]]:
+    """Return a definition, and the definitions of the project on which it depends."""
+    found: dict[tuple[Module, str], ast.stmt] = {}
+    pending = [(module, name)]
+    while pending:
+        source, current = pending.pop(0)
+        if (source, current) in found or len(found) > 12:
+            continue
+        node = source.definitions.get(current) or source.assignments.get(current)
+        if node is None:
+            continue
+        found[source, current] = node
+        if isinstance(node, ast.ClassDef) and _is_stub(source, node, attributes):
+            continue
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id not in _BUILTINS:
+                inner = resolve(source, each.id)
+                if inner is not None:
+                    pending.append(inner)
+    return [(source, current, node) for (source, current), node in found.items()]
+
+
+def _shortened(module: Module, node: ast.stmt, attributes: frozenset[str]) -> tuple[str, int]:
+    """Return the source of a definition. A model that does not change gradients is reduced to one layer."""
+    text, first = module.source_of(node)
+    if isinstance(node, ast.ClassDef) and _is_stub(module, node, attributes):
+        return (
+            f"class {node.name}(torch.nn.Module):\n    def __init__(self, *args, **kwargs):\n        self.layer = torch.nn.Linear(1, 1)",
+            first,
+        )
+    return text, first
+
+
+def _is_stub(module: Module, node: ast.ClassDef, attributes: frozenset[str]) -> bool:
+    """Return True for a model whose methods do not matter. `attributes` are the attributes that the file uses."""
+    if not any(_MODULE.search(ast.unparse(base)) for base in node.bases):
+        return False
+    size = (node.end_lineno or node.lineno) - node.lineno
+    if size >= _MAX_CLASS_LINES:
+        return True
+    runs_other = any(isinstance(each, ast.FunctionDef) and each.name in attributes for each in node.body)
+    return not runs_other and not _changes_memory(module, node)
+
+
+def _changes_memory(module: Module, node: Definition) -> bool:
+    """Return True if a definition stores values or changes their gradients."""
+    if _CHANGES_GRADIENTS.search(module.source_of(node)[0]):
+        return True
+    functions = (each for each in ast.walk(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return any(map(stores_beyond_call, functions))
+
+
+def _can_matter(module: Module, node: ast.stmt, attributes: frozenset[str]) -> bool:
+    if not isinstance(node, Definition):
+        return False
+    if isinstance(node, ast.ClassDef) and _is_stub(module, node, attributes):
+        return True
+    size = (node.end_lineno or node.lineno) - node.lineno
+    if size >= (_MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else _MAX_FUNCTION_LINES):
+        return False
+    return size < _MAX_SMALL_LINES or _changes_memory(module, node)
+
+
+def _add_imports(found: Imported, own: Module, source: Module, text: str) -> None:
+    """Add the imports of libraries that a definition uses, unless the file itself binds the names."""
+    for name, line in source.import_lines.items():
+        target = source.imports.get(name)
+        is_library = target is None or find_module(source.file, target) is None
+        if name not in own.import_lines and is_library and re.search(rf"\b{re.escape(name)}\b", text):
+            found.import_lines.setdefault(name, line)
+    if "torch.nn.Module" in text and "torch" not in own.import_lines:
+        found.import_lines.setdefault("torch", "import torch")
