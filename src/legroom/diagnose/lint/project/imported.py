@@ -19,7 +19,7 @@ from legroom.diagnose.lint.project.modules import (
     resolve,
     submodule,
 )
-from legroom.diagnose.lint.relevance import stores_beyond_call
+from legroom.diagnose.lint.relevance import stores_beyond_call, walk_ast
 
 _MAX_LINES = 400
 """The maximum number of collected lines for one file."""
@@ -76,7 +76,7 @@ def imported_definitions(module: Module) -> Imported:
     found = Imported()
     if not (module.imports or module.star_imports) or _only_defines_models(module.tree):
         return found
-    nodes = list(ast.walk(module.tree))
+    nodes = list(walk_ast(module.tree))
     own = {*module.definitions, *module.assignments, *_bound_names(nodes)}
     attributes = frozenset(each.attr for each in nodes if isinstance(each, ast.Attribute)) - _MODULE_METHODS
     taken: dict[str, tuple[Module, str]] = {}
@@ -218,7 +218,7 @@ def _needed(module: Module, name: str, attributes: frozenset[str]) -> list[tuple
         found[source, current] = node
         if isinstance(node, ast.ClassDef) and _is_stub(source, node, attributes):
             continue
-        for each in ast.walk(node):
+        for each in walk_ast(node):
             if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id not in _BUILTINS:
                 inner = resolve(source, each.id)
                 if inner is not None:
@@ -252,7 +252,7 @@ def _changes_memory(module: Module, node: Definition) -> bool:
     """Return True if a definition stores values or changes their gradients."""
     if _CHANGES_GRADIENTS.search(module.source_of(node)[0]):
         return True
-    functions = (each for each in ast.walk(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    functions = (each for each in walk_ast(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
     return any(map(stores_beyond_call, functions))
 
 
