@@ -42,7 +42,9 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
     ):
         return True
     loops = [node for node in nodes if type(node) in _LOOPS]
-    building = {id(each) for node in nodes if _builds_model(node) for each in walk_ast(node)} if loops else set()
+    building = (
+        {id(each) for node in nodes if _builds_model(node) for each in walk_ast(node)} if loops else set()
+    )
     if any(id(node) not in building and _runs_model(node, names) for node in loops):
         return True
     return any(map(stores_beyond_call, _functions_of_forward(nodes)))
@@ -220,7 +222,9 @@ def stores_beyond_call(function: _Function) -> bool:
     if function.name == "__init__":
         return False
     local = {
-        each.id for each in walk_ast(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        each.id
+        for each in walk_ast(function)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
     }
     read: set[str] = set()
     written: set[str] = set()
