@@ -376,9 +376,9 @@ def _reads_item(expression: cst.BaseExpression) -> bool:
     """Return True if an expression reads one item, as in `rows[name]` and `rows.setdefault(name, [])`. A slice does
     not count, because it is a new container.
     """
-    if isinstance(expression, cst.Subscript):
+    if type(expression) is cst.Subscript:
         return not any(isinstance(each.slice, cst.Slice) for each in expression.slice)
-    if not isinstance(expression, cst.Call) or method_name(expression) != "setdefault":
+    if type(expression) is not cst.Call or method_name(expression) != "setdefault":
         return False
     return isinstance(expression.args[-1].value, (cst.List, cst.Dict))  # a deque may have a limit
 

@@ -89,7 +89,7 @@ class Program:
         self._without_gradients = without_gradients
         self.module = module
         self.nodes = list(walk(module))
-        self.order = {node: number for number, node in enumerate(self.nodes)}
+        self.order = dict(zip(self.nodes, range(len(self.nodes)), strict=True))
         self.parent = {child: node for node in self.nodes for child in children(node)}
         self.imports = Imports(self.nodes)
         for name in foreign.names:
@@ -484,11 +484,7 @@ class Program:
 
     def _is_passed(self, node: cst.CSTNode) -> bool:
         parent = self.parent.get(node)
-        if isinstance(parent, (cst.FunctionDef, cst.ClassDef, cst.Param, cst.AssignTarget, cst.ImportAlias)):
-            return False
-        if isinstance(parent, cst.Attribute):
-            return False
-        return not (isinstance(parent, cst.Call) and parent.func is node)
+        return type(parent) not in _NOT_PASSING and not (type(parent) is cst.Call and parent.func is node)
 
     @cached_property
     def _identifiers(self) -> frozenset[str]:
@@ -566,6 +562,9 @@ class Program:
         self._define(node.body, outer=function, class_name=None, prefix=f"{function.qualified_name}.")
 
 
+_NOT_PASSING = {
+    cst.FunctionDef, cst.ClassDef, cst.Param, cst.AssignTarget, cst.ImportAlias, cst.Attribute,
+}  # fmt: skip
 _BINDING = {
     cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.For, cst.AsName, cst.CompFor, cst.NamedExpr,
 }  # fmt: skip

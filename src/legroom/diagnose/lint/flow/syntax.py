@@ -129,7 +129,8 @@ def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTN
     while pending:
         current = pending.pop()
         yield current
-        if into_functions or current is node or type(current) not in _DEFINITIONS:
+        kind = type(current)
+        if kind not in _LEAVES and (into_functions or kind not in _DEFINITIONS or current is node):
             pending.extend(children(current)[::-1])
 
 
