@@ -26,6 +26,12 @@ def root_traceback(tracebacks: Sequence[ErrorLine]) -> ErrorLine | None:
     return replace(found, frames=raised.frames)  # a pool raises the error of a worker again
 
 
+def background_lines(tracebacks: Sequence[ErrorLine]) -> set[int]:
+    """Return the lines of errors in threads that occurred after the main thread had raised an error."""
+    main = [error.line for error in tracebacks if not is_consequence(error) and not is_recovered(error.after)]
+    return {error.line for error in tracebacks if error.is_background and main and main[0] < error.line}
+
+
 def is_consequence(error: ErrorLine) -> bool:
     """Return True if an error of another process or thread may have caused the error."""
     name = error.kind.rpartition(".")[2]
@@ -33,7 +39,7 @@ def is_consequence(error: ErrorLine) -> bool:
         return True
     if name == "DistBackendError":
         return lost_peer(error.after[:_REASON_CHARACTERS])  # NCCL reports the reason on the next lines
-    return name == "EOFError" and "multiprocessing/connection" in error.frames.replace("\\", "/")
+    return name == "EOFError" and _PIPE_READER.search(error.frames) is not None
 
 
 def says_only_failed(error: ErrorLine) -> bool:
@@ -69,6 +75,8 @@ def _is_message(line: str) -> bool:
 _NO_REASON = re.compile(
     r"(?:(?:\w+\.)*(?:RuntimeError|Exception)|SystemExit): ?(?:\d|(?:[A-Za-z]+ ){1,3}(?:failed|crashed|aborted)[.!]?)"
 )
+_PIPE_READER = re.compile(r"multiprocessing[/\\](?:connection|spawn)")
+"""Matches the frames of a process that reads from a process that has failed."""
 _REASON_CHARACTERS = 400
 _LOST_CHILD = ("Empty", "BrokenPipeError")
 """Classes of errors that a process raises if one of its child processes does not respond any more."""

@@ -25,7 +25,8 @@ from typing import Any, Literal, Protocol
 from legroom import schemas
 from legroom.diagnose.codes import CodePage, find_page
 from legroom.diagnose.explain.error_lines import ErrorLine
-from legroom.diagnose.explain.log_reader import LogMatch, LogResult, chunks_of, is_typed, search_log
+from legroom.diagnose.explain.log_matches import LogMatch, is_typed
+from legroom.diagnose.explain.log_reader import LogResult, chunks_of, search_log
 from legroom.diagnose.explain.plain_text import printed_chunks
 from legroom.diagnose.explain.python_errors import classify_python_error
 from legroom.diagnose.explain.rules import CAUSE_PATTERNS, memory_code

@@ -2,20 +2,20 @@
 
 The log is read once, in chunks.
 
-The reader keeps the first and the last match of each known message, and the error line of the last traceback. The
-result is the last error, unless this error is only a consequence of another error (`weak`) or wraps a known error.
+The reader keeps the first and the last match of each known message, and the error lines of tracebacks. The result is
+the last error, unless this error is only a consequence of another error, wraps a known error, or was handled.
+`log_matches` and `consequences` decide this.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
 from legroom.diagnose.explain.consequences import (
-    HANDLED,
+    background_lines,
     is_consequence,
     is_recovered,
-    lost_peer,
     made_progress,
     root_traceback,
     says_only_failed,
@@ -26,12 +26,36 @@ from legroom.diagnose.explain.error_lines import (
     find_error_line,
     shorten,
     traceback_errors,
-    without_prefix,
+)
+from legroom.diagnose.explain.log_matches import (
+    AT_EXIT,
+    COMPILER,
+    CONSEQUENCES,
+    FOLLOWUP_LINES,
+    IN_WORKER,
+    NO_RESULT,
+    PINNING,
+    LogMatch,
+    after,
+    cause_searches,
+    counts,
+    error_of_the_operation,
+    failed_rank,
+    informativeness,
+    is_independent,
+    is_killed_rank,
+    is_memory,
+    is_reported_as_error,
+    is_strong,
+    only_reports_exit,
+    ran_out,
+    waits_for_rank,
+    was_pinning,
+    without_handled,
 )
 from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
 from legroom.diagnose.explain.python_errors import (
     classify_python_error,
-    is_raised_by_program,
     is_uninformative,
 )
 from legroom.diagnose.explain.rules import RULES, SIZE_RULES, memory_code
@@ -49,21 +73,6 @@ _FIRST_TRACEBACKS, _LAST_TRACEBACKS = 20, 40
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
 """The number of lines before `During handling of the above exception` that are searched for the original error."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogMatch:
-    """A known error message at one position in a log."""
-
-    code: str
-    line: int
-    text: str
-    around: str
-    """The text around the match. Memory sizes may be on the following lines."""
-    priority: int
-    """The position of the entry in the tables. If several entries match one line, the first entry is used."""
-    weak: bool
-    pattern: MessagePattern | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,26 +198,30 @@ class _Search:
                 self._last[key] = found
 
     def result(self) -> LogResult:
-        latest = [found for found in self._last.values() if _counts(found, self._lines)]
-        strong = [found for found in latest if _is_strong(found)]
-        active = _without_handled(strong, latest)
+        tracebacks = [self._tracebacks[line] for line in sorted(self._tracebacks)]
+        ignored = background_lines(tracebacks)
+        latest = [
+            found for found in self._last.values() if found.line not in ignored and counts(found, self._lines)
+        ]
+        strong = [found for found in latest if is_strong(found)]
+        active = without_handled(strong, latest)
         was_handled = bool(strong and not active)
         if was_handled:
-            latest = [found for found in latest if not _is_strong(found)]
+            latest = [found for found in latest if not is_strong(found)]
         strong = active
-        self._error_line = root_traceback([self._tracebacks[line] for line in sorted(self._tracebacks)])
+        self._error_line = root_traceback(tracebacks)
         if self._error_line is None and self._lines < 2000 and not strong:
             self._error_line = find_error_line(self._carried, self._lines_before + 1)
-        error = max(
+        error: LogMatch | None = max(
             strong or latest,
-            key=lambda found: (_informativeness(found), found.line, -found.priority),
+            key=lambda found: (informativeness(found), found.line, -found.priority),
             default=None,
         )
         error = self._root_of(self._at_traceback(error, latest))
-        if error is not None and error.code == _COMPILER:
-            error = _error_of_the_operation(error)
-        if error is not None and _was_pinning(error):
-            error = replace(error, code=memory_code(_PINNING), pattern=_PINNING)
+        if error is not None and error.code == COMPILER:
+            error = error_of_the_operation(error)
+        if error is not None and was_pinning(error):
+            error = replace(error, code=memory_code(PINNING), pattern=PINNING)
         unknown = self._unknown(error, latest)
         if unknown is not None:
             has_earlier = was_handled or (error is not None and not error.weak)
@@ -217,7 +230,7 @@ class _Search:
                 error=None,
                 unknown=unknown,
                 first=first,
-                is_first_handled=first is not None and made_progress(_after(first)),
+                is_first_handled=first is not None and made_progress(after(first)),
                 lines=self._lines,
             )
         is_cut = error is None and TRACEBACK in self._carried.lower()
@@ -230,18 +243,20 @@ class _Search:
         root = self._error_line
         if root is None or error is None or error.line <= root.line or is_consequence(root):
             return error
-        if is_recovered(root.after) or not (_waits_for_rank(error) or _only_reports_exit(error, root)):
+        if is_recovered(root.after) or not (waits_for_rank(error) or only_reports_exit(error, root)):
             return error
-        here = [found for found in latest if found.line == root.line and not _waits_for_rank(found)]
-        return min(here, key=lambda found: found.priority, default=error)
+        here = [found for found in latest if found.line == root.line and not waits_for_rank(found)]
+        return min(here, key=lambda found: found.priority) if here else error
 
     def _root_of(self, error: LogMatch | None) -> LogMatch | None:
         """Follow the causes of an error, for example from a timeout to a failed library to the kernel that failed."""
         for _ in range(_MAX_CAUSES):
             cause = self._cause_of(error)
-            if error is None or cause is None or cause.code == error.code:
-                return cause or error
-            error = cause
+            if cause is None or error is None:
+                break
+            is_same, error = cause.code == error.code, cause
+            if is_same:
+                break
         return error
 
     def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
@@ -252,32 +267,26 @@ class _Search:
         """
         if error is None:
             return None
-        searches: list[tuple[Callable[[LogMatch], bool], int]] = []
-        if _waits_for_rank(error):
-            searches += [(_is_killed_rank, _ALL_LINES), (_failed_rank, _ALL_LINES)]
-        searches += [_CAUSES[error.code]] if error.code in _CAUSES else []
-        if error.pattern is not None and _may_follow_fault(error.pattern):
-            searches += [(_is_fault, _ALL_LINES)]
-            searches += [(_is_failed_call, _NCCL_LINES)] if error.code == _NCCL_CALL else []
-        for is_cause, lines in searches:
+        for is_cause, lines in cause_searches(error):
+            matches = [*self._last.values(), *(self._first.values() if is_cause is failed_rank else [])]
             causes = [
                 found
-                for found in self._last.values()
+                for found in matches
                 if error.line - lines < found.line
-                and (found.line <= error.line or is_cause is _is_killed_rank)
+                and (found.line <= error.line or is_cause is is_killed_rank)
                 and found is not error
                 and is_cause(found)
-                and not (is_cause is _failed_rank and self._is_shadowed(found))
+                and (is_cause is not failed_rank or self._is_own_error(found))
             ]
             if causes:
                 return max(causes, key=lambda found: (found.line, -found.priority))
         return None
 
-    def _is_shadowed(self, found: LogMatch) -> bool:
-        """Return True if an entry with precedence matches the same line."""
-        return any(
-            other.line == found.line and other.priority < found.priority for other in self._last.values()
-        )
+    def _is_own_error(self, found: LogMatch) -> bool:
+        """Return True if the match reports an error, and no entry with precedence matches the same line."""
+        matches = (*self._last.values(), *self._first.values())
+        is_shadowed = any(other.line == found.line and other.priority < found.priority for other in matches)
+        return not is_shadowed and counts(found, self._lines)
 
     def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> ErrorLine | None:
         last = self._error_line
@@ -287,35 +296,35 @@ class _Search:
         if any(
             last.line <= found.line
             for found in latest
-            if not found.weak and not (is_root and last.line < found.line and _waits_for_rank(found))
+            if not found.weak and not (is_root and last.line < found.line and waits_for_rank(found))
         ):
             return None
-        if is_root and error is not None and last.line < error.line and _waits_for_rank(error):
+        if is_root and error is not None and last.line < error.line and waits_for_rank(error):
             return last
-        if error is not None and is_consequence(last) and _is_independent(error):
+        if error is not None and is_consequence(last) and is_independent(error):
             return None
-        if error is None or (error.weak and not _is_reported_as_error(error)):
+        if error is None or (error.weak and not is_reported_as_error(error)):
             if latest and last.kind.endswith("Warning"):
                 return None
-            if error is not None and error.code == _IN_WORKER and not classify_python_error(last)[1]:
+            if error is not None and error.code == IN_WORKER and not classify_python_error(last)[1]:
                 return None  # raised in a worker; nothing more is known
-            if any(found.line >= last.line and not _only_reports_exit(found, last) for found in latest):
+            if any(found.line >= last.line and not only_reports_exit(found, last) for found in latest):
                 return None  # the last error is only a wrapper
             return last
-        if last.line - error.line <= _FOLLOWUP_LINES and (
-            (_is_memory(error) and is_uninformative(last))
-            or (_ran_out(error) and _NO_RESULT.search(last.text) is not None)
-            or (not error.weak and _CONSEQUENCES.search(last.text) is not None)
-            or (_is_independent(error) and says_only_failed(last))
+        if last.line - error.line <= FOLLOWUP_LINES and (
+            (is_memory(error) and is_uninformative(last))
+            or (ran_out(error) and NO_RESULT.search(last.text) is not None)
+            or (not error.weak and CONSEQUENCES.search(last.text) is not None)
+            or (is_independent(error) and says_only_failed(last))
         ):
             return None
-        if last.kind == "KeyboardInterrupt" and last.line - error.line <= _FOLLOWUP_LINES:
+        if last.kind == "KeyboardInterrupt" and last.line - error.line <= FOLLOWUP_LINES:
             return None  # the user stopped a program that had failed
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_LINES
         wraps = any(
             found.weak
             and found.line >= last.line
-            and not (_only_reports_exit(found, last) and is_recovered(_after(error)))
+            and not (only_reports_exit(found, last) and is_recovered(after(error)))
             for found in latest
         )
         return None if chained or wraps else last
@@ -325,281 +334,10 @@ class _Search:
             found
             for found in self._first.values()
             if not found.weak
-            and _counts(found, self._lines)
+            and counts(found, self._lines)
             and (error is None or (found.code != error.code and found.line < error.line))
         ]
         return min(others, key=lambda found: (found.line, found.priority), default=None)
-
-
-def _may_follow_fault(pattern: MessagePattern) -> bool:
-    """Return True if the message may be a consequence of a kernel failure.
-
-    After a kernel failure, the allocations of libraries also fail.
-    """
-    return pattern.certainty in (Certainty.DISGUISED, Certainty.LIKELY) or pattern.source in _LIBRARIES
-
-
-def _was_pinning(found: LogMatch) -> bool:
-    """Return True if CUDA reports `out of memory` or `invalid argument` for a call that pins host memory.
-
-    CUDA's message does not distinguish page-locked memory from device memory. PyTorch's message about device memory
-    contains the requested size.
-    """
-    is_oom = found.pattern is not None and found.pattern.certainty is Certainty.SURE
-    if "allocate" in found.text or not (is_oom or "CUDA error: invalid argument" in found.text):
-        return False
-    before = found.around[: max(found.around.rfind(found.text[:200]), 0)]
-    return _PIN_CALL.search(before[max(before.rfind('File "'), 0) :]) is not None
-
-
-def _error_of_the_operation(found: LogMatch) -> LogMatch:
-    """Return the error of the operation that torch.compile could not trace.
-
-    The same operation also fails without torch.compile, for example because of its shapes.
-    """
-    match = _FAILED_OPERATION.search(found.around[found.around.find(found.text) :])
-    if match is None:
-        return found
-    message = shorten(match[1] or match[2])
-    _, code = classify_python_error(ErrorLine(line=found.line, kind="RuntimeError", text=message))
-    return replace(found, code=code, text=message, weak=True) if code else found
-
-
-_FAILED_OPERATION = re.compile(
-    r"Failed running call_\w+ [^\n]*:\s*\n(?:\w*Error: )?([^\n]+)|with fake tensors: call_\w+ [^\n]*: got \w+\(([^\n]+)\)"
-)
-_PIN_CALL = re.compile(r"\bin \w*pin_memory\b|\.pin_memory\(|torch\.\w+\([^\n]*\bpin_memory=True")
-_PINNING = next(each for each in MESSAGE_PATTERNS if each.certainty is Certainty.PINNED)
-
-
-def _is_memory(found: LogMatch) -> bool:
-    """Return True if memory certainly ran out and no line of the log reports that the error was handled."""
-    return (
-        _ran_out(found)
-        and HANDLED.search(found.around[found.around.find(found.text) :][:600]) is None
-        and not is_recovered(_after(found))
-    )
-
-
-def _ran_out(found: LogMatch) -> bool:
-    return found.pattern is not None and found.pattern.certainty is not Certainty.DISGUISED
-
-
-def _is_fault(found: LogMatch) -> bool:
-    return found.code in _FAULTS
-
-
-def _is_failed_call(found: LogMatch) -> bool:
-    return "Cuda failure" in found.text
-
-
-def _is_killed_worker(found: LogMatch) -> bool:
-    return found.code != "LG729" and "is killed by signal" in found.text
-
-
-def _is_reported_by_nccl(found: LogMatch) -> bool:
-    is_rejected = found.code == _NCCL and "shared memory segment" in found.text  # has priority over LG703
-    return (found.code in ("LG700", "LG702", "LG703", "LG704") or is_rejected) and "NCCL" in found.text
-
-
-def _waits_for_rank(found: LogMatch) -> bool:
-    """Return True if the failure of another rank may have caused the error."""
-    return found.code == _TIMEOUT or (found.code in (_NCCL, _RENDEZVOUS) and lost_peer(_message_of(found)))
-
-
-def _failed_rank(found: LogMatch) -> bool:
-    if not _is_strong(found) or _waits_for_rank(found) or is_recovered(_after(found)):
-        return False
-    is_error = _EXCEPTION.search(found.text) is not None
-    return is_error if _ran_out(found) else is_error or found.code in _FATAL
-
-
-def _is_killed_rank(found: LogMatch) -> bool:
-    """Return True if a rank was killed or crashed, unless the launcher killed it after another rank had failed."""
-    is_crash = found.code in (_CRASH, _BUS_ERROR) and _CRASHED.search(found.text) is not None
-    return (
-        (found.code == _KILLED or is_crash)
-        and "Root Cause (first" not in _after(found)
-        and "forcefully" not in found.text
-        and _GUESS.search(found.text) is None
-    )
-
-
-def _is_independent(found: LogMatch) -> bool:
-    """Return True if the error cannot be a consequence of another process's failure, and was not handled."""
-    if found.weak and not _is_killed_rank(found):
-        return False
-    return not _waits_for_rank(found) and not is_recovered(_after(found))
-
-
-def _after(found: LogMatch) -> str:
-    """Return the text after the line of a match."""
-    return found.around[found.around.find(found.text) + len(found.text) :]
-
-
-def _message_of(found: LogMatch) -> str:
-    return found.text + _after(found)[:600]
-
-
-def _without_handled(strong: list[LogMatch], latest: list[LogMatch]) -> list[LogMatch]:
-    """Omit errors after which the program continued, if another error follows."""
-    active = [
-        found
-        for found in strong
-        if not is_recovered(_after(found)) and _HANDLED_HERE.search(found.text) is None
-    ]
-    if active or not strong:
-        return active
-    handled = max(found.line for found in strong)
-    return strong if all(found.line <= handled for found in latest) else []
-
-
-def is_typed(line: str) -> bool:
-    """Return True if the line is a command that the user typed."""
-    return _TYPED.match(line) is not None and _EXCEPTION.search(line) is None
-
-
-def _counts(found: LogMatch, lines: int) -> bool:
-    """Return True if a match reports an error.
-
-    An informal message counts only on a line that looks like an error.
-    """
-    if any(marker in found.text for marker in _NOT_ERRORS):
-        return False
-    if is_typed(found.text):
-        return False
-    if found.pattern is None:
-        return True
-    if is_raised_by_program(found.around[: max(found.around.find(found.text), 0)]):
-        return False
-    if _ADVICE.search(found.text) is not None:
-        return False
-    if not found.pattern.informal:
-        return True
-    if _OTHER_ERROR.search(without_prefix(found.text)) is not None:
-        return False
-    if _ERROR_WORDS.search(found.text) is not None:
-        return True
-    return lines <= 3 and _MENTIONED.search(found.text) is None
-
-
-def _is_strong(found: LogMatch) -> bool:
-    return not found.weak or _is_reported_as_error(found)
-
-
-def _is_reported_as_error(found: LogMatch) -> bool:
-    pattern = found.pattern
-    if pattern is None or not pattern.informal or pattern.certainty is Certainty.DISGUISED:
-        return False
-    return _ERROR_WORDS.search(found.text) is not None
-
-
-def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
-    """Return True if the message only reports the exit of a process whose traceback comes earlier."""
-    reports = (
-        found.code == _EXIT_CODES[0]
-        or (found.code == _KILLED and _KILLED_ALONE.search(found.text) is not None)
-        or (found.code == _KILLED and not _is_killed_rank(found))
-        or (
-            found.code == _EXIT_CODES[1]
-            and found.weak
-            and error.kind not in _STOPPED
-            and not is_recovered(error.after)
-        )
-        or (found.code == _NCCL and found.weak)
-        or (found.code in _EXIT_CODES and "received by PID" in found.text)
-    )
-    return reports and found.line > error.line and bool(error.frames)
-
-
-def _informativeness(found: LogMatch) -> float:
-    if found.code == _KILLED and not _is_killed_rank(found):
-        return 1.5 if _GUESS.search(found.text) is not None else 0
-    return _EXIT_CODES.index(found.code) if found.weak and found.code in _EXIT_CODES else len(_EXIT_CODES)
-
-
-_NOT_ERRORS = (
-    "NCCL INFO",
-    "could not destroy",
-    "this is not a failure",
-    "setting loss scale to",
-)
-"""Words of informational lines, and of lines about the cleanup after an error."""
-_KILLED, _BUS_ERROR, _CRASH = "LG705", "LG703", "LG729"
-_CRASHED = re.compile(
-    r"SIGSEGV|Segmentation|SIGILL|Illegal instruction|SIGBUS|: -(?:7|11)\b|signal (?:4|11)\b"
-)
-_KILLED_ALONE = re.compile(r"\bKilled\W*$")
-"""Matches the end of a process that the launcher or the user stopped after an error, if a traceback comes before."""
-_GUESS = re.compile(r"potential root causes|common causes include")
-"""Matches Ray's list of reasons why a worker may have died."""
-_STOPPED = ("KeyboardInterrupt", "SystemExit")
-_IN_WORKER = "LG741"
-_COMPILER = "LG752"
-_TIMEOUT = "LG730"
-_WORKER_DIED = "LG740"
-_EXCEPTION = re.compile(r"\w(?:Error|Exception)\b: ")
-_TYPED = re.compile(r"\s*(?:(?:\([\w.-]{1,30}\) )?[\w.@~:/\[-]{0,60}\]?\$ |>>> |export |setx? )")
-"""Matches the start of a command that the user typed, with or without its prompt."""
-_EXIT_CODES = ("LG734", "LG735", "LG729")
-"""Codes of messages that only report that a process exited, was stopped or crashed.
-
-Any other known error is more informative.
-"""
-_FAULTS = ("LG710", "LG711")
-_FATAL = (*_FAULTS, "LG725", "LG732", "LG780")
-"""Codes of errors that end a rank even if the log does not contain the name of the exception."""
-_LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
-_NCCL, _NCCL_CALL = "LG731", "LG706"
-_RENDEZVOUS = "LG733"
-_NCCL_LINES = 200
-"""The maximum number of lines between NCCL's message about a failed call and the error that follows."""
-_ALL_LINES = 1 << 60
-_CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
-    # NCCL logs the reason some lines before it reports the failed call.
-    _NCCL: (_is_reported_by_nccl, _NCCL_LINES),
-    # A kernel fails because the GPU has failed.
-    "LG711": (lambda found: found.code == "LG725" and "fallen off the bus" in found.text, _NCCL_LINES),
-    # A program checks the result of a CUDA call in an assertion.
-    "LG710": (lambda found: found.code == "LG725", 6),
-    # The reason for a worker's exit is logged before the loop that reads batches reports the exit.
-    _WORKER_DIED: (_is_killed_worker, _ALL_LINES),
-    # Another rank did not build the extension.
-    "LG726": (lambda found: found.code == "LG751" and "Error building extension" in found.text, _NCCL_LINES),
-    # A build fails because the compiler was killed.
-    "LG751": (lambda found: found.code == "LG705", 6),
-}
-"""Maps the code of an error to a function that recognizes its cause, and to the maximum number of lines between cause
-and error.
-"""
-_FOLLOWUP_LINES = 60
-"""The maximum number of lines between an error and a later, uninformative error that is treated as its consequence."""
-_NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")
-"""Matches the error of a program that uses None because a library logged an error and returned no result."""
-_HANDLED_HERE = re.compile(
-    r"\bretrying|Retry attempt|will retry|\bskipping|falling back|\bignoring", re.IGNORECASE
-)
-"""Matches an error message that states that the error was handled."""
-_CONSEQUENCES = re.compile(r"UnboundLocalError|ZeroDivisionError|the errors above for more details")
-"""Matches the error of a program that uses a variable or a count that only a successful step sets, and errors that refer
-to earlier errors.
-"""
-_ERROR_WORDS = re.compile(
-    r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
-)
-_ADVICE = re.compile(
-    r"^(?!.{0,80}(?:Error|Exception)\b).{0,200}\b(?:avoid\w*|prevent\w*|in case of|if you|when|whenever|retry on)\b[^.]{0,40}\bout of memory",
-    re.IGNORECASE | re.DOTALL,
-)
-"""Matches advice about errors, unless the line names an exception."""
-_OTHER_ERROR = re.compile(
-    r"^\s*(?:\w+\.)*(?:Assertion|Attribute|FileNotFound|Import|Key|ModuleNotFound|Name|Type)Error\b"
-)
-"""Matches the error line of a programming error, which may quote the name of a file or a test."""
-_MENTIONED = re.compile(
-    r"handler|\[W\]|\bwarning\b|skipping|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
-    re.IGNORECASE,
-)
 
 
 @cache
@@ -663,7 +401,7 @@ class _Window:
             text=shorten(self._text[begin:end]),
             around=self._text[max(opening - _BEFORE, 0) : match.end() + _AFTER],
             priority=entry.priority,
-            weak=entry.weak,
+            weak=entry.weak or AT_EXIT in self._lowered[begin:end],
             pattern=entry.pattern,
         )
 

@@ -199,6 +199,45 @@ def test_prefix_that_a_logger_repeats_is_removed() -> None:
     assert explain(log).message == "KeyError: 'labels'"
 
 
+@pytest.mark.parametrize(
+    "at_exit",
+    [
+        "terminate called without an active exception\nAborted (core dumped)\n",
+        "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: driver shutting down\n",
+        "Segmentation fault (core dumped)\n",
+    ],
+)
+def test_crash_while_a_process_exits_is_a_consequence(at_exit: str) -> None:
+    assert explain(traceback_of("KeyError: 'labels'") + at_exit).message == "KeyError: 'labels'"
+    assert explain(traceback_of("KeyError: 'labels'") + STEPS + "line\n" * 40 + at_exit).code in (
+        "LG728",
+        "LG729",
+    )
+
+
+def test_known_error_in_a_thread_does_not_hide_the_error_of_the_main_thread() -> None:
+    thread = "Exception in thread Thread-9 (flush):\n" + traceback_of(
+        "OSError: [Errno 28] No space left on device"
+    )
+    assert (
+        explain(
+            traceback_of("RuntimeError: Trying to backward through the graph a second time") + thread
+        ).code
+        == "LG770"
+    )
+    assert explain(thread + traceback_of("RuntimeError: checkpoint writer failed")).code == "LG780"
+
+
+def test_process_that_could_not_read_from_its_parent_is_a_consequence() -> None:
+    child = (
+        'Traceback (most recent call last):\n  File "multiprocessing/spawn.py", line 126, in _main\n'
+        "    self = reduction.pickle.load(from_parent)\nEOFError: Ran out of input\n"
+    )
+    parent = traceback_of("FileNotFoundError: [Errno 2] No such file or directory: 'train.csv'")
+    assert explain(parent + child).code == "LG783"
+    assert explain(child).code == "LG743"
+
+
 TAILS = {
     "timeout": TIMEOUT + summary(3, 1),
     "lost peer": LOST_PEER + GLOO_LOST_PEER,
