@@ -28,6 +28,7 @@ from legroom.diagnose.lint.flow.syntax import (
     disables_gradients,
     dotted,
     innermost_iterable,
+    is_call_of,
     is_false,
     keyword,
     last_name,
@@ -74,15 +75,47 @@ def _run_pass(program: Program, *, first: bool) -> None:
     for function in sorted(program.functions.values(), key=lambda each: first and each is program.top):
         _Walker(program, function, call_sites[function], first=first).run()
     for function in program.functions.values():
-        if not function.no_grad or function.no_grad_in_callers:  # a later pass may find more callers
+        if _is_decorated_without_gradients(program, function):
+            function.no_grad, function.no_grad_in_callers = True, False
+        elif not function.no_grad or function.no_grad_in_callers:  # a later pass may find more callers
             function.no_grad = bool(function.call_sites) and all(site.no_grad for site in function.call_sites)
             function.no_grad_in_callers = function.no_grad
+
+
+def _is_decorated_without_gradients(program: Program, function: Function) -> bool:
+    """Return True if a decorator in the program runs the function with gradients disabled."""
+    for each in function.node.decorators if isinstance(function.node, cst.FunctionDef) else ():
+        path = program.defined_path(
+            each.decorator.func if isinstance(each.decorator, cst.Call) else each.decorator
+        )
+        made = program.functions.get(path or "")
+        if path in program.classes or (made is not None and made.is_generator):
+            return program.modes_in(path, made) == {True}
+        if made is not None:
+            runs = [call.no_grad for call in program.calls if _runs_decorated(call, made)]
+            return bool(runs) and all(runs)
+    return False
+
+
+def _runs_decorated(call: CallFact, decorator: Function) -> bool:
+    """Return True for a call in a decorator that runs the decorated function."""
+    function: Function | None = call.function
+    given: set[str] = set()
+    while function is not None and function is not decorator:
+        given.update(function.parameters)
+        function = function.outer
+    return function is decorator and dotted(call.node.func) in {*given, *decorator.parameters}
 
 
 def _state(program: Program) -> list[object]:
     return [
         *(
-            (function.returns, function.no_grad, [site.values for site in function.call_sites])
+            (
+                function.returns,
+                function.no_grad,
+                function.modes_left,
+                [site.values for site in function.call_sites],
+            )
             for function in program.functions.values()
         ),
         *(dict(known.attributes) for known in program.classes.values()),
@@ -102,12 +135,17 @@ class _Walker(Assignments):
         self.model_input = TENSOR if first else GRAPH
         self.returns: Value | None = None
         self.yields: Value | None = None
+        self.modes_left: set[bool] = set()
         self._bind_parameters(call_sites)
 
     def run(self) -> None:
         node = self.function.node
         self.function.stored_parameters = {}
         self.block(node.body if isinstance(node, cst.Module) else [node.body])
+        if self.yields is None:
+            self._leave_mode()
+        is_changed = self.modes_left != {self.function.no_grad}
+        self.function.modes_left = self.modes_left if is_changed else set()
         self.function.returns = container(self.yields) if self.yields is not None else self.returns or PLAIN
         self.function.environment = self.names
         if self.function.class_name is not None:
@@ -268,6 +306,10 @@ class _Walker(Assignments):
         value = self.value_of(node.value)
         if type(node.value) is cst.Yield:
             self.yields = value if self.yields is None else join_values(self.yields, value)
+            self._leave_mode()
+
+    def _leave_mode(self) -> None:
+        self.modes_left |= {True, False} if self.function.grad_mode_varies else {self.no_grad}
 
     def _qualified_name(self, name: str) -> str:
         return f"{self.function.qualified_name}.{name}" if self.function.qualified_name else name
@@ -369,12 +411,22 @@ class _Walker(Assignments):
             name = self.program.imports.qualified(called) or ""
             self.contexts = (*self.contexts, name)
             self.no_grad = self.is_grad_disabled_after(name, item.item)
+            made = self.called_function(item.item) if isinstance(item.item, cst.Call) else None
+            self.enter(self.program.modes_in(entered.class_name, made))
             if dotted(called) in self.grad_mode_names:
                 self.function.grad_mode_varies = True
             if item.asname is not None and isinstance(item.asname.name, cst.Name):
                 self.bind(item.asname.name, entered if entered.class_name else UNKNOWN)
         self.block([node.body])
         self.no_grad, self.contexts = no_grad, contexts
+
+    def enter(self, modes: set[bool]) -> None:
+        """Set the gradient mode after a function that changes it."""
+        if len(modes) == 1:
+            (self.no_grad,) = modes
+        elif modes:
+            self.function.grad_mode_varies = True
+            self.no_grad = self.no_grad or not self.names_in_backward
 
     def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
         switch = last_name(name)
@@ -386,6 +438,8 @@ class _Walker(Assignments):
             given = expression.args[0].value
             if isinstance(given, cst.Name) and given.value in {"True", "False"}:
                 return given.value == "False"
+            if any(is_call_of(each, "is_grad_enabled") for each in self.program.assigned(dotted(given))):
+                return self.function.no_grad  # restores the mode
             self.function.grad_mode_varies = True
         return self.no_grad
 

@@ -126,6 +126,11 @@ class Calls(Expressions):
             return self._attribute_of(owner, func.attr.value, of_library=self._is_library(path))
         return owner  # nn.Linear(2, 2)(x)
 
+    def called_function(self, node: cst.Call) -> Function | None:
+        """Return the function that a call runs, if this file defines it."""
+        owner = self.evaluate_silently(node.func.value) if type(node.func) is cst.Attribute else UNKNOWN
+        return self._local_function(node, owner, self._called_value(node.func, owner))
+
     def _local_function(self, node: cst.Call, owner: Value, called: Value) -> Function | None:
         if called.function is not None:
             return self.program.functions.get(called.function)

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.syntax import Loop
+from legroom.diagnose.lint.flow.syntax import Loop, walk
 from legroom.diagnose.lint.flow.values import UNKNOWN, Value
 
 
@@ -30,6 +30,11 @@ class Function:
     """True if all callers that are known so far disable gradients, but there may be other callers."""
     grad_mode_varies: bool = False
     """True if the gradient mode depends on a variable, as in `set_grad_enabled(training)`."""
+    modes_left: set[bool] = field(default_factory=set)
+    """The gradient modes at the `yield` statements, or at the end: True if gradients are then disabled.
+
+    They are empty if the function does not change the mode. The body of a `with` statement runs in these modes.
+    """
     backward: bool = False
     """True if the function calls `backward` outside loops."""
     optimizer_step: bool = False
@@ -53,6 +58,10 @@ class Function:
     @property
     def body(self) -> cst.CSTNode:
         return self.node.body if isinstance(self.node, cst.FunctionDef) else self.node
+
+    @property
+    def is_generator(self) -> bool:
+        return any(isinstance(each, cst.Yield) for each in walk(self.body, into_functions=False))
 
     @property
     def own_parameters(self) -> tuple[str, ...]:

@@ -108,6 +108,9 @@ class FactRecorder(Calls):
     def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
         raise NotImplementedError
 
+    def enter(self, modes: set[bool]) -> None:
+        raise NotImplementedError
+
     def kept_by(self, node: cst.Lambda | cst.FunctionDef) -> tuple[Value, ...]:
         """Return the values that a closure keeps alive: its defaults, and the local variables that it reads.
 
@@ -195,6 +198,12 @@ class FactRecorder(Calls):
                 ReleaseFact(node=node, at=self.context_at(node), target=path, how=how)
             )
 
+    def _entered_name(self, entered: cst.BaseExpression | None) -> str | None:
+        """Return the name of the context manager in `torch.no_grad().__enter__()` and `self.guard.__enter__()`."""
+        made = [entered] if isinstance(entered, cst.Call) else self.program.assigned(dotted(entered))
+        calls = [each for each in made if isinstance(each, cst.Call)]
+        return self.program.imports.qualified(calls[0].func) if len(calls) == 1 else None
+
     def record_call(self, call: CallFact) -> None:
         node, name, method, owner, arguments, local = (
             call.node, call.name, call.method, call.receiver, call.arguments, call.local,
@@ -206,6 +215,11 @@ class FactRecorder(Calls):
         if method == "enter_context" and node.args and isinstance(entered := node.args[0].value, cst.Call):
             entered_name = self.program.imports.qualified(entered.func) or ""
             self.no_grad = self.is_grad_disabled_after(entered_name, entered)
+            self.enter(self.program.modes_in(arguments[0].class_name, self.called_function(entered)))
+        if method == "__enter__" and (guard := self._entered_name(receiver(node))):
+            self.no_grad = self.is_grad_disabled_after(guard, node)
+        if local is not None and local.modes_left == {True} and not self.contexts and not local.is_generator:
+            self.no_grad = True
         if local is not None:
             local.call_sites.append(
                 CallSite(

@@ -277,6 +277,26 @@ class Program:
             if (name := dotted(decorator.decorator)) is not None
         }
 
+    def modes_in(self, class_name: str | None, function: Function | None) -> set[bool]:
+        """Return the possible gradient modes in the body of a `with` statement: True if gradients are disabled.
+
+        The context manager is an object of a class, or the result of a function. The set is empty if the context
+        manager does not change the mode.
+        """
+        known = self.classes.get(class_name or "")
+        if known is not None:
+            if any(map(disables_gradients, known.bases)):
+                return {True}
+            function = self.method(class_name, "__enter__")
+        if function is None:
+            return set()
+        made = {
+            disables_gradients(dotted(_called(part)))
+            for each in function.returned_nodes
+            for part in ((each.body, each.orelse) if isinstance(each, cst.IfExp) else (each,))
+        }
+        return made if True in made else function.modes_left
+
     def returned_by(self, function: Function, call: cst.Call) -> Value:
         """Return the result of a call. A call such as `self.step()` may run the method of a subclass."""
         value = function.returns

@@ -63,11 +63,12 @@ def _has_no_gradients(module: Module, node: ast.AST, depth: int) -> bool:
     while current in parents:
         current = parents[current]
         if isinstance(current, (ast.With, ast.AsyncWith)) and any(
-            _is_switch(item.context_expr) for item in current.items
+            _is_switch(item.context_expr) or _contains_switch(module, item.context_expr)
+            for item in current.items
         ):
             return True
         if isinstance(current, _Function):
-            if any(_is_switch(each) for each in current.decorator_list):
+            if any(_is_switch(each) or _contains_switch(module, each) for each in current.decorator_list):
                 return True
             function = function or current
         if isinstance(current, (_Function, ast.ClassDef)):
@@ -94,6 +95,15 @@ def _is_switch(node: ast.AST) -> bool:
     if name == "set_grad_enabled" and isinstance(node, ast.Call) and node.args:
         return isinstance(node.args[0], ast.Constant) and node.args[0].value is False
     return disables_gradients(name)
+
+
+def _contains_switch(module: Module, node: ast.expr) -> bool:
+    """Return True for a context manager or decorator of the project that disables gradients."""
+    owner, _, name = ast.unparse(node.func if isinstance(node, ast.Call) else node).rpartition(".")
+    source = submodule(module, owner) if owner else module
+    found = resolve(source, name) if source is not None else None
+    definition = found[0].definitions.get(found[1]) if found is not None else None
+    return definition is not None and any(map(_is_switch, ast.walk(definition)))
 
 
 def _last_name(node: ast.AST) -> str | None:

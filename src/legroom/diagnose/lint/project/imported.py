@@ -154,6 +154,8 @@ def _used_imports(module: Module, nodes: list[ast.AST], own: set[str]) -> Iterat
             if isinstance(node, ast.Call)
             else node.bases
             if isinstance(node, ast.ClassDef)
+            else node.decorator_list
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             else ()
         )
         yield from _imports_in(module, own, used, seen)

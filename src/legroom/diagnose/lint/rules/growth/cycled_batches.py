@@ -88,13 +88,9 @@ def _yields_batches(program: Program, given: cst.BaseExpression) -> bool:
     generator = program.method(value.class_name, "__iter__") or (made.local if made is not None else None)
     return (
         generator is not None
-        and _is_generator(generator)
+        and generator.is_generator
         and (_has_tensors(value) or _iterates_a_loader(program, generator))
     )
-
-
-def _is_generator(function: Function) -> bool:
-    return any(isinstance(each, cst.Yield) for each in walk(function.body, into_functions=False))
 
 
 def _has_tensors(value: Value, levels: int = 3) -> bool:

@@ -355,7 +355,7 @@ def _root_expression(node: cst.BaseExpression) -> cst.BaseExpression:
 
 def _results_escape(program: Program, call: CallFact, loop: LoopFact) -> bool:
     function = call.function
-    if not function.returned_nodes and _yields(function):
+    if not function.returned_nodes and function.is_generator:
         return True
     if function.returns.has_graph and not is_never_differentiated(program, function):
         return True
@@ -385,10 +385,6 @@ def _results_escape(program: Program, call: CallFact, loop: LoopFact) -> bool:
         and any(each.has_graph for each in other.arguments)
         for other in program.calls
     )
-
-
-def _yields(function: Function) -> bool:
-    return any(isinstance(each, cst.Yield) for each in walk(function.body, into_functions=False))
 
 
 def _is_in_eval_mode(program: Program, call: CallFact, within: LoopFact | None = None) -> bool | None:
