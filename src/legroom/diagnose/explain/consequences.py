@@ -86,7 +86,7 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(
-    r"collective operation timeout|Timed out (?:waiting|after)|wait timeout|Socket Timeout|Dist(?:Network|Store)Error",
+    r"collective operation timeout|Timed out (?:waiting|after)|wait timeout|Socket Timeout|socket has timed out|waiting for clients",
     re.IGNORECASE,
 )
 HANDLED = re.compile(

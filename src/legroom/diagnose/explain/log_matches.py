@@ -158,7 +158,8 @@ def after(found: LogMatch) -> str:
 
 
 def _message_of(found: LogMatch) -> str:
-    return found.text + after(found)[:600]
+    """Return the line of a match and the lines that follow, up to the next traceback."""
+    return found.text + after(found)[:600].partition("Traceback")[0]
 
 
 def without_handled(strong: list[LogMatch], latest: list[LogMatch]) -> list[LogMatch]:
