@@ -271,6 +271,8 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
             each for each in candidates if each.iterations >= max(_MIN_ITERATIONS_IN_ATTRIBUTES, most / 8)
         ]
         long_enough = [each for each in fewer if each.length >= 0.8 * each.iterations]
+    if not long_enough:  # the same, but only the newest items of each list are known
+        long_enough = [each for each in candidates if each.iterations and each.length >= most]
     mutable = [each for each in long_enough if not isinstance(each.container, tuple | frozenset)]
     return (mutable or long_enough or many)[-1]
 

@@ -170,8 +170,9 @@ class HolderFinder:
                 carries_graph=carry_graph,
             )
             is_argument = path.filled_by_iterator and not usage.statements
-            # `average = meter.update(loss)`, or an argument whose iterator is created under another name
-            if is_argument or (not min_length and _is_overwritten(path, usage)):
+            # `average = meter.update(loss)`, `batch = memory.sample(4)`, or an argument whose iterator is created under
+            # another name
+            if is_argument or _is_overwritten(path, usage, "container" if min_length else "variable"):
                 other = find_path(
                     tensor,
                     self._variables,
@@ -206,12 +207,12 @@ class HolderFinder:
             path, usage = with_source(other, carries_graph=True)
             if any(each.uses_itself for each in usage.statements):
                 return holder._replace(path=path, usage=usage)
+        if holder.path.how != "variable" or not all(each.replaces for each in holder.usage.statements):
+            return None
         owner = holder.path.names[0].owner
         is_layer = owner is not None and issubclass(owner, nn.Module)  # created once, before the loop
         if not is_layer and (created := created_with(holder.path)).statements:
             return holder._replace(usage=created)
-        if holder.path.how != "variable" or not all(each.replaces for each in holder.usage.statements):
-            return None
         if any(each.function not in CONSTRUCTORS for each in usage_of(holder.path.names[0]).statements):
             return None
         return holder._replace(path=as_traced(holder.path), usage=NO_USAGE)
@@ -226,8 +227,8 @@ def is_computed_from_itself(holder: FoundHolder) -> bool:
     return any(each.uses_itself for each in holder.usage.statements)
 
 
-def _is_overwritten(path: HolderPath, usage: NameUsage) -> bool:
-    return path.how == "variable" and not path.is_attribute and usage.is_reassigned_in_loop
+def _is_overwritten(path: HolderPath, usage: NameUsage, how: str) -> bool:
+    return path.how == how and not path.is_attribute and usage.is_reassigned_in_loop
 
 
 def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> Iterator[Suspect]:

@@ -314,6 +314,21 @@ def path_while_building() -> HolderPath:
     return found[0]
 
 
+class _Session:
+    def __init__(self) -> None:
+        self.states = [torch.zeros(2) for _ in range(6)]
+
+
+def test_lists_of_a_few_objects_are_the_growing_containers_even_if_only_their_newest_tensors_are_known() -> (
+    None
+):
+    sessions = {user: _Session() for user in range(3)}
+    created_in = {id(session.states[-1]): iteration for iteration, session in enumerate(sessions.values())}
+    created_in[id(sessions[0].states[-2])] = 3
+    path = find_path(sessions[0].states[-1], Variables(sys._getframe()), created_in=created_in)
+    assert (path.name, path.described) == ("sessions.states", "list, 6 items")
+
+
 def test_the_nested_container_with_tensors_of_many_iterations_is_reported() -> None:
     curves = {"loss": [torch.ones(1) for _ in range(4)], **{str(n): [] for n in range(9)}}
     created_in = {id(each): iteration for iteration, each in enumerate(curves["loss"])}

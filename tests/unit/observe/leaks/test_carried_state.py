@@ -129,6 +129,26 @@ def test_statistics_of_a_single_layer_that_are_assigned_by_name_are_reported_at_
     assert (leak.name, leak.line) == ("layer.mean", _line(_MeanByName.forward, "setattr(self"))
 
 
+class _Meters:
+    def __init__(self, *names: str) -> None:
+        for name in names:
+            setattr(self, name, 0.0)
+
+    def update(self, **values: Any) -> None:
+        for name, value in values.items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def test_totals_that_are_assigned_by_name_are_reported_at_the_call_and_not_at_the_constructor() -> None:
+    meters = _Meters("objective", "count")
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        meters.update(objective=loss, count=1)
+
+    (leak,) = leaks_of(keep)
+    assert (leak.name, leak.line) == ("meters.objective", _line(keep, "meters.update"))
+
+
 @pytest.mark.parametrize("layer", [_DetachedMean, _LastMean])
 def test_statistics_without_earlier_graphs_are_not_a_leak(layer: type[nn.Module]) -> None:
     assert _leaks_of_layers(layer) == []

@@ -64,6 +64,33 @@ def test_a_limit_that_the_length_skips_does_not_prevent_a_leak(twice: bool) -> N
     assert [leak.name for leak in leaks[:1]] == ["memory.entries"] * twice
 
 
+class _Memory:
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def sample(self, number: int) -> list[Any]:
+        return self.items[:number]
+
+
+def test_a_sample_of_a_memory_does_not_hide_the_memory() -> None:
+    memory, found = _Memory(), dict[tuple[object, ...], DetectedLeak]()
+    detector = LeakDetector(lambda leak: found.setdefault(leak.identity, leak) and None, fraction=1e6)
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    detector.attach()
+    try:
+        for _ in range(30):
+            output = model(torch.randn(5, 6))
+            memory.items.append(output)
+            sample = memory.sample(100)
+            optimizer.zero_grad()
+            model(sample[0].detach() @ torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+    finally:
+        detector.detach()
+    assert [leak.name for leak in found.values()] == ["memory.items"]
+
+
 def test_a_replay_memory_of_detached_tensors_is_not_a_leak() -> None:
     memory = _ReplayMemory(100_000)
     assert leaks_of(lambda step, loss, output: memory.push(output.detach().clone()), iterations=40) == []
