@@ -97,9 +97,9 @@ def _run(folder: Path, entry: dict[str, Any], gpu: str | None) -> Score:
     try:
         result = json.loads(text)
     except json.JSONDecodeError:
-        return Score(entry["file"], entry["leak"], entry["lines"], [], "no result")
+        return Score(entry["file"], entry["leak"], entry.get("lines", []), [], "no result")
     error = f"exit code {result['exit_code']}" if result["exit_code"] else ""
-    return Score(entry["file"], entry["leak"], entry["lines"], result["leaks"], error)
+    return Score(entry["file"], entry["leak"], entry.get("lines", []), result["leaks"], error)
 
 
 def _in_new_process(words: list[str], folder: str) -> str:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from legroom.diagnose.lint.edits import Edit, edits_overlap
 from legroom.diagnose.lint.finding import FileError, LintFinding, LintReport, TextEdit
 from legroom.diagnose.lint.flow.analysis import analyze_program
 from legroom.diagnose.lint.flow.program import NEWLINE, Program
-from legroom.diagnose.lint.project.calls import at_call, entry_functions, own_call
+from legroom.diagnose.lint.project.calls import entry_functions, own_call, passes_graph
 from legroom.diagnose.lint.project.imported import Imported
 from legroom.diagnose.lint.project.other_files import OtherFiles, forget_other_files
 from legroom.diagnose.lint.relevance import may_have_findings
@@ -76,7 +77,9 @@ def lint_paths(
     work = partial(_lint_file, select=tuple(select), ignore=tuple(ignore), fix=fix, unsafe=unsafe, diff=diff)
     known = partial(_known_report, select=tuple(select), ignore=tuple(ignore), fix=fix or diff, unsafe=unsafe)
     reports = []
+    seen: set[tuple[str, str | None, int | None, int | None, int]] = set()
     for report in _map_files(work, files, {file: found for file in files if (found := known(file))}):
+        report = _without_repeated(report, seen)
         reports.append(report)
         if on_report is not None:
             on_report(report, len(reports), len(files))
@@ -87,6 +90,19 @@ def lint_paths(
         fixed=sum(report.fixed for report in reports),
         diff="".join(report.diff for report in reports),
     )
+
+
+def _without_repeated(
+    report: LintReport, seen: set[tuple[str, str | None, int | None, int | None, int]]
+) -> LintReport:
+    """Remove the findings in imported functions that another file also caused."""
+    findings = []
+    for each in report.findings:
+        key = (each.code, each.file, each.cell, each.line, each.column)
+        if key not in seen:
+            findings.append(each)
+        seen.add(key)
+    return replace(report, findings=findings) if len(findings) < len(report.findings) else report
 
 
 def _known_report(
@@ -225,6 +241,8 @@ def _check(
             problems = list(_problems(program, codes, imported))
         found = [
             _finding(program, document, name, code, problem)
+            if program.is_own(problem.node)
+            else (_foreign_finding(program, imported, name, code, problem), ())
             for code, problem in problems
             if not _is_ignored(program, code, problem)
         ]
@@ -239,9 +257,10 @@ def _check(
 
 
 def _problems(program: Program, codes: Iterable[str], imported: Imported) -> Iterator[tuple[str, Problem]]:
-    """Yield the problems in the file.
+    """Yield the problems in the file, and the problems that the file causes in imported functions.
 
-    A problem in an imported function is reported at the call in the file, unless the other file alone shows it.
+    If a call in the file passes the retained value, the problem is at this call. Problems that the other file has
+    without this file are omitted.
     """
     analyze_program(program)
     for code in sorted(codes):
@@ -250,9 +269,16 @@ def _problems(program: Program, codes: Iterable[str], imported: Imported) -> Ite
                 yield code, problem
             elif code.startswith(_FOLLOWED):
                 place = imported.place(program.span(problem.node)[0][0] - program.own_lines)
-                call = own_call(program, problem.node)
-                if place is not None and call is not None and (code, place[1]) not in _own_findings(place[0]):
-                    yield code, at_call(problem, call, place)
+                site = own_call(program, problem.node)
+                if place is None or site is None or (code, place[1]) in _own_findings(place[0]):
+                    continue
+                if passes_graph(site):
+                    opened = problem.message.endswith(")")
+                    start = f"{problem.message[:-1]}; " if opened else f"{problem.message} ("
+                    message = f"{start}{place[0].name}:{place[1]})"
+                    yield code, Problem(node=site.call, message=message, help=problem.help)
+                else:
+                    yield code, problem
 
 
 _FOLLOWED = ("LG1", "LG201")
@@ -356,6 +382,32 @@ def _finding(
         source=_source_around(program, document, line),
     )
     return finding, problem.edits
+
+
+def _foreign_finding(
+    program: Program, imported: Imported, name: str, code: str, problem: Problem
+) -> LintFinding:
+    """Return the finding for a problem in an imported function."""
+    (line, column), (end_line, end_column) = program.span(problem.node)
+    numbers = range(line - CONTEXT_LINES, line + CONTEXT_LINES + 1)
+    places = {number: imported.place(number - program.own_lines) for number in numbers}
+    file, first = places[line] or (Path(name), line)
+    folder = os.path.dirname(name)
+    return LintFinding(
+        code=code,
+        message=problem.message,
+        fix=problem.help,
+        file=os.path.normpath(os.path.join(folder, os.path.relpath(file, os.path.abspath(folder)))),
+        line=first,
+        column=column + 1,
+        end_line=first + end_line - line,
+        end_column=end_column + 1,
+        source=tuple(
+            (place[1], program.lines[number - 1])
+            for number, place in places.items()
+            if place is not None and place[0] == file
+        ),
+    )
 
 
 def _text_edit(document: Document, edit: Edit) -> TextEdit:

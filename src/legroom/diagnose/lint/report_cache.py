@@ -40,7 +40,9 @@ def save_report(file: Path, codes: Iterable[str], report: LintReport, others: Ot
         write_json(
             stored,
             {
-                "findings": [asdict(replace(each, file=None)) for each in report.findings],
+                "findings": [
+                    asdict(replace(each, file=_relative(each.file, file))) for each in report.findings
+                ],
                 "errors": [each.message for each in report.file_errors],
                 "others": others.as_json(),
             },
@@ -86,7 +88,14 @@ def _report(content: dict[str, Any], name: str) -> LintReport:
     )
 
 
+def _relative(found: str | None, file: Path) -> str | None:
+    """Return None for a finding in the checked file, and otherwise the path from its folder to the imported file."""
+    return None if found in (None, str(file)) else os.path.relpath(found or "", file.parent)
+
+
 def _finding(stored: dict[str, Any], name: str) -> LintFinding:
     edits = tuple(TextEdit(**each) for each in stored["edits"])
     source = tuple((number, text) for number, text in stored["source"])
-    return LintFinding(**{**stored, "file": name, "edits": edits, "source": source})
+    other = stored["file"]
+    file = name if other is None else os.path.normpath(os.path.join(os.path.dirname(name), other))
+    return LintFinding(**{**stored, "file": file, "edits": edits, "source": source})

@@ -45,10 +45,23 @@ def test_single_file_is_checked_with_its_imports(tmp_path: Path, monkeypatch: py
     assert [each.line for each in lint_paths(["train.py"]).findings] == [12]
 
 
-def test_problem_in_imported_function_names_its_line(tmp_path: Path) -> None:
-    _write(tmp_path, _CASES["a base class in another file accumulates the result of the step"])
-    (finding,) = lint_paths([str(tmp_path)]).findings
-    assert finding.message.endswith("(loop.py:14)")
+def test_problem_in_imported_function_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGROOM_CACHE", str(tmp_path / "cache"))
+    files = _CASES["a base class in another file accumulates the result of the step"]
+    _write(tmp_path, {**files, "scripts/again.py": "import sys\n" + files["train.py"]})
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the second report is from the cache
+        (finding,) = lint_paths(["scripts", "train.py"]).findings
+        assert (finding.file, finding.line) == ("loop.py", 14)
+        assert (14, "            total += self.training_step(batch)  # here LG101") in finding.source
+
+
+def test_ignore_comment_in_the_imported_file(tmp_path: Path) -> None:
+    files = _CASES["a base class in another file accumulates the result of the step"]
+    _write(tmp_path, {name: text.replace("# here", "# legroom: ignore") for name, text in files.items()})
+    assert not _found(tmp_path)
 
 
 def test_cached_report_is_not_used_if_an_imported_file_changes(

@@ -1,22 +1,24 @@
-"""Reports a problem in an imported function at the call in the checked file."""
+"""Finds the calls in the checked file that reach an imported function."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallSite, Function
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.rule import Problem
 
 
-def own_call(program: Program, node: cst.CSTNode) -> cst.Call | None:
+def own_call(program: Program, node: cst.CSTNode) -> CallSite | None:
     """Return the call in the checked file that reaches a node of an imported function."""
     for function in _reaching(program, node):
         own = [site for site in function.call_sites if program.is_own(site.call)]
         if own:
-            return max(own, key=_likelihood).call
+            return max(own, key=lambda site: (passes_graph(site), bool(site.loops)))
     return None
+
+
+def passes_graph(site: CallSite) -> bool:
+    return any(each.has_graph for each in site.values.values())
 
 
 def entry_functions(program: Program, node: cst.CSTNode) -> list[Function]:
@@ -40,13 +42,3 @@ def _reaching(program: Program, node: cst.CSTNode) -> Iterator[Function]:
             seen.add(function)
             yield function
             pending.extend(site.caller for site in function.call_sites)
-
-
-def _likelihood(site: CallSite) -> tuple[bool, bool]:
-    """Return a sort key that prefers calls that pass a graph, and calls in a loop."""
-    return any(each.has_graph for each in site.values.values()), bool(site.loops)
-
-
-def at_call(problem: Problem, call: cst.Call, place: tuple[Path, int]) -> Problem:
-    file, line = place
-    return Problem(node=call, message=f"{problem.message} ({file.name}:{line})", help=problem.help)
