@@ -141,8 +141,10 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
 
 def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
     kind = receiver.kind
-    if kind is ValueKind.UNKNOWN and method in {"size", "numel", "dim"}:
+    if kind is ValueKind.UNKNOWN and method in {"size", "numel", "dim", "item"}:
         return PLAIN
+    if kind is ValueKind.UNKNOWN and method == "tolist":
+        return container(PLAIN)
     if kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
         return _tensor_method(receiver, method, arguments, no_grad=no_grad)
     if kind is ValueKind.MODEL:

@@ -25,6 +25,7 @@ from legroom.diagnose.lint.flow.syntax import (
     append_method,
     dotted,
     has_star,
+    is_call_of,
     is_false,
     is_true,
     keyword,
@@ -32,6 +33,7 @@ from legroom.diagnose.lint.flow.syntax import (
     literal_key,
     method_name,
     moves_to_host,
+    positional,
     receiver,
 )
 from legroom.diagnose.lint.flow.values import (
@@ -275,6 +277,9 @@ class Calls(Expressions):
     def _builtin(self, node: cst.Call, name: str, arguments: tuple[Value, ...]) -> Value | None:
         known = builtin_result(name, arguments)
         if known is not None and name in {"dict", "collections.OrderedDict"}:
+            pairs = node.args[0].value if node.args else None
+            if isinstance(pairs, cst.Call) and is_call_of(pairs, "zip") and len(positional(pairs)) == 2:
+                known = container(element_of(self.evaluate_silently(pairs.args[1].value)))
             known = known if known.mapping else container(known.get(None), mapping=True)
             return self._keyed(known, node, arguments)
         if known is not None and name.endswith("defaultdict") and node.args:

@@ -22,26 +22,35 @@ def is_called_without_gradients(file: Path, function: str, depth: int = _MAX_DEP
 
     `function` is a name such as `validate`, or a method such as `Trainer.validate`.
     """
-    calls = list(_calls(file, function))
+    calls = _calls(file, function)
     return bool(calls) and all(_has_no_gradients(module, node, depth) for module, node in calls)
 
 
-def _calls(file: Path, function: str) -> Iterator[tuple[Module, ast.Call]]:
+def _calls(file: Path, function: str) -> list[tuple[Module, ast.Call]]:
     class_name, _, name = function.rpartition(".")
-    for other in _project_files(_project_root(file)):
-        if other == file or f"{name}(" not in _text(other) or (class_name or file.stem) not in _text(other):
+    files = [
+        each for each in _project_files(_project_root(file)) if each != file and f"{name}(" in _text(each)
+    ]
+    if not class_name:
+        return [each for other in files for each in _calls_in(other, file, name)]
+    named = [each for other in files if class_name in _text(other) for each in _calls_in(other, None, name)]
+    if named or any(f"def {name}(" in _text(other) for other in files):
+        return named
+    # self.env.rollout(policy): another file creates the object
+    return [each for other in files for each in _calls_in(other, None, name)]
+
+
+def _calls_in(other: Path, file: Path | None, name: str) -> Iterator[tuple[Module, ast.Call]]:
+    """Yield the calls to a function of a file, or to a method."""
+    module = parse_module(other)
+    for node in _nodes(other) if module is not None else ():
+        if module is None or not isinstance(node, ast.Call):
             continue
-        module = parse_module(other)
-        if module is None:
-            continue
-        for node in _nodes(other):
-            if not isinstance(node, ast.Call):
-                continue
-            if class_name:
-                if isinstance(node.func, ast.Attribute) and node.func.attr == name:
-                    yield module, node
-            elif _refers_to(module, node.func, file, name):
+        if file is None:
+            if isinstance(node.func, ast.Attribute) and node.func.attr == name:
                 yield module, node
+        elif _refers_to(module, node.func, file, name):
+            yield module, node
 
 
 def _refers_to(module: Module, func: ast.expr, file: Path, name: str) -> bool:
@@ -73,8 +82,10 @@ def _has_no_gradients(module: Module, node: ast.AST, depth: int) -> bool:
             function = function or current
         if isinstance(current, (_Function, ast.ClassDef)):
             path.append(current.name)
+        if isinstance(current, (_Function, ast.Module)) and _are_disabled_before(module, current, node):
+            return True
     if function is None:
-        return any(_is_switch(node) and isinstance(node, ast.Call) for node in _statements(module))
+        return False
     if depth == 0 or len(path) > 2:
         return False
     name = ".".join(reversed(path))
@@ -83,9 +94,27 @@ def _has_no_gradients(module: Module, node: ast.AST, depth: int) -> bool:
         for each in _nodes(module.file)
         if isinstance(each, ast.Call) and _last_name(each.func) == function.name
     ]
-    outside = [(other, each) for other, each in _calls(module.file, name)]
-    callers = [*((module, each) for each in inside), *outside]
+    callers = [*((module, each) for each in inside), *_calls(module.file, name)]
     return bool(callers) and all(_has_no_gradients(other, each, depth - 1) for other, each in callers)
+
+
+def _are_disabled_before(module: Module, scope: _Function | ast.Module, node: ast.AST) -> bool:
+    """Return True if the last `torch.set_grad_enabled` statement before a node disables gradients.
+
+    The statement may be in a function of the project, such as `setup()`.
+    """
+    disabled = False
+    for each in _statements(scope):
+        if each.lineno >= getattr(node, "lineno", 0):
+            break
+        name = _last_name(each.func)
+        found = resolve(module, name) if isinstance(each.func, ast.Name) and name else None
+        definition = found[0].definitions.get(found[1]) if found is not None else None
+        switches = _statements(definition) if isinstance(definition, _Function) else [each]
+        for switch in switches:
+            if _last_name(switch.func) == "set_grad_enabled":
+                disabled = _is_switch(switch)
+    return disabled
 
 
 def _is_switch(node: ast.AST) -> bool:
@@ -110,12 +139,17 @@ def _last_name(node: ast.AST) -> str | None:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
 
-def _statements(module: Module) -> Iterator[ast.expr]:
-    for node in module.tree.body:
-        if isinstance(node, ast.Expr):
-            yield node.value
-        elif isinstance(node, ast.If):
-            yield from (each.value for each in node.body if isinstance(each, ast.Expr))
+def _statements(scope: _Function | ast.Module) -> list[ast.Call]:
+    """Return the statements of a function or file that are calls, including those in `if` and `try` statements."""
+    found: list[ast.Call] = []
+    pending = list(reversed(scope.body))
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            found.append(node.value)
+        elif isinstance(node, (ast.If, ast.Try)):
+            pending.extend(reversed([*node.body, *node.orelse]))
+    return found
 
 
 @cache
