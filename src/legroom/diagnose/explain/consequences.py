@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from legroom.diagnose.explain.error_lines import TRACEBACK, ErrorLine
+from legroom.diagnose.explain.error_lines import TRACEBACK, ErrorLine, without_prefix
 
 
 def root_traceback(tracebacks: Sequence[ErrorLine]) -> ErrorLine | None:
@@ -69,7 +69,8 @@ def made_progress(after: str) -> bool:
 
 
 def _is_message(line: str) -> bool:
-    return not line.startswith((" ", "\t", "[rank", "wandb:")) and _ADVICE.search(line) is None
+    plain = without_prefix(line)
+    return not (line.startswith("[rank") or plain.startswith(_NOT_MESSAGES) or _ADVICE.search(plain))
 
 
 _NO_REASON = re.compile(
@@ -94,6 +95,7 @@ HANDLED = re.compile(
     re.IGNORECASE,
 )
 """Matches messages of a program that handled an error."""
+_NOT_MESSAGES = (" ", "\t", "wandb:")
 _ADVICE = re.compile(r"\b(?:consider|refer to|please|you (?:can|could|may)|try to)\b", re.IGNORECASE)
 _HANDLED_CHARACTERS = 600
 _MIN_PROGRESS = 3

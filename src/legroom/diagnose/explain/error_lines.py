@@ -128,7 +128,9 @@ def _end_of_traceback(text: str, begin: int, position: int, number: int) -> Erro
             continue  # another process printed this line
         if offset and shape and _DIGIT.sub("0", seen[: len(before)]) == shape:
             seen = seen[len(before) :]  # a logger repeats the prefix with another time
-        plain = without_prefix(seen.removeprefix(margin) if offset else seen)
+        elif offset:
+            seen = seen.removeprefix(margin)
+        plain = without_prefix(seen)
         if offset and plain and not plain.startswith(_DECORATION):
             match = _RAISED.match(plain)
             if match is not None and match[1].endswith(named):

@@ -194,6 +194,11 @@ def test_later_warning_that_is_retried_does_not_hide_the_error() -> None:
     assert explain(DISK_FULL + warning).code == "LG780"
 
 
+def test_indented_log_is_read_like_one_without_indentation() -> None:
+    log = "".join(f"    {line}\n" for line in (STEPS + KEY_ERROR + TIMEOUT).splitlines())
+    assert explain(log).message == "KeyError: 'labels'"
+
+
 def test_prefix_that_a_logger_repeats_is_removed() -> None:
     log = traceback_of("KeyError: 'labels'", "12:00:01.123 | ERROR | rank=1 | ") + TIMEOUT
     assert explain(log).message == "KeyError: 'labels'"
