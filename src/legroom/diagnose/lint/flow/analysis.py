@@ -25,6 +25,7 @@ from legroom.diagnose.lint.flow.syntax import (
     Loop,
     bound_paths,
     children,
+    detaches_other,
     disables_gradients,
     dotted,
     innermost_iterable,
@@ -49,6 +50,7 @@ from legroom.diagnose.lint.flow.values import (
     container,
     join_values,
     with_item,
+    without_graph,
 )
 
 _MAX_PASSES = 5
@@ -114,6 +116,7 @@ def _state(program: Program) -> list[object]:
                 function.returns,
                 function.no_grad,
                 function.modes_left,
+                function.frozen_parameters,
                 [site.values for site in function.call_sites],
             )
             for function in program.functions.values()
@@ -137,6 +140,7 @@ class _Walker(Assignments):
         self.yields: Value | None = None
         self.modes_left: set[bool] = set()
         self._bind_parameters(call_sites)
+        self.trainable_parameters = [name for name in function.parameters if not self.names[name].frozen]
 
     def run(self) -> None:
         node = self.function.node
@@ -148,6 +152,9 @@ class _Walker(Assignments):
         self.function.modes_left = self.modes_left if is_changed else set()
         self.function.returns = container(self.yields) if self.yields is not None else self.returns or PLAIN
         self.function.environment = self.names
+        self.function.frozen_parameters |= {
+            name for name in self.trainable_parameters if self.names.get(name, UNKNOWN).frozen
+        }
         if self.function.class_name is not None:
             attributes = self.program.classes[self.function.class_name].attributes
             for path, value in self.names.items():
@@ -272,7 +279,10 @@ class _Walker(Assignments):
         elif kind is cst.Return:
             if node.value is not None:
                 value = self.value_of(node.value)
-                self.returns = value if self.returns is None else join_values(self.returns, value)
+                if any(detaches_other(each, node.value) for each in self.function.returned_nodes):
+                    self.returns = without_graph(join_values(self.returns or value, value), UNKNOWN)
+                else:
+                    self.returns = value if self.returns is None else join_values(self.returns, value)
                 self.function.returned_nodes.append(node.value)
         elif kind is cst.FunctionDef:
             self.names[node.name.value] = Value(
@@ -399,7 +409,7 @@ class _Walker(Assignments):
         return any(
             isinstance(each, cst.Assign)
             and path in names_in(each.value)
-            and any(dotted(target.target) == path for target in each.targets)
+            and any(path in bound_paths(target.target) for target in each.targets)
             for each in walk(body, into_functions=False)
         )
 

@@ -188,6 +188,12 @@ class Assignments(FactRecorder):
 
     def record_call(self, call: CallFact) -> None:
         super().record_call(call)
+        frozen = call.local.frozen_parameters if call.local is not None else frozenset[str]()
+        if call.local is not None and frozen:
+            given = {name: dotted(argument.value) for name, argument in call.local.receives(call.node)}
+            given["self"] = dotted(receiver(call.node))
+            for path in filter(None, (given.get(name) for name in frozen)):
+                self.names[path] = replace(self.names.get(path, MODEL), frozen=True, trainable=False)
         if call.receiver.kind is not ValueKind.PARAMETER:
             return
         if call.method == "requires_grad_" and call.node.args:

@@ -6,7 +6,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import Function
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import per_node, walk
+from legroom.diagnose.lint.flow.syntax import dotted, is_call_of, is_false, last_name, per_node, walk
 from legroom.diagnose.lint.flow.values import (
     COMPUTING_METHODS,
     CRITERION,
@@ -342,7 +342,9 @@ def _is_detached(value: Value) -> bool:
 
 def new_instance(program: Program, class_name: str, arguments: tuple[Value, ...]) -> Value:
     kind = ValueKind.MODEL if program.is_module_class(class_name) else ValueKind.UNKNOWN
-    frozen = kind is ValueKind.MODEL and _has_no_parameters(program, class_name)
+    frozen = kind is ValueKind.MODEL and (
+        _has_no_parameters(program, class_name) or _freezes_itself(program, class_name)
+    )
     return Value(
         kind,
         class_name=class_name,
@@ -376,7 +378,30 @@ def _sets_requires_grad(node: cst.ClassDef) -> bool:
     return any(type(each) is cst.Name and each.value.startswith("requires_grad") for each in walk(node))
 
 
+@per_node
+def _unfreezes(node: cst.ClassDef) -> bool:
+    """Return True if a method sets `requires_grad` to a value other than False."""
+    return any(
+        is_call_of(each, "requires_grad_") and not (each.args and is_false(each.args[0]))
+        if isinstance(each, cst.Call)
+        else isinstance(each, cst.Assign)
+        and any(last_name(dotted(target.target) or "") == "requires_grad" for target in each.targets)
+        and dotted(each.value) != "False"
+        for each in walk(node)
+    )
+
+
+def _freezes_itself(program: Program, class_name: str) -> bool:
+    made = program.method(class_name, "__init__")
+    return (
+        made is not None
+        and "self" in made.frozen_parameters
+        and not _unfreezes(program.classes[class_name].node)
+    )
+
+
 def _has_no_parameters(program: Program, class_name: str) -> bool:
+    """Return True if a module has no parameters that require gradients."""
     plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
     modules = (ValueKind.MODEL, ValueKind.PARAMETER)
     pending, seen = [class_name], set[str]()
@@ -392,7 +417,10 @@ def _has_no_parameters(program: Program, class_name: str) -> bool:
         if any(
             each.kind not in plain or any(inner.kind in modules for inner in each.contents)
             for each in known.attributes.values()
+            if not each.frozen
         ):
+            return False
+        if any(each.frozen for each in known.attributes.values()) and _unfreezes(known.node):
             return False
         pending.extend(known.bases)
     return True

@@ -15,8 +15,10 @@ from legroom.diagnose.lint.flow.facts import CallFact, FactContext, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     children,
+    detaches_other,
     dotted,
     literal_key,
+    names_in,
     root,
     string_value,
 )
@@ -37,6 +39,7 @@ from legroom.diagnose.lint.flow.values import (
     prune,
     with_element,
     with_item,
+    without_graph,
 )
 
 
@@ -106,10 +109,14 @@ class Expressions:
             return self._comprehension(node)
         if kind is cst.IfExp:
             self.value_of(node.test)
-            return join_values(
+            value = join_values(
                 self._value_in_branch(node.body, narrowed_names(node.test, self.names, holds=True)),
                 self._value_in_branch(node.orelse, narrowed_names(node.test, self.names, holds=False)),
             )
+            is_option = not names_in(node.test).isdisjoint(self.function.parameters)
+            if is_option and detaches_other(node.body, node.orelse):
+                return without_graph(value, UNKNOWN)
+            return value
         if kind is cst.BooleanOperation:
             return join_values(self.value_of(node.left), self.value_of(node.right))
         if kind is cst.Comparison:

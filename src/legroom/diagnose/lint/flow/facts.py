@@ -48,6 +48,8 @@ class Function:
     returned_nodes: list[cst.BaseExpression] = field(default_factory=list)
     stored_parameters: dict[str, "StoreFact"] = field(default_factory=dict)
     """Parameters that the function stores in an object that outlives the call."""
+    frozen_parameters: frozenset[str] = frozenset()
+    """Parameters, including `self`, whose model the function freezes."""
     names_in_backward: frozenset[str] | None = None
     """The paths of the tensors that the function uses in `backward`.
 

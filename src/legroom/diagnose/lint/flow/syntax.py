@@ -299,6 +299,14 @@ def names_in(node: cst.CSTNode) -> frozenset[str]:
     return frozenset(_paths(node, live=False))
 
 
+def detaches_other(first: cst.BaseExpression, second: cst.BaseExpression) -> bool:
+    """Return True if one of two alternative expressions detaches a value that the other one uses with its graph."""
+    return any(
+        not (names_in(one) - names_with_graph(one)).isdisjoint(names_with_graph(other))
+        for one, other in ((first, second), (second, first))
+    )
+
+
 def bound_paths(target: cst.BaseExpression) -> set[str]:
     """Return the names and attributes that a loop or assignment rebinds.
 

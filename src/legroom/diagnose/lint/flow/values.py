@@ -165,17 +165,19 @@ def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
     )
 
 
-def without_graph(value: Value) -> Value:
+def without_graph(value: Value, instead: Value = OUTPUT) -> Value:
     """Return the value that the same expression would have with gradients disabled."""
     if value.kind is ValueKind.GRAPH:
-        return OUTPUT
+        return instead
     if value.kind is not ValueKind.CONTAINER or not value.has_graph:
         return value
     return replace(
         value,
-        element=without_graph(value.element) if value.element is not None else None,
-        items=tuple(map(without_graph, value.items)) if value.items is not None else None,
-        items_by_key=tuple((key, without_graph(each)) for key, each in value.items_by_key),
+        element=without_graph(value.element, instead) if value.element is not None else None,
+        items=tuple(without_graph(each, instead) for each in value.items)
+        if value.items is not None
+        else None,
+        items_by_key=tuple((key, without_graph(each, instead)) for key, each in value.items_by_key),
     )
 
 

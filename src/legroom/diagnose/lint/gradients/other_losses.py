@@ -6,7 +6,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, receiver, walk
+from legroom.diagnose.lint.flow.syntax import dotted, names_in, receiver, walk
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.gradients.trained_names import (
     is_trained,
@@ -43,9 +43,25 @@ def models_of_other_losses(program: Program) -> Iterator[tuple[CallFact, str]]:
         backward = next((each for each in events if each.method == "backward"), None)
         if backward is None or not _is_for_other_model(program, events, backward, path):
             continue
-        if _is_used_only_before(program, call, backward) and not is_detached(program, call):
+        if (
+            _is_used_only_before(program, call, backward)
+            and _reaches(program, call, backward)
+            and not is_detached(program, call)
+        ):
             reported.add(path)
             yield call, path
+
+
+def _reaches(program: Program, call: CallFact, backward: CallFact) -> bool:
+    """Return True if the loss depends on the result of a call. For example, it does not depend on an action that the
+    program passes only to an environment.
+    """
+    names: set[str] = set()
+    for store in program.stores:
+        is_before = store.function is call.function and store.order < backward.order
+        if is_before and (program.inside(call.node, store.expression) or names & names_in(store.expression)):
+            names.add(store.target)
+    return program.inside(call.node, backward.node) or bool(names & names_in(backward.node))
 
 
 def _is_for_other_model(program: Program, events: list[CallFact], backward: CallFact, path: str) -> bool:

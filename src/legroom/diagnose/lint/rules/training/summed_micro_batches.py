@@ -256,9 +256,14 @@ def _is_independent(program: Program, store: StoreFact) -> bool:
     nodes = [node for each in expressions for node in walk(each)]
     if any(isinstance(each, cst.Call) and is_true(keyword(each, "create_graph")) for each in walk(region)):
         return False  # meta-learning
+    computed = {each.target for each in inside if each.value.has_graph} - {store.target}
     for node in nodes:
         path = dotted(node)
-        if path is None or path == store.target or not program.value(node).has_graph:
+        if path is None or path == store.target:
+            continue
+        if (
+            not program.value(node).has_graph and path not in computed
+        ):  # a state is detached in some iterations only
             continue
         first_made = made.get(path, made.get(root(path), len(program.nodes)))  # output.loss
         if path in bound or root(path) in bound or program.order[node] <= first_made:
