@@ -55,6 +55,8 @@ class IterationTracker:
     """
     TRAINED_AFTER = 3
     """After this many steps, the parameters of an optimizer are treated as a trained model."""
+    MAX_GROUPS = 16
+    """A program that adds parameters to an optimizer, up to this many parameter groups, lets its model grow on purpose."""
     CALLS_ALONE = 8
     """After this many calls to a model in training mode without a backward pass, the tracker checks whether an
     optimizer exists.
@@ -87,8 +89,8 @@ class IterationTracker:
         self.without_optimizer = False
         """True if no optimizer exists, because the program updates the parameters itself after each backward pass."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
-        """The parameters of all main optimizers that have made `TRAINED_AFTER` steps, by `id`."""
+        self._trained: dict[int, weakref.ref[torch.Tensor]] = {}
+        """The parameters of all main optimizers that had made `TRAINED_AFTER` steps, by `id`."""
         self._one_per_model: list[weakref.ref[torch.Tensor]] = []
         self.create_graph_line: Frame | None = None
         self._main_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
@@ -253,11 +255,23 @@ class IterationTracker:
         return True
 
     def _note_trained(self, optimizer: torch.optim.Optimizer) -> None:
-        alive = {key: reference for key, reference in self.trained.items() if reference() is not None}
+        alive = {key: reference for key, reference in self._trained.items() if reference() is not None}
         trained = (each for group in optimizer.param_groups for each in group["params"])
         newest = {id(each): weakref.ref(each) for each in trained}
-        self.trained = alive | newest
+        self._trained = alive | newest
         self._one_per_model += list(newest.values())[:1]
+
+    @property
+    def trained(self) -> dict[int, weakref.ref[torch.Tensor]]:
+        """The parameters of all main optimizers that have made `TRAINED_AFTER` steps, by `id`. Parameters that the
+        program added to such an optimizer later are included, as in progressive growing.
+        """
+        found = dict(self._trained)
+        for optimizer in filter(None, (reference() for reference in self.optimizers)):
+            first, *added = optimizer.param_groups
+            if len(added) < self.MAX_GROUPS and any(id(each) in self._trained for each in first["params"]):
+                found |= {id(each): weakref.ref(each) for group in added for each in group["params"]}
+        return found
 
     @property
     def live_trained_models(self) -> int:

@@ -91,6 +91,30 @@ def test_a_sample_of_a_memory_does_not_hide_the_memory() -> None:
     assert [leak.name for leak in found.values()] == ["memory.items"]
 
 
+@pytest.mark.parametrize(("every", "is_reported"), [(10, False), (1, True)])
+def test_a_model_that_grows_a_few_times_is_not_a_leak(every: int, is_reported: bool) -> None:
+    found: dict[tuple[object, ...], DetectedLeak] = {}
+    detector = LeakDetector(lambda leak: found.setdefault(leak.identity, leak) and None, fraction=1e6)
+    blocks = nn.ModuleList([nn.Linear(2, 2)])
+    adam = torch.optim.Adam(blocks.parameters())
+    detector.attach()
+    try:
+        for step in range(60):
+            if step % every == every - 1:
+                blocks.append(nn.Linear(2, 2))
+                adam.add_param_group({"params": list(blocks[-1].parameters())})
+            output = torch.randn(3, 2)
+            for block in blocks:
+                output = block(output)
+            adam.zero_grad()
+            output.sum().backward()
+            adam.step()
+    finally:
+        detector.detach()
+    assert detector.error == ""
+    assert bool(found) is is_reported
+
+
 def test_a_replay_memory_of_detached_tensors_is_not_a_leak() -> None:
     memory = _ReplayMemory(100_000)
     assert leaks_of(lambda step, loss, output: memory.push(output.detach().clone()), iterations=40) == []
