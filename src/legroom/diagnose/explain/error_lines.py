@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from legroom.diagnose.explain.plain_text import lines_before
+from legroom.diagnose.explain.plain_text import INNER, inner_breaks
 
 TRACEBACK = "traceback (most recent call last)"
 _MAX_TRACEBACK = 1 << 16
@@ -28,6 +28,7 @@ class ErrorLine:
     """The line of a log that contains the error message."""
 
     line: int
+    """The line number in the printed text. If the file contains JSON, a line of the file may contain several lines."""
     kind: str
     """The exception class, for example `torch.OutOfMemoryError`, or "" if the line names no class."""
     text: str
@@ -37,6 +38,12 @@ class ErrorLine:
     """The text after the line, which shows whether the program continued."""
     is_background: bool = False
     """True if a thread other than the main thread raised the error."""
+    inner: int = 0
+    """The number of preceding line breaks that are escaped in the file."""
+
+    @property
+    def file_line(self) -> int:
+        return self.line - self.inner
 
 
 def traceback_errors(text: str, lowered: str) -> list[ErrorLine]:
@@ -45,14 +52,14 @@ def traceback_errors(text: str, lowered: str) -> list[ErrorLine]:
     Tracebacks of finalizers and exit handlers, and reports about errors in other processes, are ignored.
     """
     errors: list[ErrorLine] = []
-    number, counted = 1, 0
+    number, counted, is_escaped = 1, 0, INNER in text
     for position in _last_positions(lowered):
-        number += lines_before(text[counted:position], position - counted)
+        number += text.count("\n", counted, position)
         counted = position
         begin = lowered.rfind("\n", 0, position) + 1
         opening = _CONSEQUENCE.search(lowered, max(begin - 200, 0), position)
         if opening is None or opening["thread"]:
-            found = _end_of_traceback(text, begin, position, number)
+            found = _end_of_traceback(text, begin, position, number, is_escaped=is_escaped)
             if found is not None and not _is_wrapper(found):
                 errors.append(replace(found, is_background=opening is not None))
     return errors
@@ -74,7 +81,7 @@ def _is_wrapper(error: ErrorLine) -> bool:
 def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
     """Return the last line that looks like an error, for text without a traceback."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
-    ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
+    inner = [0, *accumulate(line.endswith("\v") for line in text.split("\n"))]
     is_log = sum(map(bool, lines)) > _FEW_LINES  # in a log, a warning is not the error
     is_wrapped = False
     for pattern in (_RAISED_ANYWHERE, *(() if is_log else (_QUALIFIED, _WARNING)), _MARKED, _ERROR_LIKE):
@@ -82,9 +89,15 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
             match = pattern.search(lines[offset])
             if match is not None and not _is_informational(lines[offset], pattern):
                 kind = match[1] if pattern.groups else ""
-                line = first_line + (ends[offset - 1] if offset else 0)
+                line = first_line + offset
                 frames = _join_frames(lines[:offset])
-                found = ErrorLine(line=line, kind=kind, text=_message(kind, lines[offset:]), frames=frames)
+                found = ErrorLine(
+                    line=line,
+                    kind=kind,
+                    text=_message(kind, lines[offset:]),
+                    frames=frames,
+                    inner=inner[offset],
+                )
                 if not is_log or not _is_wrapper(found):
                     return found
                 is_wrapped = True
@@ -106,7 +119,9 @@ def shorten(line: str) -> str:
     return plain if len(plain) <= _MAX_SHOWN else f"{plain[:_MAX_SHOWN]}…"
 
 
-def _end_of_traceback(text: str, begin: int, position: int, number: int) -> ErrorLine | None:
+def _end_of_traceback(
+    text: str, begin: int, position: int, number: int, *, is_escaped: bool
+) -> ErrorLine | None:
     """Return the line that follows a traceback and contains the exception. `number` is the line number of the traceback.
 
     In a notebook, the first line of the traceback contains the exception class.
@@ -124,7 +139,7 @@ def _end_of_traceback(text: str, begin: int, position: int, number: int) -> Erro
         end += len(line) + 1
         seen = line.rstrip("\r\v").rpartition("\r")[2]  # a progress bar overwrites its line
         if offset and process is not None and not seen.startswith(process[0]):
-            here += not line.endswith("\v")
+            here += 1
             continue  # another process printed this line
         if offset and shape and _DIGIT.sub("0", seen[: len(before)]) == shape:
             seen = seen[len(before) :]  # a logger repeats the prefix with another time
@@ -136,13 +151,19 @@ def _end_of_traceback(text: str, begin: int, position: int, number: int) -> Erro
             if match is not None and match[1].endswith(named):
                 after = text[end : end + _AFTER]
                 message = _message(match[1], [plain, *after.split("\n", 3)[:3]])
+                inner = inner_breaks(text, end - 1) if is_escaped else 0
                 return ErrorLine(
-                    line=here, kind=match[1], text=message, frames=_join_frames(frames), after=after
+                    line=here,
+                    kind=match[1],
+                    text=message,
+                    frames=_join_frames(frames),
+                    after=after,
+                    inner=inner,
                 )
             if not named and not plain.startswith(_REMOTE):
                 return None
         frames.append(plain)
-        here += not line.endswith("\v")
+        here += 1
     return ErrorLine(line=number, kind=named, text=named, frames=_join_frames(frames)) if named else None
 
 

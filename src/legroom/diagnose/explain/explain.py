@@ -165,9 +165,9 @@ _MAX_PASTED = 4000
 def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
     earlier = _earlier(found.first)
     if found.error is not None:
-        return _explain_match(found.error, found.error.line if is_log else None, earlier)
+        return _explain_match(found.error, found.error.file_line if is_log else None, earlier)
     if found.unknown is not None:
-        line = found.unknown.line if is_log else None
+        line = found.unknown.file_line if is_log else None
         return _explain_unknown(found.unknown, line, earlier, is_handled=found.is_first_handled)
     return Explanation(
         kind="unknown",
@@ -226,7 +226,7 @@ def _earlier(match: LogMatch | None) -> EarlierError | None:
     if match is None:
         return None
     return EarlierError(
-        code=match.code, title=find_page(match.code).title, line=match.line, message=match.text
+        code=match.code, title=find_page(match.code).title, line=match.file_line, message=match.text
     )
 
 

@@ -27,6 +27,12 @@ class LogMatch:
     """The position of the entry in the tables. If several entries match one line, the first entry is used."""
     weak: bool
     pattern: MessagePattern | None = None
+    inner: int = 0
+    """The number of preceding line breaks that are escaped in the file."""
+
+    @property
+    def file_line(self) -> int:
+        return self.line - self.inner
 
 
 def cause_searches(error: LogMatch) -> list[tuple[Callable[[LogMatch], bool], int]]:

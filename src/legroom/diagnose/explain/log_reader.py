@@ -53,7 +53,7 @@ from legroom.diagnose.explain.log_matches import (
     was_pinning,
     without_handled,
 )
-from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
+from legroom.diagnose.explain.plain_text import inner_breaks, strip_log_formatting
 from legroom.diagnose.explain.python_errors import (
     classify_python_error,
     is_uninformative,
@@ -158,6 +158,8 @@ class _Search:
         self._carried = ""
         self._lines_before = 0
         """The number of lines of the log that come before the text in `_carried`."""
+        self._inner_before = 0
+        """The number of line breaks before `_carried` that are escaped in the file."""
         self._first: dict[int, LogMatch] = {}
         self._last: dict[int, LogMatch] = {}
         self._tracebacks: dict[int, ErrorLine] = {}
@@ -171,7 +173,7 @@ class _Search:
         lowered = text.lower()
         if len(lowered) != len(text):  # some letters are longer in lower case, but positions must agree
             text = lowered
-        window = _Window(text, lowered, self._lines_before)
+        window = _Window(text, lowered, self._lines_before, self._inner_before)
         distinct = _distinct_lines(lowered)
         for (entry, literal, pattern), stripped in _known_variants():
             if stripped in distinct and literal in lowered:
@@ -185,8 +187,10 @@ class _Search:
                 self._chain = max(self._chain, window.number(position))
         cut = text.rfind("\n", 0, max(len(text) - _OVERLAP, 0)) + 1
         self._carried = text[max(cut, len(text) - 4 * _OVERLAP) :]
-        self._lines_before += lines_before(text, len(text) - len(self._carried))
-        self._lines = self._lines_before + lines_before(self._carried, len(self._carried)) + 1
+        self._lines_before += text.count("\n", 0, len(text) - len(self._carried))
+        self._inner_before += inner_breaks(text, len(text) - len(self._carried))
+        inner = self._inner_before + inner_breaks(self._carried, len(self._carried))
+        self._lines = self._lines_before + self._carried.count("\n") + 1 - inner
 
     def _search(self, window: "_Window", entry: "_Entry", literal: str, pattern: re.Pattern[str]) -> None:
         key = entry.priority
@@ -211,7 +215,8 @@ class _Search:
         strong = active
         self._error_line = root_traceback(tracebacks)
         if self._error_line is None and self._lines < 2000 and not strong:
-            self._error_line = find_error_line(self._carried, self._lines_before + 1)
+            found_line = find_error_line(self._carried, self._lines_before + 1)
+            self._error_line = found_line and replace(found_line, inner=self._inner_before + found_line.inner)
         error: LogMatch | None = max(
             strong or latest,
             key=lambda found: (informativeness(found), found.line, -found.priority),
@@ -354,8 +359,9 @@ _LINE_BREAK = re.compile(r"\\[sWDn]|(?<!\\)[.$^]")
 class _Window:
     """A chunk of the log, preceded by the end of the previous chunk."""
 
-    def __init__(self, text: str, lowered: str, lines_before: int) -> None:
-        self._text, self._lowered, self._lines_before = text, lowered, lines_before
+    def __init__(self, text: str, lowered: str, lines_before: int, inner_before: int) -> None:
+        self._text, self._lowered = text, lowered
+        self._lines_before, self._inner_before = lines_before, inner_before
 
     def first(self, literal: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
         position = -1
@@ -390,7 +396,7 @@ class _Window:
         return None
 
     def number(self, position: int) -> int:
-        return self._lines_before + lines_before(self._text, position) + 1
+        return self._lines_before + self._text.count("\n", 0, position) + 1
 
     def log_match(self, match: re.Match[str], entry: _Entry) -> LogMatch:
         begin, end = self._line_at(max(match.end() - 1, match.start()))
@@ -400,6 +406,7 @@ class _Window:
             line=self.number(match.end() - 1),
             text=shorten(self._text[begin:end]),
             around=self._text[max(opening - _BEFORE, 0) : match.end() + _AFTER],
+            inner=self._inner_before + inner_breaks(self._text, match.end() - 1),
             priority=entry.priority,
             weak=entry.weak or AT_EXIT in self._lowered[begin:end],
             pattern=entry.pattern,
@@ -412,4 +419,7 @@ class _Window:
 
     def tracebacks(self) -> list[ErrorLine]:
         found = traceback_errors(self._text, self._lowered)
-        return [replace(error, line=self._lines_before + error.line) for error in found]
+        return [
+            replace(error, line=self._lines_before + error.line, inner=self._inner_before + error.inner)
+            for error in found
+        ]

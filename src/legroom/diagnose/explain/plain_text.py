@@ -26,8 +26,9 @@ def strip_log_formatting(text: str) -> str:
     return text.replace("\r\n", "\n") if "\r\n" in text else text
 
 
-def lines_before(text: str, position: int) -> int:
-    return text.count("\n", 0, position) - text.count(INNER, 0, position)
+def inner_breaks(text: str, position: int) -> int:
+    """Return the number of line breaks before a position that are escaped in the file."""
+    return text.count(INNER, 0, position)
 
 
 def printed_chunks(chunks: Iterable[str]) -> tuple[Iterable[str], bool]:

@@ -199,6 +199,12 @@ def test_indented_log_is_read_like_one_without_indentation() -> None:
     assert explain(log).message == "KeyError: 'labels'"
 
 
+def test_log_in_one_json_record_is_read_line_by_line() -> None:
+    record = json.dumps({"level": "error", "msg": STEPS + KEY_ERROR + TIMEOUT})
+    explanation = explain("\n" * 4 + record)
+    assert (explanation.message, explanation.line) == ("KeyError: 'labels'", 5)
+
+
 def test_prefix_that_a_logger_repeats_is_removed() -> None:
     log = traceback_of("KeyError: 'labels'", "12:00:01.123 | ERROR | rank=1 | ") + TIMEOUT
     assert explain(log).message == "KeyError: 'labels'"
