@@ -289,6 +289,8 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     _NCCL: (_is_reported_by_nccl, _NCCL_LINES),
     # A kernel fails because the GPU has failed.
     "LG711": (lambda found: found.code == "LG725" and "fallen off the bus" in found.text, _NCCL_LINES),
+    # A size is read from a tensor that another rank did not send.
+    "LG719": (lambda found: found.code == _TIMEOUT and "restart" not in after(found), 12),
     # A program checks the result of a CUDA call in an assertion.
     "LG710": (lambda found: found.code == "LG725", 6),
     # The reason for a worker's exit is logged before the loop that reads batches reports the exit.

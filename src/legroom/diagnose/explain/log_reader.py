@@ -7,6 +7,7 @@ the last error, unless this error is only a consequence of another error, wraps 
 `log_matches` and `consequences` decide this.
 """
 
+import builtins
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -315,6 +316,9 @@ class _Search:
                 return None  # raised in a worker; nothing more is known
             if any(found.line >= last.line and not only_reports_exit(found, last) for found in latest):
                 return None  # the last error is only a wrapper
+            is_python_error = 'file "' in last.frames or hasattr(builtins, last.kind)
+            if error is not None and not is_python_error and not classify_python_error(last)[1]:
+                return None  # a line without a traceback says less than a known message
             return last
         if last.line - error.line <= FOLLOWUP_LINES and (
             (is_memory(error) and is_uninformative(last))

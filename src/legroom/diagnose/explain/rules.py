@@ -61,6 +61,8 @@ SIZE_RULES: tuple[Rule, ...] = (
     # A call that the system rejects for a reason other than a lack of shared memory.
     _rule("LG731", r"NCCL WARN Call to (?:shm_)?open failed ?: (?:Permission denied|Operation not permitted|No such file).{0,600}shared memory segment"),
     _rule("LG783", r"(?:unable to open shared memory object|unable to mmap)[^\n]{0,300}(?:Permission denied|Operation not permitted|Read-only file system)"),
+    # Without a GPU build, the whole model is placed on the CPU.
+    _rule("LG726", r"compiled without GPU support.{0,6000}enough GPU RAM"),
     # PyTorch calls the driver directly for expandable segments, which Jetson does not support.
     _rule("LG728", r"\b(?:Jetson|Tegra|Orin)\b.{0,3000}CUDA driver error: out of memory"),
     _rule("LG742", r"unable to mmap \d{1,6} bytes from file <[^\n]{0,120}: Cannot allocate memory"),
@@ -221,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "LG783", r"mmap length is greater than file size|model is corrupted or incomplete|ArrowInvalid|ArrowTypeError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
     ),
+    _rule("LG783", r"_open_zipfile_writer.{0,600}\bcannot be opened"),
     _rule("LG783", r"DatasetGenerationError", weak=True),
     _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict|dependency conflicts|No matching distribution found for|does not recognize this architecture|unknown model architecture"),
     _rule(

@@ -49,6 +49,13 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
             "check": "Search the code for `set_per_process_memory_fraction` or `per_process_memory_fraction`.",
             "fix": "Raise the fraction if no other process uses the GPU.",
         }
+    elif sizes.free is not None and sizes.free > max(4 * sizes.requested, limit // 4):
+        yield {
+            "cause": f"The GPU is not full: {format_size(sizes.free)} is free. Another limit stopped the allocation.",
+            "check": "On Windows, look at the committed memory in the task manager. In a container or a virtual machine, "
+            "look for a limit on GPU memory.",
+            "fix": "On Windows, close other programs or use a larger page file. Otherwise, raise the limit.",
+        }
     cached = _unused(sizes)
     if cached is not None and cached >= max(sizes.requested, limit // 20):
         yield {

@@ -41,6 +41,7 @@ def test_collected_errors_are_classified_without_false_oom() -> None:
         pytest.param("heldout_17", marks=pytest.mark.slow),
         pytest.param("heldout_18", marks=pytest.mark.slow),
         pytest.param("heldout_19", marks=pytest.mark.slow),
+        pytest.param("heldout_20", marks=pytest.mark.slow),
         pytest.param("heldout_15", marks=pytest.mark.slow),
     ],
 )
