@@ -246,6 +246,7 @@ class FactRecorder(Calls):
         target = path_of(receiver(node)) if method else None
         if local is not None:
             self._record_stored_parameters(local, node, target)
+            self._add_graph_to_object(local, node, arguments)
             if _CALLBACK.search(method or "") and any(
                 root(target or "") in loop.bound for loop in self.loops
             ):
@@ -396,6 +397,22 @@ class FactRecorder(Calls):
                 parameter = self.parameter_of.get(stored)
                 if parameter is not None and parameter != root(target or ""):
                     self.function.stored_parameters.setdefault(parameter, store)
+
+    def _add_graph_to_object(self, local: Function, node: cst.Call, arguments: tuple[Value, ...]) -> None:
+        """Record that an object keeps a graph alive after a call such as `episode.add(observation, q)`."""
+        path = dotted(receiver(node))
+        known = self.names.get(path or "", UNKNOWN)
+        if path is None or "." in path or path == "self" or known.has_graph:
+            return
+        if known.kind is not ValueKind.UNKNOWN or known.class_name is None:
+            return
+        values = self.argument_values(local, node, arguments)
+        if any(
+            values[name].has_graph and store.target.startswith("self.")
+            for name, store in local.stored_parameters.items()
+            if name in values
+        ):
+            self.names[path] = replace(known, items=(*(known.items or ()), GRAPH))
 
     def _record_append(
         self, node: cst.Call, method: str | None, target: str, owner: Value, arguments: tuple[Value, ...]

@@ -208,7 +208,10 @@ def join_values(first: Value, second: Value) -> Value:
         return _join_containers(first, second)
     if first.kind is second.kind is ValueKind.MODEL:
         frozen = first.frozen or second.frozen
-        return replace(first, trainable=not frozen and (first.trainable or second.trainable))
+        class_name = first.class_name or second.class_name
+        return replace(
+            first, class_name=class_name, trainable=not frozen and (first.trainable or second.trainable)
+        )
     if first.kind is second.kind is ValueKind.UNKNOWN:
         return first if first.class_name or first.function else second
     for kind in _BY_PRECEDENCE:

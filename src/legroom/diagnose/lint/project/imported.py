@@ -48,6 +48,10 @@ class Imported:
     parts: list[tuple[str, Path, int]] = field(default_factory=list)
     """The source of each definition, with its file and first line."""
     import_lines: dict[str, str] = field(default_factory=dict)
+    definitions: list[ast.stmt] = field(default_factory=list)
+    """The collected definitions, except models that are reduced to one layer."""
+    stubbed_methods: set[str] = field(default_factory=set)
+    """The methods of the models that are reduced to one layer."""
 
     @property
     def text(self) -> str:
@@ -73,12 +77,23 @@ class Imported:
 
 def imported_definitions(module: Module) -> Imported:
     """Return the definitions of other files that a file uses. A file that only defines models needs none."""
-    found = Imported()
     if not (module.imports or module.star_imports) or _only_defines_models(module.tree):
-        return found
+        return Imported()
     nodes = list(walk_ast(module.tree))
     own = {*module.definitions, *module.assignments, *_bound_names(nodes)}
-    attributes = frozenset(each.attr for each in nodes if isinstance(each, ast.Attribute)) - _MODULE_METHODS
+    attributes = _attributes(nodes)
+    found = _collect(module, nodes, own, attributes)
+    used = attributes.union(*(_attributes(walk_ast(each)) for each in found.definitions))
+    # A runner in another file may call a method of the model, such as `select_action`.
+    return _collect(module, nodes, own, used) if found.stubbed_methods & (used - attributes) else found
+
+
+def _attributes(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    return frozenset(each.attr for each in nodes if isinstance(each, ast.Attribute)) - _MODULE_METHODS
+
+
+def _collect(module: Module, nodes: list[ast.AST], own: set[str], attributes: frozenset[str]) -> Imported:
+    found = Imported()
     taken: dict[str, tuple[Module, str]] = {}
     lines = 0
     for path, source, name in _used_imports(module, nodes, own):
@@ -113,6 +128,11 @@ def imported_definitions(module: Module) -> Imported:
             found.parts.append((text, each.file, first))
             found.files.add(each.file)
             _add_imports(found, module, each, text)
+        for each, _, node in needed:
+            if isinstance(node, ast.ClassDef) and _is_stub(each, node, attributes):
+                found.stubbed_methods.update(_methods(node))
+            else:
+                found.definitions.append(node)
         found.names.add(bound)
         if bound != path:
             found.aliases[path] = bound
@@ -246,8 +266,11 @@ def _is_stub(module: Module, node: ast.ClassDef, attributes: frozenset[str]) -> 
     size = (node.end_lineno or node.lineno) - node.lineno
     if size >= _MAX_CLASS_LINES:
         return True
-    runs_other = any(isinstance(each, ast.FunctionDef) and each.name in attributes for each in node.body)
-    return not runs_other and not _changes_memory(module, node)
+    return attributes.isdisjoint(_methods(node)) and not _changes_memory(module, node)
+
+
+def _methods(node: ast.ClassDef) -> set[str]:
+    return {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
 
 
 def _changes_memory(module: Module, node: Definition) -> bool:

@@ -50,7 +50,7 @@ def outlives_its_step(
             and survives(program, store.target, loop, unlimited=unlimited, monitored=monitored)
             and not feeds_backward(program, store.target, store.function, loop)
             and not _is_within_a_step(program, store, loop)
-            and not _is_returned_with_graph(program, store, loop)
+            and not _is_returned_with_graph(program, store.target, store.function, loop)
         ):
             return loop
     if (
@@ -242,7 +242,11 @@ def _survives_call(
     for loop in reversed(site.loops):
         if survives(program, path, loop):
             is_step = is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER or iterates_data_set(loop)
-            if is_step and not feeds_backward(program, path, site.caller, loop):
+            if (
+                is_step
+                and not feeds_backward(program, path, site.caller, loop)
+                and not (site.caller.owns(path) and _is_returned_with_graph(program, path, site.caller, loop))
+            ):
                 return True
         else:
             return False
@@ -268,17 +272,17 @@ def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> boo
     )
 
 
-def _is_returned_with_graph(program: Program, store: StoreFact, loop: LoopFact) -> bool:
+def _is_returned_with_graph(program: Program, target: str, function: Function, loop: LoopFact) -> bool:
     """Return True if a function returns its results with their graph, and its callers may differentiate them."""
     if iterates_data(loop):
         return False
-    names = {store.target, root(store.target)} - {"self"}
+    names = {target, root(target)} - {"self"}
     for each in program.stores:
-        if each.function is store.function and names & names_in(each.expression):
+        if each.function is function and names & names_in(each.expression):
             names |= {each.target, root(each.target)} - {"self"}  # outputs.features = features
-    if not any(names & names_with_graph(each) for each in store.function.returned_nodes):
+    if not any(names & names_with_graph(each) for each in function.returned_nodes):
         return False
-    call_sites = store.function.call_sites
+    call_sites = function.call_sites
     return not call_sites or not all(
         _is_only_inspected(program, site.caller, site.call) for site in call_sites
     )
