@@ -36,7 +36,7 @@ from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.sampling_budget import RareGrowthScans, SamplingBudget
 from legroom.observe.leaks.storing_trace import StoringTrace
 from legroom.observe.leaks.survivors import DeviceTrend
-from legroom.observe.leaks.suspects import Suspect, without_indices
+from legroom.observe.leaks.suspects import Suspect, is_part_of
 from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow
 from legroom.observe.source.storing_lines import usage_at_line
 from legroom.observe.training_threads import exclusive_scan, other_threads_train
@@ -426,7 +426,7 @@ class LeakDetector:
         for (
             each
         ) in same_line:  # the same statement in another layer of the model, or gradients of another parameter
-            if each.how == leak.how == "gradient" or without_indices(each.name) == without_indices(leak.name):
+            if each.how == leak.how == "gradient" or is_part_of(leak.name, each.name):
                 leak = replace(leak, name=each.name)
         self.leaks[leak.identity] = leak
         if suspect is not None and suspect.retained is not None:
@@ -449,7 +449,10 @@ class LeakDetector:
             return False  # one trace at a time
         else:
             trace = StoringTrace(
-                suspect.container_to_trace, replaced=suspect.replaced, key=suspect.key_to_trace
+                suspect.container_to_trace,
+                replaced=suspect.replaced,
+                key=suspect.key_to_trace,
+                only_graphs=leak.kind == "graph",
             )
             if trace.begin(sys._getframe()):
                 self._traced = suspect, trace, self.iteration + iterations

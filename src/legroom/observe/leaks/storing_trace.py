@@ -30,15 +30,19 @@ MAX_EVENTS = 1_000_000
 class StoringTrace:
     """Traces one container from `begin` to `end`. `line` is the storing line once it is found."""
 
-    def __init__(self, container: int, *, replaced: bool = False, key: str = "") -> None:
+    def __init__(
+        self, container: int, *, replaced: bool = False, key: str = "", only_graphs: bool = False
+    ) -> None:
         """`container` is the `id` of the container. `replaced` means that the items of the container are replaced and
-        that the container does not grow. With `key`, only the item with this key is traced.
+        that the container does not grow. With `key`, only the item with this key is traced, if there is one. With
+        `only_graphs`, only tensors with an autograd graph are traced, because the other items do not leak.
         """
         self.line: Frame | None = None
         self._container_id = container
         self._container: Any = None
         self._replaced = replaced
         self._key = key
+        self._only_graphs = only_graphs
         self._attribute = ""
         """The attribute that refers to the container, if the container is a tuple. In this case, `_container` is the
         object that has the attribute.
@@ -57,6 +61,8 @@ class StoringTrace:
             self._container, self._attribute = _owner_of(self._container)
         if self._container is None:
             return False
+        if isinstance(self._container, dict) and self._key not in self._container:
+            self._key = ""
         self._state = self._measure()
         while frame is not None:
             if is_user_file(frame.f_code.co_filename) and frame.f_trace is None:
@@ -109,7 +115,11 @@ class StoringTrace:
         values = self._container.values() if isinstance(self._container, dict) else self._container
         if self._key and isinstance(self._container, dict):
             values = [self._container.get(self._key)]
-        return [(id(value), _version_of(value)) for value in list(values) if isinstance(value, torch.Tensor)]
+        return [
+            (id(value), _version_of(value))
+            for value in list(values)
+            if isinstance(value, torch.Tensor) and (value.requires_grad or not self._only_graphs)
+        ]
 
     def _found_in(self, frame: FrameType | None) -> None:
         """Record that the previous line of this frame, or of its nearest caller in the user's code, stored the item."""

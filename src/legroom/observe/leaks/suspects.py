@@ -394,6 +394,12 @@ def without_indices(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", "", name)
 
 
+def is_part_of(name: str, other: str) -> bool:
+    """Return whether two names are equal without the indices of layers, or one is an attribute of the other."""
+    shorter, longer = sorted(map(without_indices, (name, other)), key=len)
+    return f"{longer}.".startswith(f"{shorter}.")
+
+
 def min_length_at(iteration: int) -> int:
     """Return the minimum length at which a container that grows in every iteration is reported. The minimum is smaller
     early in a run.

@@ -67,6 +67,26 @@ def test_the_line_that_modifies_a_tensor_in_a_small_container_is_reported() -> N
     assert (leak.kind, leak.name, leak.line) == ("graph", "totals", add.__code__.co_firstlineno + 1)
 
 
+class _Meters:
+    def __init__(self, sums: dict[Any, Any]) -> None:
+        self.sums: Any = list(sums.values()) if 0 in sums else sums
+
+    def slot(self, name: Any) -> Any:
+        return self.sums[name]
+
+
+@pytest.mark.parametrize("names", [("loss", "entropy"), (0, 1)])
+def test_only_the_line_that_adds_a_graph_to_a_tensor_of_an_object_is_reported(names: tuple[Any, Any]) -> None:
+    meters = _Meters({name: torch.zeros(()) for name in names})
+
+    def add(step: int, loss: Any, output: Any) -> None:
+        meters.slot(names[0]).add_(loss.detach())
+        meters.slot(names[1]).add_(output.mean())
+
+    (leak,) = leaks_of(add)
+    assert (leak.kind, leak.name, leak.line) == ("graph", "meters.sums", add.__code__.co_firstlineno + 2)
+
+
 def test_a_trace_function_that_is_already_set_stays() -> None:
     def debugger(frame: Any, event: str, argument: Any) -> None:
         return None
