@@ -130,6 +130,8 @@ class HolderPath(NamedTuple):
     """True if the path was too long to reach a name, as in a list of linked nodes."""
     attributes: int = 0
     """The `id` of the dict that refers to the object: a dict of the program, or the attributes or buffers of an instance."""
+    traced_attribute: str = ""
+    """The attribute to trace, if `container` is the dict of the attributes of an object, otherwise ""."""
 
     @property
     def repeated_key(self) -> str:

@@ -87,7 +87,10 @@ def with_source(path: HolderPath, *, carries_graph: bool = False) -> tuple[Holde
     """Return the path, possibly with the name that the user's code uses for the container, and the uses of this name.
     `carries_graph` means that the path leads to a new tensor whose graph includes the graphs of earlier iterations.
     """
-    path, usage = (_computed_from_itself(path) if carries_graph else None) or _with_usage(path)
+    if not carries_graph:
+        path, usage = _with_usage(path)
+    else:
+        path, usage = _computed_from_itself(path) or _with_usage(path, callers=path.aliases)
     return path, usage.without_limits() if _exceeds_limits(path, usage) else usage
 
 
@@ -107,7 +110,9 @@ def _global_size(name: str) -> int | None:
     return next((value for value in found if type(value) is int), None)
 
 
-def _with_usage(path: HolderPath) -> tuple[HolderPath, NameUsage]:
+def _with_usage(path: HolderPath, callers: tuple[StoredName, ...] = ()) -> tuple[HolderPath, NameUsage]:
+    """Return the path and its uses. `callers` contains other names of the object, which are searched for a name that is
+    computed from itself."""
     if path.how == "unknown":
         return path, storing_lines.NO_USAGE
     if path.how == "cache":
@@ -134,7 +139,7 @@ def _with_usage(path: HolderPath) -> tuple[HolderPath, NameUsage]:
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
         # The container is too small to accumulate tensors. Find a name on the path that is computed from itself (`node
         # = Node(state, node)`, `meters["loss"].total`). If a function receives the object, find the caller's name.
-        for name in (*path.names, *path.aliases):
+        for name in (*path.names, *callers):
             found = usage_of(name, path.line if name in path.names else 0)
             if any(each.uses_itself for each in found.statements):
                 return path._replace(name=name.name, stored_as=name.stored_as), found
@@ -180,7 +185,9 @@ def as_traced(path: HolderPath) -> HolderPath:
     """Return the path of a variable with the dict of its attributes as the container, so that the line that assigns the
     attribute is found by tracing.
     """
-    return path._replace(container=path.attributes) if path.is_attribute else path
+    if not path.is_attribute:
+        return path
+    return path._replace(container=path.attributes, traced_attribute=path.stored_as)
 
 
 def _registered(path: HolderPath, callback: Callback) -> tuple[HolderPath, NameUsage] | None:

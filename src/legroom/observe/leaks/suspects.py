@@ -304,7 +304,7 @@ def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> I
         path.length,
         path.container if uncertain and traceable else 0,
         replaced=path.length < MIN_ITERATIONS,
-        key_to_trace=path.stored_as if path.container == path.attributes and path.is_attribute else "",
+        key_to_trace=path.traced_attribute,
         exceeds_limit=exceeds_limit or outgrows or usage.misses_limit,
         retained=holder.reference if kind == "tensor" else None,
         is_scalar=_is_scalar(holder),

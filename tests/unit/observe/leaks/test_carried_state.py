@@ -149,6 +149,28 @@ def test_totals_that_are_assigned_by_name_are_reported_at_the_call_and_not_at_th
     assert (leak.name, leak.line) == ("meters.objective", _line(keep, "meters.update"))
 
 
+class _Stats:
+    def __init__(self) -> None:
+        self.values: dict[str, torch.Tensor] = {}
+
+    def create(self, name: str) -> None:
+        self.values[name] = torch.zeros(())
+
+    def value(self, name: str) -> torch.Tensor:
+        return self.values[name]
+
+
+def test_a_total_in_a_dict_that_is_changed_in_place_is_reported_at_the_change() -> None:
+    stats = _Stats()
+    stats.create("loss")
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        stats.value("loss").add_(loss)
+
+    (leak,) = leaks_of(keep)
+    assert (leak.name, leak.line) == ("stats.values", _line(keep, "add_(loss)"))
+
+
 @pytest.mark.parametrize("layer", [_DetachedMean, _LastMean])
 def test_statistics_without_earlier_graphs_are_not_a_leak(layer: type[nn.Module]) -> None:
     assert _leaks_of_layers(layer) == []
