@@ -209,15 +209,21 @@ _COUNTER = re.compile(
 def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: bool = False) -> bool:
     """Return True if other code releases a stored value.
 
-    A running sum or a recurrent state must be released in each step. If it is released only once per epoch, the graphs
-    of the whole epoch stay alive. With `every_step`, this also applies to lists.
+    A running sum, a recurrent state or a list of graphs that no backward pass uses must be released in each step. If it
+    is released only once per epoch, the graphs of the whole epoch stay alive. With `every_step`, this also applies to
+    other lists.
     """
+    is_sum = store.how == "augment" or (store.how == "assign" and store.uses_old_value)
+    collects_graphs = (
+        store.how == "append" and store.value.has_graph and not is_used_in_backward(program, store.target)
+    )
     return is_released(
         program,
         store.target,
         store.function,
         unlimited=is_unlimited(program, store),
-        every_step=every_step or store.how == "augment" or (store.how == "assign" and store.uses_old_value),
+        every_step=every_step or is_sum or collects_graphs,
+        only_known=every_step or is_sum,
         monitored=is_monitored(program, store),
     )
 
@@ -251,11 +257,13 @@ def is_released(
     *,
     unlimited: bool = False,
     every_step: bool = False,
+    only_known: bool = False,
     monitored: bool = False,
 ) -> bool:
     """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its
     initialization. With `every_step`, a release counts only if it runs in the loop with the backward pass. With
-    `monitored`, the release must also run in every iteration of this loop.
+    `only_known`, calls in other files do not count. With `monitored`, the release must also run in every iteration of
+    this loop.
     """
     name = last_name(target)
     plain = "." not in target
@@ -264,7 +272,9 @@ def is_released(
             continue
         if unlimited and release.how == "shrink":
             continue
-        if not _may_run_between_steps(program, release, function, within, every_step=every_step):
+        if not _may_run_between_steps(
+            program, release, function, within, every_step=every_step, only_known=only_known
+        ):
             continue
         if _may_be_same(program, release.function, release.target, function, target):
             return True
@@ -279,7 +289,9 @@ def is_released(
             continue
         if store.uses_old_value and (unlimited or not is_shrunk(store)):
             continue
-        if not _may_run_between_steps(program, store, function, within, every_step=every_step):
+        if not _may_run_between_steps(
+            program, store, function, within, every_step=every_step, only_known=only_known
+        ):
             continue
         if monitored and _is_called_periodically(program, store):
             continue
@@ -304,7 +316,13 @@ def _is_called_periodically(program: Program, fact: Fact) -> bool:
 
 
 def _may_run_between_steps(
-    program: Program, release: Fact, function: Function, within: LoopFact | None, *, every_step: bool
+    program: Program,
+    release: Fact,
+    function: Function,
+    within: LoopFact | None,
+    *,
+    every_step: bool,
+    only_known: bool,
 ) -> bool:
     """Return True if a release may run between two steps, and not only after the last step."""
     if release.function is function:
@@ -312,8 +330,8 @@ def _may_run_between_steps(
     once_per_epoch = _EPOCH_METHOD.search(release.function.name) and not release.function.backward
     if function.name in _BATCH_METHODS and once_per_epoch:
         return False
-    around = _loops_around(program, function, frozenset(), only_known=every_step)
-    around_release = _loops_around(program, release.function, frozenset(), only_known=every_step)
+    around = _loops_around(program, function, frozenset(), only_known=only_known)
+    around_release = _loops_around(program, release.function, frozenset(), only_known=only_known)
     if around is None or around_release is None:
         return True
     while within is not None:
