@@ -62,6 +62,11 @@ class Function:
         return self.node.body if isinstance(self.node, cst.FunctionDef) else self.node
 
     @property
+    def class_of_self(self) -> str | None:
+        """The class of `self`. A function in a method reads the `self` of the method."""
+        return self.class_name or (self.outer.class_of_self if self.outer is not None else None)
+
+    @property
     def is_generator(self) -> bool:
         return any(isinstance(each, cst.Yield) for each in walk(self.body, into_functions=False))
 

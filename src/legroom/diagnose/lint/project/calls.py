@@ -33,7 +33,10 @@ def entry_functions(program: Program, node: cst.CSTNode) -> list[Function]:
 
 
 def _reaching(program: Program, node: cst.CSTNode) -> Iterator[Function]:
-    """Yield the function that contains a node, and then its callers."""
+    """Yield the function that contains a node, and then its callers.
+
+    A model calls its hooks. A hook is therefore followed by the function that defines it, or by `__init__` of its class.
+    """
     by_node: dict[cst.CSTNode, Function] = {each.node: each for each in program.functions.values()}
     pending = [by_node[each] for each in program.ancestors(node) if each in by_node][:1]
     seen: set[Function] = set()
@@ -42,3 +45,6 @@ def _reaching(program: Program, node: cst.CSTNode) -> Iterator[Function]:
             seen.add(function)
             yield function
             pending.extend(site.caller for site in function.call_sites)
+            if not function.call_sites:
+                defined_in = program.method(function.class_name, "__init__") or function.outer
+                pending.extend([defined_in] if defined_in is not None else [])

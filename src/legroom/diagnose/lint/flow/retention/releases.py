@@ -414,7 +414,7 @@ def _may_be_same(program: Program, one: Function, path: str, other: Function, ot
         or path.count(".") + other_path.count(".") > 2
     ):
         return True
-    first, second = one.class_name or "", other.class_name or ""
+    first, second = one.class_of_self or "", other.class_of_self or ""
     return first == second or program.inherits(first, second) or program.inherits(second, first)
 
 
