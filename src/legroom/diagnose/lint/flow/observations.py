@@ -259,7 +259,7 @@ class FactRecorder(Calls):
             of_library |= not isinstance(self.program.parent.get(node), cst.Expr)
         if method in ADDING_METHODS and target is not None and not of_library and local is None:
             self._record_append(node, method, target, owner, arguments)
-        elif method in _REMOVING_METHODS and target is not None:
+        elif method in _REMOVING_METHODS and target is not None and local is None:
             self.record_release(node, target, _REMOVING_METHODS[method])
         elif method in _REMOVING_METHODS:  # getattr(self, name).clear()
             for each in named_attributes(self.program, receiver(node)):
@@ -286,7 +286,8 @@ class FactRecorder(Calls):
             self._merge(node, target, owner, arguments)
         elif method == "detach_" and target is not None:
             self.record_release(node, target, "detach")
-        elif method in _QUEUE_GETTERS and target is not None and not positional(node):  # queue.get()
+        elif method in _QUEUE_GETTERS and target is not None and local is None and not positional(node):
+            # queue.get()
             self.record_release(node, target, "shrink")
         elif name == "atexit.register" and arguments:
             given = next((i for i, each in enumerate(arguments) if each.has_graph), len(arguments) - 1)

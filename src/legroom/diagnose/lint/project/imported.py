@@ -286,10 +286,12 @@ def _can_matter(module: Module, node: ast.stmt, attributes: frozenset[str]) -> b
         return False
     if isinstance(node, ast.ClassDef) and _is_stub(module, node, attributes):
         return True
+    is_model = isinstance(node, ast.ClassDef) and _is_model(node)
     size = (node.end_lineno or node.lineno) - node.lineno
     if size >= (_MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else _MAX_FUNCTION_LINES):
         return False
-    return size < _MAX_SMALL_LINES or _changes_memory(module, node)
+    # model.sample() is a method of a model, which is not reduced to one layer.
+    return size < _MAX_SMALL_LINES or is_model or _changes_memory(module, node)
 
 
 def _add_imports(found: Imported, own: Module, source: Module, text: str) -> None:

@@ -235,7 +235,9 @@ def is_monitored(program: Program, store: StoreFact) -> bool:
     if store.how != "augment" or not store.value.has_graph:
         return False
     return not any(
-        is_used_in_backward(program, path) for path in (store.target, *names_with_graph(store.expression))
+        is_used_in_backward(program, path)
+        for path in (store.target, *names_with_graph(store.expression))
+        if root(path) not in program.imports.full_names
     )
 
 
