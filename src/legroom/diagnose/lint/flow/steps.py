@@ -30,7 +30,7 @@ STEP_FUNCTIONS = frozenset(
     }
 )
 """Methods that frameworks call in every step."""
-EVALUATION_HOOKS = frozenset(
+_EVALUATION_HOOKS = frozenset(
     [
         "validation_step",
         "test_step",
@@ -42,6 +42,17 @@ EVALUATION_HOOKS = frozenset(
     ]
 )
 """Methods that frameworks may call with gradients disabled."""
+
+
+def is_evaluation_hook(function: Function) -> bool:
+    """Return True if a framework may call a function with gradients disabled. A method that the program itself calls in
+    a loop with gradients enabled, such as `validation_step` of its own trainer, is not a hook.
+    """
+    if function.name not in _EVALUATION_HOOKS:
+        return False
+    return function.name == "forward" or not any(
+        site.loops and not site.no_grad and not site.caller.grad_mode_varies for site in function.call_sites
+    )
 
 
 _DATA = re.compile(

@@ -9,7 +9,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
+from legroom.diagnose.lint.flow.steps import is_evaluation_hook
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     is_call_of,
@@ -99,7 +99,7 @@ def call_in_loop(program: Program, function: Function) -> CallFact | None:
             continue
         seen.add(current)
         for site in current.call_sites:
-            if site.no_grad or site.caller.grad_mode_varies or site.caller.name in EVALUATION_HOOKS:
+            if site.no_grad or site.caller.grad_mode_varies or is_evaluation_hook(site.caller):
                 continue
             if site.caller.backward or acts(program, site.caller) or is_test(site.caller):
                 return None

@@ -36,9 +36,9 @@ from legroom.diagnose.lint.flow.values import (
 
 Position = int | str | None
 Path = tuple[Position, ...]
-Visit = tuple[set[tuple[cst.CSTNode, Path]], int]
-"""The nodes that the search has visited, and the depth of the search. Each node is paired with the position of the
-result inside its value.
+Visit = tuple[set[tuple[cst.CSTNode, Path, cst.Call | None]], int]
+"""The nodes that the search has visited, and the depth of the search. Each node has the position of the result inside
+its value, and the call through which the search entered the function.
 """
 
 
@@ -110,6 +110,8 @@ class ResultUses:
         self.calls: dict[cst.CSTNode, CallFact] = {each.node: each for each in program.calls}
         self.functions: dict[cst.CSTNode, Function] = {each.node: each for each in program.functions.values()}
         self.positions: dict[cst.CSTNode, Position] = {}
+        self.entered: dict[Function, cst.Call] = {}
+        """The calls that passed the result to a function, which returns to these calls only."""
         self.is_evaluated = False
         self.is_collected = False
         self.is_array = False
@@ -123,11 +125,12 @@ class ResultUses:
     def _use(self, node: cst.CSTNode, function: Function, visit: Visit, path: Path) -> Use:
         seen, depth = visit
         while True:
-            if (node, path) in seen:
+            visited = node, path, self.entered.get(function)
+            if visited in seen:
                 return Use.UNUSED
             if depth > _MAX_DEPTH:
                 return Use.ESCAPES
-            seen.add((node, path))
+            seen.add(visited)
             depth += 1
             if isinstance(node, cst.Name) and self.program.value(node).kind in _WITHOUT_GRAPH:
                 return Use.DETACHED
@@ -273,7 +276,10 @@ class ResultUses:
         if not names or local.name == "__init__" or argument.star:
             return Use.ESCAPES
         reads = [node for node in walk(local.body) if isinstance(node, cst.Name) and node.value in names]
-        return self._all(reads, local, visit, path)
+        outer, self.entered = self.entered, {**self.entered, local: call}
+        found = self._all(reads, local, visit, path)
+        self.entered = outer
+        return found
 
     def _all(self, nodes: Iterable[cst.CSTNode], function: Function, visit: Visit, path: Path) -> Use:
         found = Use.UNUSED
@@ -304,7 +310,8 @@ class ResultUses:
 
     def _statement(self, node: cst.CSTNode, parent: Any, function: Function, visit: Visit, path: Path) -> Use:
         if isinstance(parent, cst.Return):
-            sites = function.call_sites
+            entered = self.entered.get(function)
+            sites = [each for each in function.call_sites if entered in (None, each.call)]
             if not sites or function.name in self.program.passed_names or function.name.startswith("__"):
                 return Use.ESCAPES
             return max(

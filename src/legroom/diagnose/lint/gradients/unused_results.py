@@ -7,7 +7,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
+from legroom.diagnose.lint.flow.steps import is_evaluation_hook
 from legroom.diagnose.lint.flow.syntax import dotted, is_false, last_name, names_in, receiver, root
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.gradients.reached_models import (
@@ -81,7 +81,7 @@ def _runs_with_gradients(program: Program, call: CallFact) -> bool:
     in_method = in_method and not program.is_module_class(function.class_name)
     if not runs_model_itself(call) and not (in_method and call.result.has_graph):
         return False
-    if function.name in EVALUATION_HOOKS or is_test(function):
+    if is_evaluation_hook(function) or is_test(function):
         return False
     if isinstance(function.node, cst.FunctionDef) and program.is_module_class(function.class_name):
         return _is_evaluated_in_module(program, call)
@@ -94,7 +94,7 @@ def _is_evaluated_in_module(program: Program, call: CallFact) -> bool:
     sites = [
         each
         for each in call.function.call_sites
-        if not each.no_grad and each.caller.name not in EVALUATION_HOOKS and not acts(program, each.caller)
+        if not each.no_grad and not is_evaluation_hook(each.caller) and not acts(program, each.caller)
     ]
     return bool(sites) and not any(loop.trains for loop in call.loops)
 

@@ -72,7 +72,7 @@ from legroom.diagnose.lint.flow.backward_uses import feeds_backward, is_never_di
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.lifetimes import is_local
-from legroom.diagnose.lint.flow.steps import EVALUATION_HOOKS
+from legroom.diagnose.lint.flow.steps import is_evaluation_hook
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     is_false,
@@ -220,7 +220,7 @@ def _evaluations(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]
 
 
 def _runs_a_model(program: Program, call: CallFact) -> bool:
-    if call.function.name in EVALUATION_HOOKS:
+    if is_evaluation_hook(call.function):
         return False
     if call.receiver.kind is ValueKind.MODEL and call.result.has_graph and not _runs_in_function(call):
         if _only_has_model_name(program, call):
