@@ -199,6 +199,8 @@ def _contains_output(
     parts = contained_parts(node)
     if isinstance(node, cst.BinaryOperation):
         parts = [node.left, node.right]
+    elif isinstance(node, cst.Comparison):  # (logits.sigmoid() > 0.5).float()
+        parts = [node.left]
     elif isinstance(node, cst.Attribute) and node.attr.value in _OUTPUT_ATTRIBUTES:
         parts = [node.value]
     elif isinstance(node, cst.Subscript) and all(_is_view(program, each.slice) for each in node.slice):

@@ -33,6 +33,9 @@ _CHANGES_GRADIENTS = re.compile(
 )
 """Matches functions that disable gradients, run the backward pass, or remove the graph of a value."""
 _MODULE_METHODS = frozenset(["forward", "train", "eval", "parameters", "state_dict", "load_state_dict", "to"])
+_HOOK = re.compile(
+    r"^(?:training|validation|test|predict)_step$|^on_(?:train|validation|test|predict)_|^configure_optimizers$"
+)
 _MODULE = re.compile(r"(?:^|\.)\w*Module$")
 
 
@@ -140,7 +143,9 @@ def _collect(module: Module, nodes: list[ast.AST], own: set[str], attributes: fr
 
 
 def _only_defines_models(tree: ast.Module) -> bool:
-    """Return True if a file defines a model, and contains no loop outside models and no class that may be a trainer."""
+    """Return True if a file defines a model, and contains no loop outside models and no class that may be a trainer,
+    such as a Lightning module.
+    """
     has_model = False
     pending: list[ast.AST] = [tree]
     while pending:
@@ -148,6 +153,8 @@ def _only_defines_models(tree: ast.Module) -> bool:
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             return False
         if isinstance(node, ast.ClassDef):
+            if _has_hooks(node):
+                return False
             if _is_model(node):
                 has_model = True
                 continue
@@ -157,6 +164,11 @@ def _only_defines_models(tree: ast.Module) -> bool:
             each for each in ast.iter_child_nodes(node) if isinstance(each, (ast.stmt, ast.ExceptHandler))
         )
     return has_model
+
+
+def _has_hooks(node: ast.ClassDef) -> bool:
+    """Return True if a class has methods that Lightning calls in training or evaluation."""
+    return any(map(_HOOK.search, _methods(node)))
 
 
 def _is_model(node: ast.ClassDef) -> bool:
@@ -261,7 +273,7 @@ def _shortened(module: Module, node: ast.stmt, attributes: frozenset[str]) -> tu
 
 def _is_stub(module: Module, node: ast.ClassDef, attributes: frozenset[str]) -> bool:
     """Return True for a model whose methods do not matter. `attributes` are the attributes that the file uses."""
-    if not any(_MODULE.search(ast.unparse(base)) for base in node.bases):
+    if not any(_MODULE.search(ast.unparse(base)) for base in node.bases) or _has_hooks(node):
         return False
     size = (node.end_lineno or node.lineno) - node.lineno
     if size >= _MAX_CLASS_LINES:
