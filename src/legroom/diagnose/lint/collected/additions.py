@@ -78,9 +78,10 @@ def passed_to_storing_functions(program: Program) -> Iterator[Problem]:
 def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
     if call.local is None or not call.local.stored_parameters or not is_in_step_code(program, call):
         return None
-    site = next((each for each in call.local.call_sites if each.call is call.node), None)
-    if site is None:
+    sites = [each for each in call.local.call_sites if each.call is call.node]
+    if not sites:
         return None
+    site = sites[-1]  # the values after the first iteration of a loop
     for name, store in call.local.stored_parameters.items():
         value = site.values.get(name)
         if value is None or not value.has_graph or not is_passed_directly(call.local, name):

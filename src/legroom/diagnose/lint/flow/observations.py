@@ -384,6 +384,7 @@ class FactRecorder(Calls):
     def _record_stored_parameters(self, local: Function, node: cst.Call, target: str | None) -> None:
         """Record a parameter that is passed to a function that stores it, as in `self.meters[name].update(value)`."""
         target = "self" if target is None and _is_super(receiver(node)) else target
+        target = self.alias_of.get(target or "", target)
         if receiver(node) is not None and (target is None or self.function.owns(target)):
             return
         if root(dotted(node.func) or "") in self.function.parameters and target is None:

@@ -31,6 +31,7 @@ from legroom.diagnose.lint.flow.syntax import (
     is_call_of,
     is_false,
     last_name,
+    names_in,
     walk,
 )
 from legroom.diagnose.lint.flow.values import MODEL, UNKNOWN, Value, ValueKind, guess_from_name, join_values
@@ -444,7 +445,7 @@ class Program:
             return
         loops: list[cst.For | cst.CompFor] = [*self.nodes_of(cst.For), *self.nodes_of(cst.CompFor)]
         for node in loops:
-            if dotted(node.iter) in drawn:
+            if not drawn.isdisjoint(names_in(node.iter)):  # indices, indices.tolist()
                 scope = node if isinstance(node, cst.For) else self.parent.get(node, node)
                 index = dotted(node.target)
                 for each in walk(scope):
