@@ -281,7 +281,7 @@ def _problems(program: Program, codes: Iterable[str], imported: Imported) -> Ite
                     yield code, problem
 
 
-_FOLLOWED = ("LG1", "LG201")
+_FOLLOWED = ("LG1", "LG201", "LG301")
 """The rules whose problems may be in an imported function."""
 
 
