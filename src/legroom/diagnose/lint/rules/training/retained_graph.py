@@ -52,6 +52,7 @@ from legroom.diagnose.lint.flow.syntax import (
     method_name,
     names_in,
     names_with_graph,
+    positional,
     receiver,
     root,
     walk,
@@ -290,13 +291,21 @@ def _reuses_graph(program: Program, call: CallFact) -> bool:
     if not call.loops:
         return False
     loop = call.loops[-1]
-    read = names_in(call.node)
+    read = names_in(_differentiated(call))
     if _depends_on_outer_graph(program, call, loop):
         return True
     return not any(
         loop.first <= store.order <= loop.last and store.target in read and not _is_lookup(store.expression)
         for store in program.stores
     ) and not any(other.result.has_graph and program.inside(other.node, call.node) for other in program.calls)
+
+
+def _differentiated(call: CallFact) -> cst.CSTNode:
+    """Return the outputs that `torch.autograd.grad` differentiates, without the vector `grad_outputs`."""
+    if call.method in _PASSES:
+        return call.node
+    given = keyword(call.node, "outputs") or next(iter(positional(call.node)), None)
+    return given.value if given is not None else call.node
 
 
 def _depends_on_outer_graph(program: Program, call: CallFact, loop: LoopFact) -> bool:
