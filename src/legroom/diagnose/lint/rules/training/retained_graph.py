@@ -37,6 +37,7 @@ d_loss.backward()
 The fix removes `retain_graph=True`. The fix is unsafe, because a later backward pass may need the graph.
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -57,7 +58,7 @@ from legroom.diagnose.lint.flow.syntax import (
     root,
     walk,
 )
-from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
 from legroom.diagnose.lint.gradients.trained_names import optimized_names
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth import carried_state
@@ -325,8 +326,18 @@ def _depends_on_outer_graph(program: Program, call: CallFact, loop: LoopFact) ->
             read |= names_with_graph(store.expression) if store.order < call.order else set()
         elif store.value.has_graph and store.how == "assign":
             before.add(store.target)
+    function = call.function
+    before |= {
+        name
+        for name in read & set(function.parameters)
+        if _GRADIENT.search(name) or function.environment.get(name, UNKNOWN).has_graph
+    }
     inside = {each.target for each in program.stores if loop.first <= each.order <= loop.last}
     return not before <= inside | loop.bound
+
+
+_GRADIENT = re.compile(r"(?:^|_)(?:grads?|gradients?)(?:$|_)")
+"""Names of parameters that contain gradients with a graph, such as `flat_grad`."""
 
 
 def _is_lookup(expression: cst.BaseExpression) -> bool:
