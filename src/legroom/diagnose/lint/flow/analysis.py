@@ -395,6 +395,11 @@ class _Walker(Assignments):
             for path, value in self.names.items()
             if after.get(path) is not value and self._is_detached_in(node.body, after, path)
         ]
+        if isinstance(node.orelse, cst.Else) and not names_in(node.test).isdisjoint(self.function.parameters):
+            first, second = _assigned_in(node.body), _assigned_in(node.orelse.body)
+            detached += [
+                path for path in first if path in second and detaches_other(first[path], second[path])
+            ]
         self.join_with(after)
         self.names.update(dict.fromkeys(detached, UNKNOWN))
         self.parameter_of = {**sources_after, **self.parameter_of}
@@ -476,6 +481,16 @@ class _Walker(Assignments):
             known = self.names.get(path)
             if known is not value:
                 self.names[path] = value if known is None else join_values(known, value)
+
+
+def _assigned_in(body: cst.BaseSuite) -> dict[str, cst.BaseExpression]:
+    return {
+        path: each.value
+        for each in walk(body, into_functions=False)
+        if isinstance(each, cst.Assign)
+        for target in each.targets
+        if (path := dotted(target.target)) is not None
+    }
 
 
 def _last_node(node: cst.CSTNode) -> cst.CSTNode:
