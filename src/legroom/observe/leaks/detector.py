@@ -485,6 +485,8 @@ def _is_limited(suspect: Suspect, line: Frame) -> bool:
     if suspect.exceeds_limit:
         return False
     found = usage_at_line(line.file, line.line)
+    if suspect.at_end:  # code that removes items has not stopped the growth
+        return found.has_limit
     return found.limited or (found.emptied and suspect.leak.kind != "graph")
 
 

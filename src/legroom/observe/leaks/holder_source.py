@@ -131,7 +131,9 @@ def _with_usage(path: HolderPath, callers: tuple[StoredName, ...] = ()) -> tuple
         path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
         classes=path.classes, keys=path.keys,
     )  # fmt: skip
-    if not is_user_file(path.file or "<user>"):
+    # The user's code may add an attribute to an object of a library (`layer.activations = []`).
+    by_user = any(is_user_file(each.file) and not each.replaces for each in usage.statements)
+    if not by_user and not is_user_file(path.file or "<user>"):
         if (renamed := _by_user_name(path)) is not None:
             return renamed
         if path.length >= MANY_ITEMS:  # the library can remove items, but the program does not

@@ -25,6 +25,7 @@ from legroom.observe.source.syntax import (
     is_in_place,
     is_incremented,
     is_number,
+    is_reassigned,
     is_slice,
     is_zero_or_one,
     literal_keys,
@@ -260,7 +261,7 @@ class NameReader:
                 adds = any(isinstance(each, ast.BinOp) for each in (value, *branches(value)))
                 self._store(node, [value], uses_itself=True, adds=adds, concatenates=concatenates)
             elif is_empty(value):
-                self.resets.append(self._occurrence)
+                self.resets.append(self._occurrence._replace(in_loop=is_reassigned(flat, self._loops)))
             elif computed := self._computed_before(value):
                 concatenates = any(map(is_concatenation, computed))
                 self._store(node, [value], uses_itself=True, adds=not concatenates, concatenates=concatenates)

@@ -291,3 +291,16 @@ def last_name(value: ast.expr) -> str:
     while isinstance(value, ast.Subscript | ast.Starred):
         value = value.value
     return value.id if isinstance(value, ast.Name) else getattr(value, "attr", "")
+
+
+def is_reassigned(targets: list[ast.expr], loops: Iterable[ast.AST]) -> bool:
+    """Return whether one of the loops assigns the same target in each iteration. The loop `for layer in layers:
+    layer.outputs = []` assigns the attribute of a different object in each iteration.
+    """
+    owners = [each.value for each in targets if isinstance(each, ast.Attribute)]
+    names = {each.id for owner in owners for each in ast.walk(owner) if isinstance(each, ast.Name)}
+    return any(
+        not isinstance(loop, ast.For | ast.AsyncFor)
+        or names.isdisjoint(each.id for each in flattened(loop.target) if isinstance(each, ast.Name))
+        for loop in loops
+    )

@@ -210,6 +210,16 @@ def test_a_reset_method_called_only_by_the_constructor_is_not_a_reset(read) -> N
     assert not read(METER.format(call="pass"), "values", is_attribute=True).resets
 
 
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_loop_over_the_owners_of_an_attribute_is_not_a_reset(read, resets: bool) -> None:
+    loop = "for layer in model:\n    layer.outputs = []\n"
+    if resets:
+        loop = "for epoch in range(3):\n" + loop.replace("for", "    for").replace(
+            "    layer.", "        layer."
+        )
+    assert read(f"{loop}layer.outputs.append(x)\n", "outputs", is_attribute=True).resets == resets
+
+
 def test_the_iterable_of_a_loop_is_evaluated_once(read) -> None:
     source = "def batches(n):\n    seen = []\n    for i in range(n):\n        seen.append(i)\n        yield i\nfor x in batches(9):\n    pass\n"
     assert not read(source, "seen", function="batches").resets
