@@ -36,6 +36,8 @@ GENERATORS = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _UNBOUNDED_SIZE = 1025
 """A cache with at least this `maxsize` is treated as unbounded."""
+_DEFAULT_SIZE = 128
+"""The default `maxsize` of `lru_cache`. The program did not choose this limit, and it is too large for models."""
 _SPARSE = 1.3
 """An integer attribute next to a dict counts as the number of possible keys if it is at least this many times the
 length of the dict. A smaller integer may be a counter of the items.
@@ -208,10 +210,7 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
         how = "container"
     described, length, bounded = _describe(growing) if growing is not None else (_kind(chain), 0, False)
     if cache is not None:
-        length, bounded = (
-            cache.cache_info().currsize,
-            (cache.cache_info().maxsize or _UNBOUNDED_SIZE) < _UNBOUNDED_SIZE,
-        )
+        length, bounded = cache.cache_info().currsize, _is_bounded(cache, chain)
     # Threads that never end: each thread retains a few objects.
     thread = root.thread if length < root.threads else None
     if thread is None and root.file is not None and not is_user_file(root.file):
@@ -357,16 +356,30 @@ def _has_tokens(container: Any) -> bool:
     )
 
 
+def _is_bounded(cache: Any, chain: list[Any]) -> bool:
+    """Return whether the `maxsize` of a cache limits its memory. A cache that retains models, or tensors that no later
+    call can find, is bounded only if the program chose a small `maxsize`.
+    """
+    size = cache.cache_info().maxsize or _UNBOUNDED_SIZE
+    if size < _DEFAULT_SIZE or size >= _UNBOUNDED_SIZE:
+        return bool(size < _DEFAULT_SIZE)
+    retained = (*chain, *_arguments_in(cache))
+    return _has_keys_by_value(cache) and not any(
+        isinstance(each, nn.Module | nn.Parameter) for each in retained
+    )
+
+
 def _has_keys_by_value(cache: Any) -> bool:
     """Return whether a later call can find an entry of the cache. Tensors are compared by identity, so an entry with a
     tensor among its arguments is never found again.
     """
+    return not any(isinstance(each, torch.Tensor) for each in _arguments_in(cache))
+
+
+def _arguments_in(cache: Any) -> list[Any]:
+    """Return the arguments of the first few entries of a cache."""
     entries = next((each for each in gc.get_referents(cache) if isinstance(each, dict)), {})
-    return not any(
-        isinstance(part, torch.Tensor)
-        for key in list(entries)[:4]
-        for part in (key if isinstance(key, list | tuple) else (key,))
-    )
+    return [part for key in list(entries)[:4] for part in (key if isinstance(key, list | tuple) else (key,))]
 
 
 def registered_callback(chain: list[Any]) -> Callback | None:
