@@ -36,12 +36,12 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
         path = dotted(part)
         if path is None or program.value(part).kind is not ValueKind.MODEL:
             continue
-        loop = _creating_loop(program, store, path)
+        loop = creating_loop(program, store, path)
         if loop is None or store.bounded or not survives(program, store.target, loop):
             continue
-        if program.is_conditional(store.node, loop.node) or _is_moved_to_host(program, path, loop):
+        if program.is_conditional(store.node, loop.node) or is_moved_to_host(program, path, loop):
             continue
-        if not _is_on_gpu(program, path, loop):
+        if not is_on_gpu(program, path, loop):
             continue
         used_again = is_used_again(program, store, _key_of(program, part))
         if used_again and _is_pretrained(program, path, loop):
@@ -128,7 +128,7 @@ def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
     return [expression, *(each for part in parts for each in _parts(part))]
 
 
-def _creating_loop(program: Program, store: StoreFact, path: str) -> LoopFact | None:
+def creating_loop(program: Program, store: StoreFact, path: str) -> LoopFact | None:
     for loop in reversed(store.loops):
         made = [
             each
@@ -146,7 +146,7 @@ def _creating_loop(program: Program, store: StoreFact, path: str) -> LoopFact | 
     return None
 
 
-def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
+def is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
     return any(
         isinstance(node, cst.Call)
         and (method_name(node) == "cuda" or (method_name(node) == "to" and "cpu" not in program.source(node)))
@@ -210,7 +210,7 @@ def _is_scored(program: Program, store: StoreFact, loop: LoopFact, model: cst.Ba
     )
 
 
-def _is_moved_to_host(program: Program, path: str, loop: LoopFact) -> bool:
+def is_moved_to_host(program: Program, path: str, loop: LoopFact) -> bool:
     inside = [node for body in _creating_functions(program, path, loop) for node in walk(body)]
     for node in (*walk(loop.node), *inside):
         owner = receiver(node) if isinstance(node, cst.Call) else None

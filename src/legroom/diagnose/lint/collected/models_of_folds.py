@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.collected.models import LIBRARIES, is_target, is_used_again
+from legroom.diagnose.lint.collected.models import (
+    LIBRARIES,
+    creating_loop,
+    is_moved_to_host,
+    is_on_gpu,
+    is_target,
+    is_used_again,
+)
 from legroom.diagnose.lint.flow.facts import Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.releases import survives
@@ -13,6 +20,7 @@ from legroom.diagnose.lint.flow.syntax import (
     is_call_of,
     last_name,
     method_name,
+    names_in,
     receiver,
     string_value,
     walk,
@@ -26,12 +34,14 @@ _NEXT = "`{}` keeps every trained model on the GPU while the loop trains the nex
 
 def models_of_folds(program: Program) -> Iterator[Problem]:
     """Find `results[fold] = train_fold(...)` if `train_fold` returns a model on the GPU, and `self.models[fold] = model`
-    in a method that a loop calls.
+    in a method that a loop calls. Also find `learners.append(learner)` if each `learner` contains its own model.
     """
     if not program.uses_gpu:
         return
     for store in program.stores:
-        problem = _kept_result(program, store) or _kept_by_object(program, store)
+        problem = (
+            _kept_result(program, store) or _kept_by_object(program, store) or _kept_in_object(program, store)
+        )
         if problem is not None:
             yield problem
 
@@ -90,6 +100,82 @@ def _kept_by_object(program: Program, store: StoreFact) -> Problem | None:
         message=_UNUSED.format(store.target),
         help="Store only the scores, and save the model's state dict to a file",
     )
+
+
+def _kept_in_object(program: Program, store: StoreFact) -> Problem | None:
+    """Find objects that a loop creates with a model, if later code reads only other attributes, such as the losses."""
+    known = program.classes.get(store.value.class_name or "")
+    path = dotted(store.expression)
+    if (
+        known is None
+        or path is None
+        or store.how not in {"append", "item"}
+        or program.is_module_class(known.name)
+    ):
+        return None
+    models = {
+        name.removeprefix("self.") for name, value in known.attributes.items() if value.kind in _MODEL_KINDS
+    }
+    loop = creating_loop(program, store, path)
+    if not models or loop is None or store.bounded or program.is_conditional(store.node, loop.node):
+        return None
+    if not is_on_gpu(program, path, loop) or is_moved_to_host(program, path, loop):
+        return None
+    if any(_leaves_gpu(program, known.node, f"self.{each}") for each in models) or any(
+        _leaves_gpu(program, loop.node, f"{path}.{each}") for each in models
+    ):
+        return None
+    is_own = store.function.owns(store.target) or any(
+        last_name(call.name or "") == store.function.class_name for call in program.calls
+    )
+    if not is_own or not survives(program, store.target, loop):
+        return None
+    numbers = {name.removeprefix("self.") for name in known.attributes} - models
+    uses = [node for node, parent in program.other_uses(store) if _is_read(program, node, parent)]
+    if not uses or not all(_reads_only(program, node, numbers) for node in uses):
+        return None
+    return Problem(
+        node=store.expression,
+        message=_UNUSED.format(store.target),
+        help=f"Store only the attributes that are used later, or move the model to host memory first: `{path}.{min(models)}.cpu()`",
+    )
+
+
+_MODEL_KINDS = (ValueKind.MODEL, ValueKind.OPTIMIZER)
+
+
+def _leaves_gpu(program: Program, scope: cst.CSTNode, path: str) -> bool:
+    """Return True if code moves a model to host memory, deletes it or replaces it with None."""
+    return any(
+        (isinstance(node, cst.Call) and dotted(receiver(node)) == path and "cpu" in program.source(node))
+        or (isinstance(node, cst.Del) and path in names_in(node.target))
+        or (
+            isinstance(node, cst.Assign)
+            and dotted(node.value) == "None"
+            and any(dotted(each.target) == path for each in node.targets)
+        )
+        for node in walk(scope)
+    )
+
+
+def _reads_only(program: Program, node: cst.CSTNode, attributes: set[str]) -> bool:
+    """Return True if a loop or comprehension over a container reads only some attributes of the entries."""
+    loop = next(
+        (each for each in program.ancestors(node) if isinstance(each, (cst.For, cst.CompFor))),
+        None,
+    )
+    scope = program.parent.get(loop) if isinstance(loop, cst.CompFor) else loop
+    if loop is None or scope is None or not program.inside(node, loop.iter):
+        return False
+    bound = names_in(loop.target)
+    for each in walk(scope):
+        if isinstance(each, cst.Name) and each.value in bound and not program.inside(each, loop.target):
+            parent = program.parent.get(each)
+            if isinstance(parent, cst.Attribute) and parent.attr is each:
+                continue
+            if not isinstance(parent, cst.Attribute) or parent.attr.value not in attributes:
+                return False
+    return True
 
 
 def _is_read(program: Program, node: cst.CSTNode, parent: cst.CSTNode | None) -> bool:

@@ -385,9 +385,9 @@ class Program:
 
     @cached_property
     def uses_gpu(self) -> bool:
-        """True if the file names a GPU, as in `model.cuda()` or `torch.device("cuda")`."""
-        return self.mentions("cuda", "device", "mps", "xpu", "Accelerator") or bool(
-            re.search(r"[\"'](?:cuda|mps|xpu)", self.text)
+        """True if the file or an imported definition names a GPU, as in `model.cuda()` or `torch.device("cuda")`."""
+        return self.mentions("cuda", "device", "mps", "xpu", "Accelerator") or any(
+            re.search(r"[\"'](?:cuda|mps|xpu)", line) for line in self.lines
         )
 
     @cached_property
