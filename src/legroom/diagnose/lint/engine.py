@@ -28,6 +28,7 @@ from legroom.diagnose.lint.edits import Edit, edits_overlap
 from legroom.diagnose.lint.finding import FileError, LintFinding, LintReport, TextEdit
 from legroom.diagnose.lint.flow.analysis import analyze_program
 from legroom.diagnose.lint.flow.program import NEWLINE, Program
+from legroom.diagnose.lint.flow.steps import is_evaluation_hook
 from legroom.diagnose.lint.project.calls import entry_functions, own_call, passes_graph
 from legroom.diagnose.lint.project.imported import Imported
 from legroom.diagnose.lint.project.other_files import OtherFiles, forget_other_files
@@ -271,6 +272,8 @@ def _problems(program: Program, codes: Iterable[str], imported: Imported) -> Ite
                 place = imported.place(program.span(problem.node)[0][0] - program.own_lines)
                 site = own_call(program, problem.node)
                 if place is None or site is None or (code, place[1]) in _own_findings(place[0]):
+                    continue
+                if is_evaluation_hook(site.caller):
                     continue
                 if passes_graph(site):
                     opened = problem.message.endswith(")")

@@ -187,6 +187,8 @@ class _Walker(Assignments):
         self._bind_outputs_of_step()
         if self.program.runs_without_gradients and function is not self.program.top:
             self.no_grad = function.no_grad = True
+        if self.program.is_torchmetric(function.class_name):
+            self.no_grad = function.no_grad = True
         if self.program.is_autograd_function(function.class_name):
             self.no_grad = function.no_grad = True
             for name in function.parameters[1:2] if function.name == "forward" else ():

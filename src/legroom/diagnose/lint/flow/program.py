@@ -128,6 +128,11 @@ class Program:
         """Return True for a node of the file, and False for a node in a definition of another file."""
         return self.order[self.definitions.written.get(node, node)] < self._own_nodes
 
+    def is_foreign(self, class_name: str | None) -> bool:
+        """Return True for a class of another file."""
+        known = self.classes.get(class_name or "")
+        return known is not None and not self.is_own(known.node)
+
     def defined_path(self, node: cst.CSTNode | None) -> str | None:
         """Return the path of a node, or the name of the imported definition to which the path refers."""
         path = dotted(node)
@@ -234,6 +239,11 @@ class Program:
         return known is not None and any(
             base.endswith(("autograd.Function", "autograd.function.Function")) for base in known.bases
         )
+
+    def is_torchmetric(self, name: str | None) -> bool:
+        """Return True for a metric of torchmetrics, whose `update` and `compute` run with gradients disabled."""
+        known = self.classes.get(name or "")
+        return known is not None and any(base.startswith("torchmetrics.") for base in known.bases)
 
     def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
         known = self.classes.get(name)

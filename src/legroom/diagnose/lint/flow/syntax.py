@@ -155,7 +155,7 @@ def path_of(node: cst.CSTNode | None) -> str | None:
     while True:  # type() is faster than isinstance for libcst's abstract classes
         if type(node) is cst.Subscript:
             node = node.value
-        elif type(node) is cst.Call and method_name(node) in {"setdefault", "get"}:
+        elif type(node) is cst.Call and node.args and method_name(node) in {"setdefault", "get"}:
             node = receiver(node)
         elif type(node) is cst.Call and dotted(node.func) in {"globals", "vars"}:
             node = node.args[0].value if node.args else node.func

@@ -71,7 +71,8 @@ def check(program: Program) -> Iterator[Problem]:
         if store.no_grad or store.node in reported or not _is_carried(program, store):
             continue
         in_loop = any(
-            (loop.backward or loop in evaluating) and survives(program, store.target, loop)
+            (loop.backward or (loop in evaluating and not loop.in_module))  # LG201 reports loops of a model
+            and survives(program, store.target, loop)
             for loop in store.loops
         )
         if in_loop or _is_stored_in_module(program, store):
@@ -119,7 +120,10 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
 def _is_memory(program: Program, store: StoreFact) -> bool:
     """Return True for the memory of a Transformer-XL or XLNet from another file. These models detach it."""
     return last_name(store.target).strip("_") == "mems" and not any(
-        call.receiver.trainable and program.inside(call.node, store.expression) for call in program.calls
+        call.receiver.trainable
+        and program.inside(call.node, store.expression)
+        and not program.is_foreign(call.receiver.class_name)
+        for call in program.calls
     )
 
 

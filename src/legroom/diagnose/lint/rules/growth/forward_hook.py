@@ -150,6 +150,7 @@ def _in_container(program: Program, store: StoreFact) -> StoreFact:
         each.expression
         for each in program.stores
         if each.target == store.target and each.function is store.function and each.order < store.order
+        if each.how == "assign"
     ]
     path = path_of(made[-1]) if made and isinstance(made[-1], (cst.Call, cst.Subscript)) else None
     return replace(store, target=path) if store.how == "append" and path is not None else store
