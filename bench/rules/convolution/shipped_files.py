@@ -7,7 +7,6 @@ used.
 import json
 import lzma
 from array import array
-from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -93,23 +92,26 @@ def _shifted(layer: ConvLayer) -> list[int]:
 
 def write_forest(path: Path, formulas: Sequence[list[str]], forests: Sequence[Sequence[Preorder]]) -> None:
     """Write the file that `decision_forest` reads."""
-    forests_by_level = [in_level_order(trees) for trees in forests]
+    nodes_of = [
+        [node for features, values, _ in trees for node in zip(features, values, strict=True)]
+        for trees in forests
+    ]
     used: dict[int, set[np.float32]] = {}
-    for nodes in forests_by_level:
+    for nodes in nodes_of:
         for feature, value in nodes:
             if feature != LEAF:
-                used.setdefault(feature, set()).add(_threshold(feature, value))
+                used.setdefault(int(feature), set()).add(_threshold(feature, value))
     thresholds = [sorted(used.get(feature, ())) for feature in range(max(used, default=-1) + 1)]
     numbers = [{value: number for number, value in enumerate(values)} for values in thresholds]
     floats = np.array([value for values in thresholds for value in values], "<f4")
     first, second = floats.view("u1").reshape(-1, 4).T[:2].copy()
     upper = [np.array(values, "<f4").view("<u2")[1::2] for values in thresholds]
     differences = [np.diff(one, prepend=np.uint16(0)) for one in upper]
-    columns: list[Any] = [first, second, np.concatenate([*differences, np.array([], "<u2")])]
+    columns: list[Any] = [first, second, *_halves(np.concatenate([*differences, np.array([], "<u2")]))]
     headers = []
-    for names, trees, nodes in zip(formulas, forests, forests_by_level, strict=True):
+    for names, trees, nodes in zip(formulas, forests, nodes_of, strict=True):
         inner = [
-            (feature, numbers[feature][_threshold(feature, value)])
+            (int(feature), numbers[feature][_threshold(feature, value)])
             for feature, value in nodes
             if feature != LEAF
         ]
@@ -119,7 +121,7 @@ def write_forest(path: Path, formulas: Sequence[list[str]], forests: Sequence[Se
         columns += [
             np.packbits([feature != LEAF for feature, _ in nodes]),
             np.array(features, "u1"),
-            np.array([number for _, number in sorted(inner, key=itemgetter(0))], "<u2"),
+            *_halves(np.array([number for _, number in sorted(inner, key=itemgetter(0))], "<u2")),
             np.array(
                 [value for feature, value in nodes if feature == LEAF],
                 f"<u{array(header.leaf_type).itemsize}",
@@ -128,17 +130,9 @@ def write_forest(path: Path, formulas: Sequence[list[str]], forests: Sequence[Se
     _write(path, [json.dumps(list(map(len, thresholds))), *headers], columns)
 
 
-def in_level_order(trees: Sequence[Preorder]) -> list[tuple[int, float]]:
-    """Return the feature and value of each node: the roots of all trees, then their children from left to right."""
-    nodes: list[tuple[int, float]] = []
-    waiting = deque((tree, 0) for tree in trees)
-    while waiting:
-        tree, node = waiting.popleft()
-        features, values, right = tree
-        nodes.append((int(features[node]), values[node]))
-        if features[node] != LEAF:
-            waiting += [(tree, node + 1), (tree, node + int(right[node]))]
-    return nodes
+def _halves(integers: Any) -> Any:
+    """Return the lower and the upper bytes of 16-bit integers."""
+    return integers.view("u1").reshape(-1, 2).T.copy()
 
 
 def _threshold(feature: int, value: float) -> np.float32:
@@ -158,7 +152,7 @@ def _write(path: Path, lines: list[str], columns: Sequence[Any]) -> None:
 def _compress(data: bytes, item_size: int) -> bytes:
     """Return the shortest of several compressed versions."""
     alignment = item_size.bit_length() - 1
-    options = ((0, alignment, alignment), (4 - max(alignment, 1), alignment, alignment), (3, 1, 2))
+    options = ((0, alignment, alignment), (4 - alignment, alignment, alignment), (3, 0, 0), (3, 1, 2))
     return min((_compressed(data, *each) for each in options), key=len)
 
 

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -104,41 +104,55 @@ def _power_of_two(number: int) -> int:
 
 
 class _Forest:
-    """Stores trees in level order: the roots of all trees, then the children of the first inner node, and so on. The
-    positions of the children follow from the number of inner nodes before their parent.
+    """Stores trees in preorder: each node comes before its left branch, and the left branch comes before the right
+    branch. Leaves that are close in a tree often have the same formula, so this order compresses well.
     """
 
     def __init__(
         self,
         formulas: list[str],
-        trees: int,
         is_inner: str,
         features: bytes,
         thresholds: Sequence[Sequence[float]],
         inner_values: Sequence[int],
         leaf_values: Sequence[int],
     ) -> None:
-        self.trees = trees
         self._formulas = formulas
         self._is_inner = is_inner
         self._features = features
         self._thresholds = thresholds
         self._inner_values = inner_values
         self._leaf_values = leaf_values
+        self._roots, self._right = _roots_and_right_branches(is_inner)
+        self.trees = len(self._roots)
         inner_counts = (is_inner.count("1", at, at + _BLOCK) for at in range(0, len(is_inner), _BLOCK))
         self._inner_before = [*accumulate(inner_counts, initial=0)]
 
     def predict(self, inputs: list[float]) -> Iterator[str]:
-        is_inner, inner_before = self._is_inner, self._inner_before
+        is_inner, inner_before, right = self._is_inner, self._inner_before, self._right
         features, thresholds, values = self._features, self._thresholds, self._inner_values
-        for node in range(self.trees):
+        for node in self._roots:
             while True:
                 inner = inner_before[node // _BLOCK] + is_inner.count("1", node - node % _BLOCK, node)
                 if is_inner[node] == "0":
                     break
                 feature = features[inner]
-                node = self.trees + 2 * inner + (inputs[feature] > thresholds[feature][values[inner]])
+                node = right[inner] if inputs[feature] > thresholds[feature][values[inner]] else node + 1
             yield self._formulas[self._leaf_values[node - inner]]
+
+
+def _roots_and_right_branches(is_inner: str) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the roots of all trees, and the first node of the right branch of each inner node."""
+    right = array("I")
+    branches: list[int] = []  # the branches after the current node whose parent comes before it
+    add, push, pop = right.append, branches.append, branches.pop
+    for following, kind in zip(range(len(is_inner), 0, -1), reversed(is_inner), strict=True):
+        if kind == "0":
+            push(following)  # a right branch or a tree starts after each leaf
+        else:
+            add(pop())
+    right.reverse()
+    return [0, *branches[:0:-1]], right
 
 
 _BLOCK = 64
@@ -167,7 +181,7 @@ def _forests() -> dict[ConvOperation, _Forest]:
 
     The file starts with a line of JSON, which contains the number of thresholds of each feature. The file continues
     with one line per operation (`ForestHeader`), and with the thresholds of all operations, sorted by feature and
-    value. Four arrays per operation come last:
+    value. Four arrays per operation come last. Their nodes are in preorder:
 
     - one bit per node, which is 1 for inner nodes;
     - the feature of each inner node;
@@ -185,12 +199,10 @@ def _forests() -> dict[ConvOperation, _Forest]:
         inner_count = sum(header.feature_counts)
         is_inner = _read_bits(file, header.nodes)
         features = file.read(inner_count)
-        grouped = read_array(file, "H", inner_count)
+        grouped = _read_halves(file, inner_count)
         inner_values = array("H", ungroup(features, grouped, header.feature_counts))
         leaf_values = read_array(file, header.leaf_type, header.nodes - inner_count)
-        found[operation] = _Forest(
-            header.formulas, header.trees, is_inner, features, thresholds, inner_values, leaf_values
-        )
+        found[operation] = _Forest(header.formulas, is_inner, features, thresholds, inner_values, leaf_values)
     return found
 
 
@@ -200,6 +212,13 @@ def _read_bits(file: BytesIO, count: int) -> str:
     return f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"[:count]
 
 
+def _read_halves(file: BytesIO, count: int) -> Sequence[int]:
+    """Read 16-bit integers. For better compression, all lower bytes come before all upper bytes."""
+    interleaved = bytearray(2 * count)
+    interleaved[0::2], interleaved[1::2] = file.read(count), file.read(count)
+    return read_array(BytesIO(interleaved), "H", count)
+
+
 def _read_thresholds(file: BytesIO, counts: Sequence[int]) -> list[Sequence[float]]:
     """Read the thresholds. For better compression, the first and the second bytes of the floats are stored separately.
     The upper halves are stored as differences, because thresholds are sorted.
@@ -207,9 +226,10 @@ def _read_thresholds(file: BytesIO, counts: Sequence[int]) -> list[Sequence[floa
     total = sum(counts)
     interleaved = bytearray(4 * total)
     interleaved[0::4], interleaved[1::4] = file.read(total), file.read(total)
+    differences = iter(_read_halves(file, total))
     upper = array("H")
     for count in counts:
-        upper.extend(accumulate(read_array(file, "H", count)))
+        upper.extend(accumulate(islice(differences, count)))
     if sys.byteorder == "big":
         upper.byteswap()
     interleaved[2::4], interleaved[3::4] = upper.tobytes()[0::2], upper.tobytes()[1::2]
