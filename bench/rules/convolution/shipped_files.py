@@ -1,13 +1,15 @@
 """Writes the files of cuda_rules/convolution: the table and the forest.
 
-A file is either one xz stream, or one stream per array with the settings that suit its item size. The shorter form is
-used.
+A file consists of xz streams with settings that suit the item size of an array. Neighboring arrays with the same item
+size share a stream if this makes the file smaller.
 """
 
 import json
 import lzma
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ def write_table(path: Path, layers: Iterable[tuple[ConvLayer, list[Row]]]) -> No
     families: dict[LayerFamily, list[tuple[ConvLayer, list[Row]]]] = {}
     for layer, rows in layers:
         families.setdefault(family_of(layer), []).append((layer, sorted(rows)))
-    ordered = {family: sorted(families[family], key=_order) for family in sorted(families, key=json.dumps)}
+    ordered = {family: sorted(families[family], key=_order) for family in sorted(families, key=_family_order)}
     every = [one for members in ordered.values() for one in members]
     header = [
         [family, len(members), sum(len(rows) for _, rows in members)] for family, members in ordered.items()
@@ -48,28 +50,50 @@ def write_table(path: Path, layers: Iterable[tuple[ConvLayer, list[Row]]]) -> No
         for layer, rows in every
     ]
     by_dimension = [
-        edge for layer, _ in every for edge in zip(layer.sizes, layer.dilation, _shifted(layer), strict=True)
+        (layer.sizes[dimension], layer.dilation[dimension], _shifted(layer)[dimension])
+        for family, members in ordered.items()
+        for dimension in range(family.dimensions)
+        for layer, _ in members
     ]
     every_row = [row for _, rows in every for row in rows]
     batches = sorted({batch for batch, *_ in every_row})
-    by_row = [(batches.index(batch), *rest) for batch, *rest in every_row]
+    kinds = [(row[1], row[3], row[5]) for row in every_row]
+    combinations = [kind for kind, _ in Counter(kinds).most_common()]
+    number_of = {kind: number for number, kind in enumerate(combinations)}
+    by_row = [
+        (batches.index(row[0]), number_of[kind], row[2], row[4], row[6])
+        for row, kind in zip(every_row, kinds, strict=True)
+    ]
     columns = [
-        np.array(list(column), f"<u{array(kind).itemsize}")
-        for kinds, records in (
+        np.array(list(column), f"<u{array(code).itemsize}")
+        for codes, records in (
             (LAYER_COLUMNS, by_layer),
             (DIMENSION_COLUMNS, by_dimension),
             (ROW_COLUMNS, by_row),
         )
-        for kind, column in zip(kinds, zip(*records, strict=True), strict=True)
+        for code, column in zip(codes, zip(*records, strict=True), strict=True)
     ]
     block = np.arange(len(by_row)) // BLOCK
-    for place in (
-        -6,
-        -4,
-        -2,
-    ):  # the remainders of each kind are next to each other, as `_block_remainders` expects
-        columns[place + 1] = columns[place + 1][np.lexsort((columns[place], block))]
-    _write(path, [json.dumps(header, separators=(",", ":")), json.dumps(batches)], columns)
+    for place, kind in enumerate(np.array(kinds).T, -3):
+        # the remainders of each kind are next to each other, as `_block_remainders` expects
+        columns[place] = columns[place][np.lexsort((kind, block))]
+    lines = [json.dumps(each, separators=(",", ":")) for each in (header, batches, combinations)]
+    _write(path, lines, columns)
+
+
+def _family_order(family: LayerFamily) -> str:
+    """Return a sort key that puts families with the same kernel next to each other, because they contain similar
+    layers."""
+    return json.dumps(
+        [
+            family.dimensions,
+            family.transposed,
+            family.kernel,
+            family.stride,
+            family.precision,
+            family.channels_last,
+        ]
+    )
 
 
 def _order(one: tuple[ConvLayer, list[Row]]) -> tuple[Any, ...]:
@@ -144,9 +168,19 @@ def _threshold(feature: int, value: float) -> np.float32:
 def _write(path: Path, lines: list[str], columns: Sequence[Any]) -> None:
     parts = [("".join(f"{line}\n" for line in lines).encode(), 1)]
     parts += [(column.tobytes(), column.itemsize) for column in columns if column.size]
-    separate = b"".join(_compress(data, item_size) for data, item_size in parts)
-    together = _compress(b"".join(data for data, _ in parts), max(item_size for _, item_size in parts))
-    path.write_bytes(min(separate, together, key=len))
+    streams: list[bytes] = []
+    for item_size, group in groupby(parts, key=itemgetter(1)):
+        start = len(streams)
+        last = b""
+        for data, _ in group:
+            alone = _compress(data, item_size)
+            merged = _compress(last + data, item_size) if len(streams) > start else b""
+            if merged and len(merged) < len(streams[-1]) + len(alone):
+                streams[-1], last = merged, last + data
+            else:
+                streams.append(alone)
+                last = data
+    path.write_bytes(b"".join(streams))
 
 
 def _compress(data: bytes, item_size: int) -> bytes:

@@ -163,11 +163,13 @@ channels, the number of groups and the number of rows.
 """
 DIMENSION_COLUMNS = "IHH"
 """The type codes of the columns with one number per dimension of a layer: the size, the dilation, and the padding plus
-1 (0 if the padding is not recorded).
+1 (0 if the padding is not recorded). In each family, the numbers of all layers for the first dimension come first.
 """
-ROW_COLUMNS = "BBIBIBI"
-"""The type codes of the columns of `Row`. The batch size is an index into the list of all batch sizes. The workspace
-sizes are stored in blocks of `BLOCK` rows. Within each block, the sizes are sorted by workspace kind.
+ROW_COLUMNS = "BHIII"
+"""The type codes of the columns with one number per `Row`: the batch size, the three workspace kinds, and the sizes of
+the rest of each workspace. The batch size is an index into the list of all batch sizes. The kinds are an index into
+the list of all combinations of three kinds. The sizes are stored in blocks of `BLOCK` rows. Within each block, the
+sizes are sorted by workspace kind.
 """
 BLOCK = 4096
 
@@ -179,6 +181,7 @@ class _Table(NamedTuple):
     layers: list[Sequence[int]]
     dimensions: list[Sequence[int]]
     rows: list[Sequence[int]]
+    """The columns of `Row`, with indices into `batches` in the first column."""
 
 
 @lru_cache(maxsize=256)
@@ -193,8 +196,11 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
     batches = map(columns.batches.__getitem__, columns.rows[0][rows])
     pairs = [part for place in (1, 3, 5) for part in (columns.rows[place][rows], _remainders(place, rows))]
     measured = zip(batches, *pairs, strict=True)
+    count = layers.stop - layers.start
+    first_edges = range(dimensions.start, dimensions.stop, count)
     edges = (
-        zip(*[iter(column[dimensions])] * family.dimensions, strict=True) for column in columns.dimensions
+        zip(*(column[first : first + count] for first in first_edges), strict=True)
+        for column in columns.dimensions
     )
     found: dict[ConvLayer, list[Row]] = {}
     for dtype, inputs, outputs, groups, count, sizes, dilation, padding in zip(
@@ -221,14 +227,13 @@ def _remainders(place: int, rows: slice) -> Sequence[int]:
 def _block_remainders(place: int, block: int) -> Sequence[int]:
     rows = slice(block * BLOCK, (block + 1) * BLOCK)
     kinds, remainders = (column[rows] for column in _table().rows[place : place + 2])
-    kinds = bytes(kinds)  # `array.count` is slow
     return ungroup(kinds, remainders, [kinds.count(kind) for kind in range(len(WORKSPACE_KINDS))])
 
 
 @lru_cache(maxsize=1)
 def _table() -> _Table:
     """Read the file. Its first line lists all families as JSON, with their numbers of layers and rows. The second line
-    lists all batch sizes. The columns follow as arrays.
+    lists all batch sizes. The third line lists all combinations of three workspace kinds. The columns follow as arrays.
     """
     if not TABLE.exists():
         return _Table({}, [], [], [], [])
@@ -245,13 +250,16 @@ def _table() -> _Table:
             slice(dimensions, dimensions := dimensions + dimension_count),
             slice(rows, rows := rows + row_count),
         )
-    return _Table(
-        families,
-        json.loads(file.readline()),
-        [read_array(file, kind, layers) for kind in LAYER_COLUMNS],
-        [read_array(file, kind, dimensions) for kind in DIMENSION_COLUMNS],
-        [read_array(file, kind, rows) for kind in ROW_COLUMNS],
+    batches = json.loads(file.readline())
+    kinds = json.loads(file.readline())
+    by_layer = [read_array(file, kind, layers) for kind in LAYER_COLUMNS]
+    by_dimension = [read_array(file, kind, dimensions) for kind in DIMENSION_COLUMNS]
+    batch, combinations, *remainders = (read_array(file, kind, rows) for kind in ROW_COLUMNS)
+    pairs = (
+        (bytes(map(column.__getitem__, combinations)), rest)
+        for column, rest in zip(zip(*kinds, strict=True), remainders, strict=True)
     )
+    return _Table(families, batches, by_layer, by_dimension, [batch, *chain.from_iterable(pairs)])
 
 
 def decompress(path: Path) -> BytesIO:
