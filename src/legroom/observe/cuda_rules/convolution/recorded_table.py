@@ -178,10 +178,11 @@ class _Table(NamedTuple):
     families: dict[LayerFamily, tuple[slice, slice, slice]]
     """The slices of the layer columns, the dimension columns and the row columns that belong to each family."""
     batches: list[int]
+    kinds: list[Sequence[int]]
+    """The kinds of the forward pass in all combinations, then those of the input gradient and of the weight gradient."""
     layers: list[Sequence[int]]
     dimensions: list[Sequence[int]]
     rows: list[Sequence[int]]
-    """The columns of `Row`, with indices into `batches` in the first column."""
 
 
 @lru_cache(maxsize=256)
@@ -194,7 +195,9 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
         return {}
     layers, dimensions, rows = columns.families[family]
     batches = map(columns.batches.__getitem__, columns.rows[0][rows])
-    pairs = [part for place in (1, 3, 5) for part in (columns.rows[place][rows], _remainders(place, rows))]
+    pairs = [
+        part for workspace in range(3) for part in (_kinds(workspace, rows), _remainders(workspace, rows))
+    ]
     measured = zip(batches, *pairs, strict=True)
     count = layers.stop - layers.start
     first_edges = range(dimensions.start, dimensions.stop, count)
@@ -214,19 +217,22 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
     return found
 
 
-def _remainders(place: int, rows: slice) -> Sequence[int]:
-    """Return column `place + 1` of these rows in the original order. The file sorts this column by the workspace kinds
-    in column `place`.
-    """
+def _kinds(workspace: int, rows: slice) -> bytes:
+    columns = _table()
+    return bytes(map(columns.kinds[workspace].__getitem__, columns.rows[1][rows]))
+
+
+def _remainders(workspace: int, rows: slice) -> Sequence[int]:
+    """Return the sizes of the rest of a workspace in the original order. The file sorts them by workspace kind."""
     first = rows.start // BLOCK
-    blocks = (_block_remainders(place, block) for block in range(first, -(-rows.stop // BLOCK)))
+    blocks = (_block_remainders(workspace, block) for block in range(first, -(-rows.stop // BLOCK)))
     return [*chain.from_iterable(blocks)][rows.start - first * BLOCK : rows.stop - first * BLOCK]
 
 
 @lru_cache(maxsize=64)
-def _block_remainders(place: int, block: int) -> Sequence[int]:
+def _block_remainders(workspace: int, block: int) -> Sequence[int]:
     rows = slice(block * BLOCK, (block + 1) * BLOCK)
-    kinds, remainders = (column[rows] for column in _table().rows[place : place + 2])
+    kinds, remainders = _kinds(workspace, rows), _table().rows[2 + workspace][rows]
     return ungroup(kinds, remainders, [kinds.count(kind) for kind in range(len(WORKSPACE_KINDS))])
 
 
@@ -236,7 +242,7 @@ def _table() -> _Table:
     lists all batch sizes. The third line lists all combinations of three workspace kinds. The columns follow as arrays.
     """
     if not TABLE.exists():
-        return _Table({}, [], [], [], [])
+        return _Table({}, [], [], [], [], [])
     file = decompress(TABLE)
     families: dict[LayerFamily, tuple[slice, slice, slice]] = {}
     layers = dimensions = rows = 0
@@ -254,12 +260,8 @@ def _table() -> _Table:
     kinds = json.loads(file.readline())
     by_layer = [read_array(file, kind, layers) for kind in LAYER_COLUMNS]
     by_dimension = [read_array(file, kind, dimensions) for kind in DIMENSION_COLUMNS]
-    batch, combinations, *remainders = (read_array(file, kind, rows) for kind in ROW_COLUMNS)
-    pairs = (
-        (bytes(map(column.__getitem__, combinations)), rest)
-        for column, rest in zip(zip(*kinds, strict=True), remainders, strict=True)
-    )
-    return _Table(families, batches, by_layer, by_dimension, [batch, *chain.from_iterable(pairs)])
+    by_row = [read_array(file, kind, rows) for kind in ROW_COLUMNS]
+    return _Table(families, batches, [*zip(*kinds, strict=True)], by_layer, by_dimension, by_row)
 
 
 def decompress(path: Path) -> BytesIO:
