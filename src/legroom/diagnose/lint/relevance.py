@@ -34,7 +34,7 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
     if _AMP.search(text):
         return True
     nodes = walk_ast(tree)
-    names = _Names(nodes)
+    names = Names(nodes)
     if any(_is_relevant(node, names) for node in nodes if type(node) in _CHECKED):
         return True
     if any(_is_large(node) for node in nodes if type(node) is ast.Constant) and re.search(
@@ -45,7 +45,7 @@ def may_have_findings(tree: ast.Module, text: str) -> bool:
     building = (
         {id(each) for node in nodes if _builds_model(node) for each in walk_ast(node)} if loops else set()
     )
-    if any(id(node) not in building and _runs_model(node, names) for node in loops):
+    if any(id(node) not in building and runs_model(node, names) for node in loops):
         return True
     return any(map(stores_beyond_call, _functions_of_forward(nodes)))
 
@@ -107,7 +107,7 @@ def _functions_of_forward(nodes: list[ast.AST]) -> list[_Function]:
     return [function for function in functions if function.name in reached]
 
 
-class _Names:
+class Names:
     """The names that a file imports or defines, and the names under which it imports torch."""
 
     def __init__(self, nodes: list[ast.AST]) -> None:
@@ -127,7 +127,7 @@ class _Names:
                         self.torch.add(bound)
 
 
-def _is_relevant(node: ast.AST, names: _Names) -> bool:
+def _is_relevant(node: ast.AST, names: Names) -> bool:
     if isinstance(node, ast.Name):
         return node.id in _WORDS
     if isinstance(node, ast.Attribute):
@@ -189,7 +189,7 @@ def _reads(node: ast.AST, name: str) -> bool:
     return any(isinstance(each, ast.Name) and each.id == name for each in walk_ast(node))
 
 
-def _runs_model(loop: ast.AST, names: _Names) -> bool:
+def runs_model(loop: ast.AST, names: Names) -> bool:
     """Return True if a loop calls a name that suggests a model, or an object that the file does not define."""
     iterated = loop.iter if isinstance(loop, (ast.For, ast.AsyncFor)) else None
     sources = [iterated] if iterated is not None else [each.iter for each in getattr(loop, "generators", [])]

@@ -19,9 +19,9 @@ from legroom.diagnose.lint.project.modules import (
     resolve,
     submodule,
 )
-from legroom.diagnose.lint.relevance import stores_beyond_call, walk_ast
+from legroom.diagnose.lint.relevance import Names, runs_model, stores_beyond_call, walk_ast
 
-_MAX_LINES = 400
+_MAX_LINES = 300
 """The maximum number of collected lines for one file."""
 _MAX_FUNCTION_LINES = 80
 _MAX_CLASS_LINES = 200
@@ -36,7 +36,7 @@ _MODULE_METHODS = frozenset(["forward", "train", "eval", "parameters", "state_di
 _HOOK = re.compile(
     r"^(?:training|validation|test|predict)_step$|^on_(?:train|validation|test|predict)_|^configure_optimizers$"
 )
-_MODULE = re.compile(r"(?:^|\.)\w*Module$")
+_MODULE = re.compile(r"(?:^|\.)(?:\w*Module|Sequential|ModuleList)$")
 
 
 @dataclass(slots=True, eq=False)
@@ -80,9 +80,11 @@ class Imported:
 
 def imported_definitions(module: Module) -> Imported:
     """Return the definitions of other files that a file uses. A file that only defines models needs none."""
-    if not (module.imports or module.star_imports) or _only_defines_models(module.tree):
+    if not (module.imports or module.star_imports):
         return Imported()
     nodes = list(walk_ast(module.tree))
+    if _only_defines_models(module.tree, Names(nodes)):
+        return Imported()
     own = {*module.definitions, *module.assignments, *_bound_names(nodes)}
     attributes = _attributes(nodes)
     found = _collect(module, nodes, own, attributes)
@@ -142,28 +144,34 @@ def _collect(module: Module, nodes: list[ast.AST], own: set[str], attributes: fr
     return found
 
 
-def _only_defines_models(tree: ast.Module) -> bool:
-    """Return True if a file defines a model, and contains no loop outside models and no class that may be a trainer,
-    such as a Lightning module.
+def _only_defines_models(tree: ast.Module, names: Names) -> bool:
+    """Return True if a file defines a model, and contains no loop outside models that may run one and no class that may
+    be a trainer, such as a Lightning module.
     """
-    has_model = False
+    models: set[str] = set()
     pending: list[ast.AST] = [tree]
     while pending:
-        node = pending.pop()
+        node = pending.pop(0)
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
-            return False
+            over_parts = isinstance(node, ast.For) and _MODEL_PARTS.search(ast.unparse(node.iter))
+            if not over_parts and runs_model(node, names):
+                return False
         if isinstance(node, ast.ClassDef):
             if _has_hooks(node):
                 return False
-            if _is_model(node):
-                has_model = True
+            if _is_model(node) or any(ast.unparse(base) in models for base in node.bases):
+                models.add(node.name)
                 continue
-            if node.bases:
+            if node.bases and any(_methods(node)):
                 return False
         pending.extend(
             each for each in ast.iter_child_nodes(node) if isinstance(each, (ast.stmt, ast.ExceptHandler))
         )
-    return has_model
+    return bool(models)
+
+
+_MODEL_PARTS = re.compile(r"\.(?:named_)?(?:modules|children|parameters|buffers)\(|state_dict")
+"""Matches the iterables of loops over the parts of a model."""
 
 
 def _has_hooks(node: ast.ClassDef) -> bool:
@@ -296,6 +304,8 @@ def _changes_memory(module: Module, node: Definition) -> bool:
 def _can_matter(module: Module, node: ast.stmt, attributes: frozenset[str]) -> bool:
     if not isinstance(node, Definition):
         return False
+    if isinstance(node, ast.ClassDef) and _is_model(node) and _is_loss(module, node):
+        return False
     if isinstance(node, ast.ClassDef) and _is_stub(module, node, attributes):
         return True
     is_model = isinstance(node, ast.ClassDef) and _is_model(node)
@@ -304,6 +314,21 @@ def _can_matter(module: Module, node: ast.stmt, attributes: frozenset[str]) -> b
         return False
     # model.sample() is a method of a model, which is not reduced to one layer.
     return size < _MAX_SMALL_LINES or is_model or _changes_memory(module, node)
+
+
+def _is_loss(module: Module, node: ast.ClassDef) -> bool:
+    """Return True for a loss or a metric: it has no layers, or its name says so."""
+    if _LOSS.search(node.name):
+        return True
+    return "forward" in _methods(node) and not _LAYER.search(module.source_of(node)[0].partition("\n")[2])
+
+
+_LOSS = re.compile(r"Loss|Criterion|Metric|Penalty|Distance|Regulariz")
+_LAYER = re.compile(
+    r"\bnn\.[A-Z]\w+\(|Parameter\(|\b[A-Z]\w*(?:Linear|Conv|Embed|Block|Layer|Net|Module|Encoder|Decoder|Model|MLP|RNN|GRU|LSTM)\w*\("
+    r"|\bmodels?\.\w+\(|(?:\b|_)(?:model|net|network|encoder|decoder|backbone|module|denoiser|unet|layers?)\b"
+)
+"""Matches the layers of a model."""
 
 
 def _add_imports(found: Imported, own: Module, source: Module, text: str) -> None:

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from legroom.diagnose.lint.document import Unreadable, read_document
 _MAX_PARENTS = 4
 """The number of parent folders in which imported modules are searched."""
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "transformers"}
+_INNER_IMPORT = re.compile(r"^[ \t]+(?:import|from)\b", re.M)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -50,11 +52,12 @@ class Module:
     """The results of `resolve`."""
 
     def __post_init__(self) -> None:
+        has_inner_imports = self.is_checked and _INNER_IMPORT.search(self.text) is not None
         pending: list[ast.stmt] = list(self.tree.body)
         for node in pending:
             if isinstance(node, Definition):
                 self.definitions[node.name] = node
-                if self.is_checked:
+                if has_inner_imports:
                     pending.extend(each for each in ast.walk(node) if isinstance(each, _IMPORTS))
             elif isinstance(node, ast.Assign) and len(node.targets) == 1:
                 if isinstance(node.targets[0], ast.Name):
