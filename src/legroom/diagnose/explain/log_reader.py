@@ -251,7 +251,12 @@ class _Search:
             return error
         if is_recovered(root.after) or not (waits_for_rank(error) or only_reports_exit(error, root)):
             return error
-        here = [found for found in latest if found.line == root.line and not waits_for_rank(found)]
+        here = [
+            found
+            for found in latest
+            if found.line == root.line and not waits_for_rank(found)
+            if informativeness(found) >= min(informativeness(error), 1)  # more than a launcher's summary
+        ]
         return min(here, key=lambda found: found.priority) if here else error
 
     def _root_of(self, error: LogMatch | None) -> LogMatch | None:
