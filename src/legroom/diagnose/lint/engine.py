@@ -78,7 +78,7 @@ def lint_paths(
     work = partial(_lint_file, select=tuple(select), ignore=tuple(ignore), fix=fix, unsafe=unsafe, diff=diff)
     known = partial(_known_report, select=tuple(select), ignore=tuple(ignore), fix=fix or diff, unsafe=unsafe)
     reports = []
-    seen: set[tuple[str, str | None, int | None, int | None, int]] = set()
+    seen: set[tuple[object, ...]] = set()
     for report in _map_files(work, files, {file: found for file in files if (found := known(file))}):
         report = _without_repeated(report, seen)
         reports.append(report)
@@ -93,9 +93,7 @@ def lint_paths(
     )
 
 
-def _without_repeated(
-    report: LintReport, seen: set[tuple[str, str | None, int | None, int | None, int]]
-) -> LintReport:
+def _without_repeated(report: LintReport, seen: set[tuple[object, ...]]) -> LintReport:
     """Remove the findings in imported functions that another file also caused."""
     findings = []
     for each in report.findings:
@@ -271,9 +269,9 @@ def _problems(program: Program, codes: Iterable[str], imported: Imported) -> Ite
             elif code.startswith(_FOLLOWED):
                 place = imported.place(program.span(problem.node)[0][0] - program.own_lines)
                 site = own_call(program, problem.node)
-                if place is None or site is None or (code, place[1]) in _own_findings(place[0]):
+                if place is None or site is None or is_evaluation_hook(site.caller):
                     continue
-                if is_evaluation_hook(site.caller):
+                if (code, place[1]) in _own_findings(place[0]):
                     continue
                 if passes_graph(site):
                     opened = problem.message.endswith(")")

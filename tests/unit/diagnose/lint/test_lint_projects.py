@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from legroom.diagnose.lint.engine import lint_paths
+from legroom.diagnose.lint.project import callers
 
 _TEXT = (Path(__file__).parents[3] / "data" / "lint_rules" / "projects.txt").read_text(encoding="utf-8")
 _CASES = {
@@ -64,12 +65,16 @@ def test_ignore_comment_in_the_imported_file(tmp_path: Path) -> None:
     assert not _found(tmp_path)
 
 
-def test_cached_report_is_not_used_if_an_imported_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder. Reports are cached in another folder."""
     monkeypatch.setenv("LEGROOM_CACHE", str(tmp_path / "cache"))
-    project = tmp_path / "project"
-    project.mkdir()
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def test_cached_report_is_not_used_if_an_imported_file_changes(project: Path) -> None:
     _write(project, METER)
     assert len(_found(project)) == 1
     assert len(_found(project)) == 1
@@ -81,12 +86,7 @@ def test_cached_report_is_not_used_if_an_imported_file_changes(
     assert len(_found(project)) == 1
 
 
-def test_cached_report_is_not_used_if_a_caller_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LEGROOM_CACHE", str(tmp_path / "cache"))
-    project = tmp_path / "project"
-    project.mkdir()
+def test_cached_report_is_not_used_if_a_caller_changes(project: Path) -> None:
     files = _CASES["every caller in another file disables gradients"]
     _write(project, files)
     assert not _found(project)
@@ -111,3 +111,28 @@ def test_cyclic_imports_end(tmp_path: Path) -> None:
         },
     )
     assert not _found(tmp_path)
+
+
+def test_setup_file_in_a_subfolder_is_not_the_root_of_the_repository(tmp_path: Path) -> None:
+    files = _CASES["every caller in another file disables gradients"]
+    _write(
+        tmp_path,
+        {
+            ".git/config": "",
+            "ops/setup.py": "",
+            "ops/engine.py": files["engine.py"],
+            "train.py": files["train.py"].replace("from engine", "from ops.engine"),
+            "ops/__init__.py": "",
+        },
+    )
+    assert not _found(tmp_path)
+
+
+def test_huge_folder_is_not_searched_for_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = _CASES["every caller in another file disables gradients"]
+    _write(tmp_path, files)
+    for number in range(30):
+        (tmp_path / f"image{number}.png").touch()
+    assert not _found(tmp_path)
+    monkeypatch.setattr(callers, "_MAX_ENTRIES", 20)
+    assert {code for code, _, _ in _found(tmp_path)} == {"LG201"}

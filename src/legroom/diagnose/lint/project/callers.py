@@ -7,13 +7,15 @@ from functools import cache
 from pathlib import Path
 
 from legroom.diagnose.lint.discovery import EXCLUDED_DIRECTORIES
-from legroom.diagnose.lint.document import Unreadable, read_document
 from legroom.diagnose.lint.flow.syntax import disables_gradients
-from legroom.diagnose.lint.project.modules import Module, parse_module, resolve, submodule
+from legroom.diagnose.lint.project.modules import Module, parse_module, read_text, resolve, submodule
 
 _MAX_FILES = 3000
+"""A larger project is not searched for callers."""
+_MAX_ENTRIES = 30_000
+"""The same limit for files of all kinds. The folder of a script without a project may be a home directory."""
 _MAX_DEPTH = 3
-_ROOT_FILES = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+_ROOT_FILES = ((".git",), ("pyproject.toml", "setup.py", "setup.cfg"))
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -28,9 +30,7 @@ def is_called_without_gradients(file: Path, function: str, depth: int = _MAX_DEP
 
 def _calls(file: Path, function: str) -> list[tuple[Module, ast.Call]]:
     class_name, _, name = function.rpartition(".")
-    files = [
-        each for each in _project_files(_project_root(file)) if each != file and f"{name}(" in _text(each)
-    ]
+    files = [each for each in _project_files(file.parent) if each != file and f"{name}(" in _text(each)]
     if not class_name:
         return [each for other in files for each in _calls_in(other, file, name)]
     named = [each for other in files if class_name in _text(other) for each in _calls_in(other, None, name)]
@@ -153,38 +153,39 @@ def _statements(scope: _Function | ast.Module) -> list[ast.Call]:
 
 
 @cache
-def _project_root(file: Path) -> Path:
-    """Return the folder of the project: the nearest one with a file such as pyproject.toml, or the folder that
-    contains the outermost package of the file.
+def _project_files(folder: Path) -> tuple[Path, ...]:
+    """Return the Python files of the project that contains a folder, or nothing if the project is too large."""
+    return next(filter(None, map(_files_in, _project_roots(folder))), ())
+
+
+def _project_roots(folder: Path) -> Iterator[Path]:
+    """Yield the folders that may be the root of the project: the repository, the nearest folder with a file such as
+    pyproject.toml, and the folder that contains the outermost package.
     """
-    for folder in file.parents:
-        if any((folder / each).exists() for each in _ROOT_FILES):
-            return folder
-    folder = file.parent
-    while (folder / "__init__.py").exists() and folder.parent != folder:
-        folder = folder.parent
-    return folder
+    folders = (folder, *folder.parents)
+    for names in _ROOT_FILES:
+        yield from [each for each in folders if any((each / name).exists() for name in names)][:1]
+    yield next(each for each in folders if not (each / "__init__.py").exists() or each.parent == each)
 
 
 @cache
-def _project_files(root: Path) -> tuple[Path, ...]:
+def _files_in(root: Path) -> tuple[Path, ...]:
+    """Return the Python files in a folder and its subfolders, or nothing if there are too many files."""
     found: list[Path] = []
+    entries = 0
     for folder, folders, files in os.walk(root):
+        entries += len(folders) + len(files)
         folders[:] = [
             each for each in folders if each not in EXCLUDED_DIRECTORIES and not each.startswith(".")
         ]
         found.extend(Path(folder, each) for each in sorted(files) if each.endswith(".py"))
-        if len(found) > _MAX_FILES:
+        if len(found) > _MAX_FILES or entries > _MAX_ENTRIES:
             return ()
     return tuple(found)
 
 
-@cache
 def _text(file: Path) -> str:
-    try:
-        return read_document(file).text
-    except Unreadable:
-        return ""
+    return read_text(file) or ""
 
 
 @cache
@@ -198,5 +199,5 @@ def _parents(file: Path) -> dict[ast.AST, ast.AST]:
     return {child: node for node in _nodes(file) for child in ast.iter_child_nodes(node)}
 
 
-CACHES = (_project_root, _project_files, _text, _nodes, _parents)
+CACHES = (_project_files, _files_in, _nodes, _parents)
 """The functions that remember files."""

@@ -180,25 +180,23 @@ def _has_hooks(node: ast.ClassDef) -> bool:
 
 
 def _is_model(node: ast.ClassDef) -> bool:
-    return any(_MODULE.search(ast.unparse(base)) for base in node.bases) or any(
-        isinstance(each, ast.FunctionDef) and each.name == "forward" for each in node.body
-    )
+    return _is_module(node) or "forward" in _methods(node)
+
+
+def _is_module(node: ast.ClassDef) -> bool:
+    return any(_MODULE.search(ast.unparse(base)) for base in node.bases)
 
 
 def _used_imports(module: Module, nodes: list[ast.AST], own: set[str]) -> Iterator[tuple[str, Module, str]]:
     """Yield the path in the file, the defining module and the name there for each used definition."""
     seen: set[str] = set()
     for node in nodes:
-        used = (
-            [node.func]
-            if isinstance(node, ast.Call)
-            else node.bases
-            if isinstance(node, ast.ClassDef)
-            else node.decorator_list
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            else ()
-        )
-        yield from _imports_in(module, own, used, seen)
+        if isinstance(node, ast.Call):
+            yield from _imports_in(module, own, [node.func], seen)
+        elif isinstance(node, ast.ClassDef):
+            yield from _imports_in(module, own, node.bases, seen)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _imports_in(module, own, node.decorator_list, seen)
 
 
 def _imports_in(
@@ -281,12 +279,15 @@ def _shortened(module: Module, node: ast.stmt, attributes: frozenset[str]) -> tu
 
 def _is_stub(module: Module, node: ast.ClassDef, attributes: frozenset[str]) -> bool:
     """Return True for a model whose methods do not matter. `attributes` are the attributes that the file uses."""
-    if not any(_MODULE.search(ast.unparse(base)) for base in node.bases) or _has_hooks(node):
+    if not _is_module(node) or _has_hooks(node):
         return False
-    size = (node.end_lineno or node.lineno) - node.lineno
-    if size >= _MAX_CLASS_LINES:
+    if _line_count(node) > _MAX_CLASS_LINES:
         return True
     return attributes.isdisjoint(_methods(node)) and not _changes_memory(module, node)
+
+
+def _line_count(node: Definition) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def _methods(node: ast.ClassDef) -> set[str]:
@@ -304,16 +305,16 @@ def _changes_memory(module: Module, node: Definition) -> bool:
 def _can_matter(module: Module, node: ast.stmt, attributes: frozenset[str]) -> bool:
     if not isinstance(node, Definition):
         return False
-    if isinstance(node, ast.ClassDef) and _is_model(node) and _is_loss(module, node):
-        return False
-    if isinstance(node, ast.ClassDef) and _is_stub(module, node, attributes):
-        return True
-    is_model = isinstance(node, ast.ClassDef) and _is_model(node)
-    size = (node.end_lineno or node.lineno) - node.lineno
-    if size >= (_MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else _MAX_FUNCTION_LINES):
-        return False
+    is_model, most = False, _MAX_FUNCTION_LINES
+    if isinstance(node, ast.ClassDef):
+        is_model, most = _is_model(node), _MAX_CLASS_LINES
+        if is_model and _is_loss(module, node):
+            return False
+        if _is_stub(module, node, attributes):
+            return True
+    lines = _line_count(node)
     # model.sample() is a method of a model, which is not reduced to one layer.
-    return size < _MAX_SMALL_LINES or is_model or _changes_memory(module, node)
+    return lines <= most and (lines <= _MAX_SMALL_LINES or is_model or _changes_memory(module, node))
 
 
 def _is_loss(module: Module, node: ast.ClassDef) -> bool:

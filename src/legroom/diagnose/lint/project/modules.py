@@ -30,6 +30,11 @@ class Target:
     """The number of leading dots of a relative import."""
     name: str | None = None
 
+    @property
+    def as_module(self) -> "Target":
+        """The same target if the imported name is a module, as in `from lib import utils`."""
+        return Target(f"{self.module}.{self.name or ''}".strip("."), self.level)
+
 
 @dataclass(slots=True, eq=False)
 class Module:
@@ -98,11 +103,19 @@ class Module:
 
 
 @cache
+def read_text(file: Path) -> str | None:
+    """Return the text of a file, or None if it cannot be read."""
+    try:
+        return read_document(file).text
+    except Unreadable:
+        return None
+
+
+@cache
 def parse_module(file: Path) -> Module | None:
     """Parse a file. Return None if it cannot be read or parsed."""
-    try:
-        text = read_document(file).text
-    except Unreadable:
+    text = read_text(file)
+    if text is None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -195,13 +208,8 @@ def imported_module(module: Module, target: Target) -> Module | None:
 def submodule(module: Module, name: str) -> Module | None:
     """Return the module to which an imported name refers, as in `import utils` and `from lib import utils`."""
     target = module.imports.get(name)
-    if target is None:
-        return None
-    if target.name is None:
-        return imported_module(module, target)
-    inner = Target(f"{target.module}.{target.name}".strip("."), target.level)
-    return imported_module(module, inner)
+    return imported_module(module, target.as_module) if target is not None else None
 
 
-CACHES = (parse_module, content_hash, _entries)
+CACHES = (read_text, parse_module, content_hash, _entries)
 """The functions that remember files."""

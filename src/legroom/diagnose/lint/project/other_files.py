@@ -62,9 +62,9 @@ def forget_other_files() -> None:
 
 
 def _targets(module: Module) -> list[tuple[str, int]]:
-    targets = [*module.imports.values(), *module.star_imports]
+    imported = [*module.imports.values(), *module.star_imports]
+    targets = [*imported, *(each.as_module for each in imported)]
     paths = {(each.module, each.level) for each in targets}
-    paths |= {(f"{each.module}.{each.name}".strip("."), each.level) for each in targets if each.name}
     return sorted(each for each in paths if each[1] or each[0].partition(".")[0] not in modules.LIBRARIES)
 
 
