@@ -300,20 +300,25 @@ def _same_tensor(node: cst.BaseExpression) -> str | None:
     return dotted(node)
 
 
-def moves(program: Program, node: cst.BaseExpression, names: set[str] | frozenset[str]) -> bool:
+def moves(
+    program: Program, node: cst.BaseExpression, names: set[str] | frozenset[str], *, follow: bool = True
+) -> bool:
+    """Return True if an expression moves one of the named tensors to the GPU. With `follow`, it may call a function that
+    does so.
+    """
     if isinstance(node, (cst.DictComp, cst.ListComp, cst.GeneratorExp)):
         part = node.value if isinstance(node, cst.DictComp) else node.elt
         inner = names_in(node.for_in.target)
-        return not names.isdisjoint(names_in(node.for_in.iter)) and moves(program, part, inner)
+        return not names.isdisjoint(names_in(node.for_in.iter)) and moves(program, part, inner, follow=follow)
     parts = contained_parts(node)
     if parts:
-        return any(moves(program, each, names) for each in parts)
+        return any(moves(program, each, names, follow=follow) for each in parts)
     if not isinstance(node, cst.Call) or names.isdisjoint(names_in(node)):
         return False
     if method_name(node) == "cuda":
         return True
     if method_name(node) != "to" or receiver(node) is None:
-        return False
+        return follow and _is_moved_by_call(program, node, names)
     given = keyword(node, "device") or (node.args[0] if node.args else None)
     if given is None:
         return False
@@ -321,6 +326,21 @@ def moves(program: Program, node: cst.BaseExpression, names: set[str] | frozense
     if text is not None:
         return text.startswith("cuda")
     return _is_cuda_device(program, given.value)
+
+
+def _is_moved_by_call(program: Program, node: cst.Call, names: set[str] | frozenset[str]) -> bool:
+    """Return True for a call such as `to_device(batch)` to a function that returns its argument on the GPU."""
+    call = program.call_of(node)
+    function = call.local if call is not None else None
+    if function is None:
+        return False
+    parameters = [each for each in function.parameters if each not in ("self", "cls")]
+    given = {
+        each.keyword.value if each.keyword is not None else parameters[number]
+        for number, each in enumerate(node.args)
+        if (each.keyword is not None or number < len(parameters)) and names & names_in(each.value)
+    }
+    return any(moves(program, each, given, follow=False) for each in function.returned_nodes)
 
 
 def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
