@@ -1,12 +1,12 @@
 """Compares finders of the largest batch on a real GPU by found / true size, trials, OOM failures and seconds. Needs a GPU.
 
-    python -m bench.accuracy.finders [FOLDER] [--jobs 8] [--only WORD ...] [--finders legroom accelerate]
+    python -m bench.accuracy.finders [FOLDER] [--jobs 8] [--only WORD ...] [--finders legroom accelerate] [--scale 1]
 
 Each finder of each workload runs in its own process, with its memory limited by the per-process fraction. Legroom's
 `find_batch` starts at 4 samples, Accelerate's `find_executable_batch_size` at a size two to four times too large, and
 both modes of Lightning at 2. All finders run three steps per trial. The search for the true size then starts at the
 largest size found. Several workloads share the GPU, so compare seconds only within a row. The program writes
-FOLDER/finders.json. Finders that are not installed are skipped.
+FOLDER/finders.json. Finders that are not installed are skipped. `--scale` multiplies all memory limits.
 
 Without a GPU, `--virtual 416MiB` runs the smallest workload on a virtual GPU to test this program.
 """
@@ -26,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Workload:
     model: str
     optimizer: str
     precision: str
-    cap: int
+    cap: float
     """The memory limit in GiB."""
     too_large: int
     """The starting size of Accelerate's finder."""
@@ -59,7 +59,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        return f"{self.model}/{self.optimizer}/{self.precision} in {self.cap} GiB"
+        return f"{self.model}/{self.optimizer}/{self.precision} in {self.cap:g} GiB"
 
 
 WORKLOADS = (
@@ -329,12 +329,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--finders", nargs="*", default=list(FINDERS), choices=list(FINDERS))
+    parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--virtual")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    workloads: tuple[Workload, ...] = WORKLOADS
+    if options.scale != 1:
+        workloads = tuple(replace(w, cap=w.cap * options.scale, measured=None) for w in WORKLOADS)
     if options.one:
-        workload = next(w for w in WORKLOADS if w.name == options.one)
-        print(json.dumps(measure(workload, workload.cap * GiB, options.finders)))
+        workload = next(w for w in workloads if w.name == options.one)
+        print(json.dumps(measure(workload, int(workload.cap * GiB), options.finders)))
         return
     results: list[dict[str, Any]] = []
     if options.virtual:
@@ -344,17 +348,18 @@ def main(argv: list[str] | None = None) -> None:
             with VirtualGPU(options.virtual):
                 results.append(measure(workload, parse_size(options.virtual), options.finders))
     else:
-        chosen = [w for w in WORKLOADS if not options.only or any(word in w.name for word in options.only)]
+        chosen = [w for w in workloads if not options.only or any(word in w.name for word in options.only)]
         with ThreadPoolExecutor(options.jobs) as pool:
-            for result in pool.map(partial(_in_a_process, options.finders), chosen):
+            for result in pool.map(partial(_in_a_process, options.finders, options.scale), chosen):
                 results.append(result)
                 _save(options.folder, results)
     _save(options.folder, results)
     show(results)
 
 
-def _in_a_process(finders: list[str], workload: Workload) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.accuracy.finders", "--one", workload.name, "--finders", *finders]
+def _in_a_process(finders: list[str], scale: float, workload: Workload) -> dict[str, Any]:
+    options = ["--one", workload.name, "--scale", str(scale), "--finders", *finders]
+    command = [sys.executable, "-m", "bench.accuracy.finders", *options]
     # Checking for a GPU must not initialize CUDA before the forks.
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
