@@ -39,7 +39,7 @@ from legroom.memory.event_base import Category
 from legroom.memory.events import Oom
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders.paths import find_path
-from legroom.observe.holders.python_names import Variables
+from legroom.observe.holders.variables import Variables
 from legroom.observe.leaks.detector import LeakDetector
 from legroom.observe.leaks.live_objects import find_live_objects
 from legroom.observe.session import Session

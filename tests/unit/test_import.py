@@ -47,6 +47,43 @@ def test_the_process_that_shows_an_estimate_does_not_load_torch() -> None:
     assert "torch" not in loaded_by("import legroom.predict.script_estimate, legroom.show.estimate.estimate")
 
 
+LEAK_MODULES = {
+    *(f"legroom.observe.leaks.search.{name}" for name in (
+        "holder_source", "reports", "running_calls", "storing_trace", "suspects", "window_search",
+    )),
+    *(f"legroom.observe.holders.{name}" for name in (
+        "autograd_graph", "cycles", "descriptions", "paths", "retained_size", "variables",
+    )),
+    *(f"legroom.observe.source.{name}" for name in (
+        "calls", "files", "names", "passing_calls", "reader", "statements", "storing_lines", "syntax",
+    )),
+    "legroom.memory.detected_leak",
+}  # fmt: skip
+"""Modules that explain a leak. Importing them takes as long as the rest of the first call of `legroom.watch`."""
+WATCHED_LOOP = """
+import sys, torch, legroom
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.Adam(model.parameters())
+losses = []
+for _ in legroom.watch(range(100), quiet=True, on_leak=lambda leak: None):
+    optimizer.zero_grad()
+    loss = model(torch.randn(64, 64)).sum()
+    loss.backward()
+    optimizer.step()
+    losses.append({stored})
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("stored", "expected"), [("loss.item()", set()), ("loss", LEAK_MODULES)])
+def test_watch_loads_the_modules_that_explain_a_leak_only_if_there_is_a_leak(
+    stored: str, expected: set[str]
+) -> None:
+    program = WATCHED_LOOP.format(stored=stored)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert LEAK_MODULES & set(done.stdout.split()) == expected
+
+
 def test_public_names_exist_and_are_listed() -> None:
     for name in legroom.__all__:
         assert getattr(legroom, name) is not None

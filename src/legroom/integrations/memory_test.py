@@ -25,7 +25,7 @@ from legroom.memory.capture.capture import SUFFIX, read_capture
 from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders.retained_size import RetainedStorages
 from legroom.observe.leaks.live_objects import StorageTracker, find_live_objects, other_views
-from legroom.observe.leaks.suspects import HolderFinder
+from legroom.observe.leaks.search.suspects import HolderFinder
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.run.record import BlockRecording, record
 from legroom.show.common.formatting import format_location

@@ -1,5 +1,5 @@
-"""Types that the events and annotations share. `legroom.watch` imports only these types, because creating the classes
-of all events takes milliseconds.
+"""Types that the events and annotations share. Modules that need only these types import this module, because creating
+the classes of all events takes milliseconds.
 """
 
 from dataclasses import dataclass

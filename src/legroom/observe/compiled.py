@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from legroom.log import log
-from legroom.observe.virtual.patching import replaced, table
 
 IN_EAGER_MODE = (
     "`torch.compile` has no effect: without a GPU, `legroom run` runs compiled functions in eager mode. On "
@@ -47,6 +46,8 @@ def compiled_functions_run_in_eager_mode(on_compile: Callable[[], None]) -> Iter
     """Within the block, `torch.compile(fullgraph=True)` works under a dispatch mode, and a warning says that nothing is
     compiled. `on_compile()` is called before the first function is compiled.
     """
+    from legroom.observe.virtual.patching import replaced, table  # `legroom.watch` does not need it
+
     original = torch.compile
 
     @functools.cache

@@ -3,11 +3,12 @@
 import functools
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from legroom.memory.event_base import Category, Frame, Phase
+if TYPE_CHECKING:
+    from legroom.memory.event_base import Category, Frame, Phase
 
 
 class AllocatedBlock(Protocol):
@@ -22,13 +23,13 @@ class LiveStorage(weakref.ref):  # type: ignore[type-arg]
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
     block: AllocatedBlock | None
-    category: Category
+    category: "Category"
     device: int
-    frame: Frame | None
+    frame: "Frame | None"
     id: int
     key: int
     nbytes: int
-    phase: Phase
+    phase: "Phase"
     step: int
 
 

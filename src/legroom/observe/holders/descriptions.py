@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from legroom.observe.holders.python_names import CONTAINERS, Root, attributes_of, file_of, key_of
+from legroom.observe.holders.python_names import CONTAINERS, attributes_of, file_of, key_of
+from legroom.observe.holders.variables import Root
 from legroom.observe.source.files import line_of_cache
 from legroom.observe.source.passing_calls import Callback
 from legroom.observe.source.storing_lines import class_limits_itself

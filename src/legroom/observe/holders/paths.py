@@ -3,7 +3,7 @@ program.
 
 Python's garbage collector finds the referrers of an object. Each step backwards requires one pass over all tracked
 objects. The search is still fast, because each pass is implemented in C and a path has only a few steps. A path ends at
-an object that has a name in the program (see `python_names`) and can grow. If a named object cannot grow, the search
+an object that has a name in the program (see `variables`) and can grow. If a named object cannot grow, the search
 continues with its referrers. For example, a function that is created in every iteration (a hook, a deferred report)
 does not grow, but is stored in an object that grows. The search calls no method of the user's objects and keeps no
 reference to them.
@@ -32,14 +32,13 @@ from legroom.observe.holders.descriptions import (
 )
 from legroom.observe.holders.python_names import (
     CONTAINERS,
-    Root,
-    Variables,
     attributes_of,
     file_of,
     key_of,
     locals_of,
 )
 from legroom.observe.holders.retained_size import is_observer
+from legroom.observe.holders.variables import Root, Variables
 from legroom.observe.source.files import built_at, function_at
 from legroom.observe.source.user_files import is_user_file
 

@@ -14,13 +14,14 @@ import gc
 from collections.abc import Callable, Iterable
 from itertools import chain, compress, groupby
 from operator import not_
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
 from legroom.observe.holders import autograd_graph
+from legroom.observe.holders.python_names import LEAVES
 from legroom.observe.training_threads import other_threads_train
 
 Measure = Callable[[torch.Tensor], tuple[int, int] | None]
@@ -30,9 +31,6 @@ device.
 
 MAX_OBJECTS = 1_000_000
 """The maximum number of objects that the search from one object visits."""
-LEAVES = (
-    str, bytes, bytearray, int, float, complex, type(None), range, ModuleType, type, torch.dtype, torch.device, FrameType,
-)  # fmt: skip
 _Referents = Callable[[list[Any]], Iterable[Any]]
 
 

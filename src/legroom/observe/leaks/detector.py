@@ -11,15 +11,12 @@ that the counters do not show. A series that finds nothing ends after three scan
 starts after a longer delay. Growth that occurs only in some iterations is found by a separate series, whose scans are
 far apart (see `RareGrowthScans`).
 
-A scan reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If
-the source does not show which line stores the tensors, the user's lines are traced for one or two iterations before the
-report (see `storing_trace`).
+A scan reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`).
+The modules that explain and report a leak (`leaks.search`) are imported only when a scan finds growth.
 """
 
-import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,23 +24,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from legroom.memory.event_base import Frame
-from legroom.observe.leaks import storing_trace
 from legroom.observe.leaks.counters import MemoryCounters
 from legroom.observe.leaks.graph_ages import BackwardRoots, NodeNumbers
-from legroom.observe.leaks.holder_source import with_caller
 from legroom.observe.leaks.iterations import IterationTracker
+from legroom.observe.leaks.observations import MAX_SCANS
 from legroom.observe.leaks.sampling_budget import RareGrowthScans, SamplingBudget
-from legroom.observe.leaks.storing_trace import StoringTrace
 from legroom.observe.leaks.survivors import DeviceTrend
-from legroom.observe.leaks.suspects import Suspect, is_part_of
-from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow
-from legroom.observe.source.storing_lines import usage_at_line
+from legroom.observe.leaks.window import TENSOR_SCANS, ScanWindow
 from legroom.observe.training_threads import exclusive_scan, other_threads_train
 from legroom.observe.virtual import active_virtual_gpu
 
 if TYPE_CHECKING:
     from legroom.memory.detected_leak import DetectedLeak
+    from legroom.observe.leaks.search.reports import LeakReports
+    from legroom.observe.leaks.search.suspects import Suspect
 
 _SYMPTOMS = ("device", "host", "graph")
 FIRST_SCAN = 2
@@ -61,6 +55,7 @@ LONG_SCANS = 18
 """The maximum number of scans in a series before the first optimizer step. Until this step, a graph counts as a leak
 only after more iterations than later in the run, so more scans are needed.
 """
+TRACE_ITERATIONS = 2
 RARE_TRACE_ITERATIONS = 12
 """The number of iterations to trace if memory grows rarely. The next growth may occur only after several iterations."""
 WARM_UP_ITERATIONS = 13
@@ -149,14 +144,10 @@ class LeakDetector:
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._traced: tuple[Suspect, StoringTrace, int] | None = None
-        self._traced_lines: dict[tuple[str, str | None], Frame] = {}
+        self._reports: LeakReports | None = None
         self._steady_seconds, self._searched_at = 0.0, 0
         self._trends = {True: DeviceTrend(), False: DeviceTrend()}
         """The trends of device memory in training iterations (True) and in other iterations (False)."""
-        self._retained: dict[tuple[object, ...], weakref.ref[torch.Tensor]] = {}
-        """A tensor that each leak retained when it was reported, by the identity of the leak."""
-        self._released: set[tuple[object, ...]] = set()
         self._unnamed: DetectedLeak | None = None
         """A retained graph whose holder was not found. The leak is reported at the end of the run, unless another leak
         is found.
@@ -175,7 +166,8 @@ class LeakDetector:
     def detach(self) -> None:
         self.iterations.detach()
         self._window = None
-        self._finish_trace(now=True)
+        if self._reports is not None:
+            self._reports.finish_trace(self.iteration, now=True)
         self.finish()
 
     def finish(self) -> None:
@@ -187,18 +179,14 @@ class LeakDetector:
         self._is_finished = True
         steady = self._rare_scans.steady
         for leak in list(self.leaks.values()):
-            if leak.identity in self._released or (not steady.grows and self._has_ended(leak)):
+            if leak.identity in self._open_reports().released or (not steady.grows and self._has_ended(leak)):
                 self.leaks.pop(leak.identity)
                 self._on_leak(replace(leak, ended=True))
         if self.leaks:
             return
         for suspect in steady.suspects:
-            leak = suspect.leak
-            if not self._continues(leak, steady.history.last_iteration):
-                continue
-            line = self._traced_lines.get((leak.name, leak.file))
-            if line is None or not _is_limited(suspect, line):
-                self._report(leak if line is None else _with_line(leak, line), suspect)
+            if self._continues(suspect.leak, steady.history.last_iteration):
+                self._open_reports().report_at_end(suspect)
         if self._unnamed is not None and not self.leaks and not steady.suspects:
             self._report(self._unnamed)
 
@@ -239,12 +227,9 @@ class LeakDetector:
             self.iterations.ignores_backward = not self._budget.expects_sample
             return
         started = time.thread_time()
-        if self._traced is not None:
-            self._finish_trace()
+        if self._reports is not None:
+            self._reports.end_iteration(self.iteration)
         symptoms, uncertain = self._read_counters()
-        for identity in [each for each, retained in self._retained.items() if retained() is None]:
-            del self._retained[identity]
-            self._released.add(identity)
         self._budget.spend(now, time.thread_time() - started, again=uncertain)
         self.iterations.ignores_backward = not self._budget.expects_sample
         # After several consecutive maxima, a series of scans finds more than a rare scan.
@@ -302,15 +287,14 @@ class LeakDetector:
         limit = max(MAX_STEADY_SECONDS, MAX_SCAN_FRACTION * (time.perf_counter() - self._began))
         if self._steady_seconds > limit and iteration < 2 * self._searched_at:
             return
+        from legroom.observe.leaks.search.steady_search import find_suspects  # not needed without a leak
+
         started, self._searched_at = time.thread_time(), iteration
-        steady.search(iteration)
+        steady.suspects = find_suspects(steady, self.iterations, iteration)
         self._steady_seconds += time.thread_time() - started
         for suspect in steady.suspects:
-            if (
-                suspect.container_to_trace
-                and (suspect.leak.name, suspect.leak.file) not in self._traced_lines
-            ):
-                self._trace(suspect, RARE_TRACE_ITERATIONS)
+            if self._open_reports().needs_trace(suspect):
+                self._open_reports().trace(suspect, self.iteration + RARE_TRACE_ITERATIONS)
 
     def _new_rare_scans(self) -> RareGrowthScans:
         window = ScanWindow(self._numbers, self.iterations, on_device=self._on_device, rare=True)
@@ -320,9 +304,8 @@ class LeakDetector:
         # Another thread trains. Earlier results may include objects of that thread.
         self.several_threads = self.iterations.ignores_backward = True
         self._window = None
-        if self._traced is not None:
-            self._traced[1].end()
-            self._traced = None
+        if self._reports is not None:
+            self._reports.stop_trace()
 
     def _thread_changed(self) -> None:
         # PyTorch numbers the autograd nodes of each thread separately, so earlier results are discarded.
@@ -338,7 +321,8 @@ class LeakDetector:
         self._next_scheduled = iteration + FIRST_SCAN
 
     def _is_busy(self, iteration: int) -> bool:
-        return self._window is not None or self._traced is not None or iteration >= self._next_scheduled
+        is_tracing = self._reports is not None and self._reports.is_tracing
+        return self._window is not None or is_tracing or iteration >= self._next_scheduled
 
     def _read_counters(self) -> tuple[list[str], bool]:
         """Return the signs of a leak that appeared, and whether a sign may appear soon. `graph` means that graphs are
@@ -395,9 +379,7 @@ class LeakDetector:
                     symptom: max(until, self._next_scheduled) for symptom, until in self._not_before.items()
                 }
 
-    def _judge(
-        self, suspect: Suspect, iteration: int, *, trace_iterations: int = storing_trace.MAX_ITERATIONS
-    ) -> bool:
+    def _judge(self, suspect: "Suspect", iteration: int, *, trace_iterations: int = TRACE_ITERATIONS) -> bool:
         """Report the suspect if it is a leak, possibly after tracing. Return whether it was reported or will be
         reported.
         """
@@ -414,84 +396,19 @@ class LeakDetector:
             if iteration < until or suspect.length - length < suspect.min_rate * (iteration - until + wait):
                 return False
         if suspect.container_to_trace:
-            return self._trace(suspect, trace_iterations)
+            return self._open_reports().trace(suspect, self.iteration + trace_iterations)
         self._report(leak, suspect)
         return True
 
-    def _report(self, leak: "DetectedLeak", suspect: Suspect | None = None) -> None:
-        leak = with_caller(leak, is_scalar=suspect is not None and suspect.is_scalar)
-        same_line = [each for each in self.leaks.values() if (each.file, each.line) == (leak.file, leak.line)]
-        if any(each.name != leak.name and "linked" in (each.how, leak.how) for each in same_line):
-            return  # linked objects were reported under their link, or under the variable of the newest object
-        for (
-            each
-        ) in same_line:  # the same statement in another layer of the model, or gradients of another parameter
-            if each.how == leak.how == "gradient" or is_part_of(leak.name, each.name):
-                leak = replace(leak, name=each.name)
-        self.leaks[leak.identity] = leak
-        if suspect is not None and suspect.retained is not None:
-            self._retained.setdefault(leak.identity, suspect.retained)
-        self._on_leak(leak)
+    def _report(self, leak: "DetectedLeak", suspect: "Suspect | None" = None) -> None:
+        self._open_reports().report(leak, suspect)
 
-    # --- tracing, if the source does not show which line stores the tensors
+    def _open_reports(self) -> "LeakReports":
+        if self._reports is None:
+            from legroom.observe.leaks.search.reports import LeakReports  # not needed without a leak
 
-    def _trace(self, suspect: Suspect, iterations: int) -> bool:
-        """Trace the program for at most `iterations` iterations. Return whether the leak was reported or will be
-        reported.
-        """
-        leak = suspect.leak
-        line = self._traced_lines.get((leak.name, leak.file))
-        if line is not None:
-            if _is_limited(suspect, line):
-                return False
-            self._report(_with_line(leak, line), suspect)
-        elif self._traced is not None:
-            return False  # one trace at a time
-        else:
-            trace = StoringTrace(
-                suspect.container_to_trace,
-                replaced=suspect.replaced,
-                key=suspect.key_to_trace,
-                only_graphs=leak.kind == "graph",
-            )
-            if trace.begin(sys._getframe()):
-                self._traced = suspect, trace, self.iteration + iterations
-            elif not suspect.at_end:
-                self._report(leak, suspect)
-        return True
-
-    def _finish_trace(self, *, now: bool = False) -> None:
-        if self._traced is None:
-            return
-        suspect, trace, until = self._traced
-        leak = suspect.leak
-        if trace.line is None and self.iteration <= until and not now:
-            return
-        trace.end()
-        self._traced = None
-        if trace.line is not None:
-            self._traced_lines[leak.name, leak.file] = trace.line
-            if _is_limited(suspect, trace.line):
-                return
-            leak = _with_line(leak, trace.line)
-        if not suspect.at_end:
-            self._report(leak, suspect)
-
-
-def _is_limited(suspect: Suspect, line: Frame) -> bool:
-    """Return whether the source limits the length of the container in which this line stores tensors. The container is
-    identified by its name at this line.
-    """
-    if suspect.exceeds_limit:
-        return False
-    found = usage_at_line(line.file, line.line)
-    if suspect.at_end:  # code that removes items has not stopped the growth
-        return found.has_limit
-    return found.limited or (found.emptied and suspect.leak.kind != "graph")
-
-
-def _with_line(leak: "DetectedLeak", line: Frame) -> "DetectedLeak":
-    return replace(leak, file=line.file, line=line.line, function=line.function)
+            self._reports = LeakReports(self.leaks, self._on_leak)
+        return self._reports
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:

@@ -13,7 +13,11 @@ import torch
 
 from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, next_sequence_nr
 from legroom.observe.dispatch.storages import storage_of
-from legroom.observe.holders import autograd_graph
+
+MIN_ITERATIONS = 4
+"""Live nodes from at least this number of earlier iterations indicate a leak. Nodes from fewer iterations may be alive
+by coincidence.
+"""
 
 
 class NodeNumbers:
@@ -161,6 +165,8 @@ class NodesByIteration:
         return sum(size for key, size in saved.items() if key not in shared)
 
     def _saved(self, iteration: int) -> dict[int, int]:
+        from legroom.observe.holders import autograd_graph  # not needed without a leak
+
         sizes: dict[int, int] = {}
         for node in self.nodes.get(iteration, ()):
             for tensor in autograd_graph.saved_by(node):

@@ -23,18 +23,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from legroom.memory.event_base import Frame
 from legroom.observe.compiled import not_compiled
-from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.training import has_optimizer
 from legroom.observe.training_threads import inference_threads, register_training_thread, thread_serial
+
+if TYPE_CHECKING:
+    from legroom.memory.event_base import Frame
 
 
 class IterationTracker:
@@ -336,6 +337,8 @@ class IterationTracker:
                 if args and not self.ignores_backward:
                     self._on_backward(args[0])
                 if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
+                    from legroom.observe.dispatch.attribution import user_frame  # few programs need it
+
                     self.create_graph_line = user_frame(sys._getframe(1))[0]
             return backward(*args, **kwargs)
 

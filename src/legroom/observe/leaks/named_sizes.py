@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from legroom.observe.dispatch.storages import storage_of
-from legroom.observe.holders.python_names import attributes_of, locals_of
-from legroom.observe.holders.retained_size import LEAVES
+from legroom.observe.holders.python_names import LEAVES, attributes_of, locals_of
 from legroom.observe.source.loaded_modules import user_modules
 from legroom.observe.source.user_files import is_user_file
 

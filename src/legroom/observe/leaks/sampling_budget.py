@@ -20,9 +20,12 @@ proportional to the logarithm of the number of iterations.
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import ScanWindow
+
+if TYPE_CHECKING:
+    from legroom.observe.leaks.search.suspects import Suspect
 
 UNTIMED_FACTOR = 2.0
 """The total cost of sampling an iteration, divided by the cost that can be measured. The value comes from
@@ -129,7 +132,7 @@ class RareGrowthScans:
             self._in_use = used
         return allowed
 
-    def scan(self, iteration: int) -> list[Suspect]:
+    def scan(self, iteration: int) -> "list[Suspect]":
         started = time.thread_time()
         suspects = self._window.scan(iteration)
         self._seconds += time.thread_time() - started

@@ -1,4 +1,4 @@
-"""Finds memory leaks with a series of heap scans, one after each iteration.
+"""Observes growing memory with a series of heap scans, one after each iteration.
 
 A scan looks for three kinds of leaks:
 
@@ -8,26 +8,25 @@ A scan looks for three kinds of leaks:
 - `larger`: the tensor in a variable is larger in every scan, and the source code computes the variable from its
   old value.
 
-For each kind of leak, the scan finds the variable that retains the tensors (`holders.paths`) and the line that stores
-them (`source.storing_lines`). A container that the source code bounds or empties is not a leak.
+If a scan finds growth of one of these kinds, a search finds the variables and lines that explain it (see
+`search.window_search`). The modules of this search are imported only then.
 """
 
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
 from legroom.observe.leaks.graph_ages import (
+    MIN_ITERATIONS,
     NodeNumbers,
     NodesByIteration,
     gradient_iterations,
     with_graph,
 )
-from legroom.observe.leaks.holder_source import MIN_ITERATIONS
 from legroom.observe.leaks.iterations import IterationTracker
 from legroom.observe.leaks.live_objects import (
     StorageTracker,
@@ -39,46 +38,21 @@ from legroom.observe.leaks.live_objects import (
     trained_parameters_and_buffers,
 )
 from legroom.observe.leaks.named_sizes import NamedTensor, named_sizes
-from legroom.observe.leaks.observations import Observations, retained_by
-from legroom.observe.leaks.running_calls import is_local_to_call, is_owned_by_call
-from legroom.observe.leaks.steady_growth import (
+from legroom.observe.leaks.observations import (
     MAX_ENSEMBLE,
-    MIN_HOST_BYTES,
-    NUMBER_BYTES,
-    UNROLLED_CALLS,
-    SteadyGrowth,
-    is_ensemble,
-)
-from legroom.observe.leaks.suspects import (
     MAX_SEARCHES,
-    FoundHolder,
-    HolderFinder,
-    Suspect,
+    RARE_SCANS,
+    UNROLLED_CALLS,
+    Observations,
     Targets,
-    as_gradients,
-    as_series,
-    can_accumulate,
-    holder_being_built,
-    is_collectable,
-    is_computed_from_itself,
-    is_fed_back,
-    is_prepared_for_training,
-    is_read,
-    is_sequence,
-    is_temporary,
-    make_suspects,
-    may_train,
-    min_length_at,
-    one_per_statement,
-    with_own_graphs,
 )
-from legroom.observe.source import storing_lines
-from legroom.observe.source.storing_lines import find_usage
+from legroom.observe.leaks.steady_growth import SteadyGrowth
 
 if TYPE_CHECKING:
     from legroom.memory.detected_leak import DetectedLeak, LeakKind
+    from legroom.observe.leaks.search.suspects import Suspect
+    from legroom.observe.leaks.search.window_search import WindowSearch
 
-MAX_SCANS = 7
 ITERATIONS_BEFORE_FIRST_STEP = 16
 """Before the first optimizer step, retained graphs indicate a leak only after this number of iterations. Until then,
 the micro-batches of one accumulated step may share a graph.
@@ -91,10 +65,6 @@ LARGER_SCANS = 4
 RENEWED_SCANS = 3
 """A loop may replace its tensors in each iteration. These tensors are reported as a leak only if the number of new
 storages rises in this many consecutive scans.
-"""
-RARE_SCANS = 3
-"""If scans are infrequent, tensors are reported as a leak only if each of this many scans found new storages. These
-storages must still be alive in a single container.
 """
 _MAX_AGE = 10
 
@@ -126,27 +96,31 @@ class ScanWindow:
         self._counts: list[int] = []
         self._new_counts: list[int] = []
         self._sizes: dict[NamedTensor, list[int]] = {}
-        self._lengths: dict[tuple[str, str | None], int] = {}
+        self._search: WindowSearch | None = None
 
-    def scan(self, iteration: int) -> list[Suspect]:
+    def scan(self, iteration: int) -> "list[Suspect]":
         self.scans += 1
         self._scanned_at.append(iteration)
+        suspects: list[Suspect] = []
+        self.found_holder = False
         with torch._C.DisableTorchFunction():
             seen = self._observe(iteration)
             self._record_sizes()
-            holders = HolderFinder()
-            suspects = []
-            by_lines = self._iterations.by_lines
-            if "graph" not in self.reported and self._iterations.numbers_nodes:
-                suspects += self._find_graphs(seen, holders, iteration)
-            if "tensor" not in self.reported:
-                suspects += self._find_tensors(seen, holders, iteration)
-            if "larger" not in self.reported and not by_lines:
-                suspects += self._find_larger(seen, iteration)
-            # Growth that was traced to bounded holders is not a reason to scan again at once.
-            self.quiet = not suspects and (not seen.suspicious or holders.found)
-            self.found_holder = holders.found
+            seen.enlarged = {
+                named: series for named, series in self._sizes.items() if len(series) >= LARGER_SCANS
+            }
+            if seen.has_growth:
+                suspects, self.found_holder = self._find_suspects(seen)
+        # Growth that was traced to bounded holders is not a reason to scan again at once.
+        self.quiet = not suspects and (not seen.suspicious or self.found_holder)
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
+
+    def _find_suspects(self, seen: Observations) -> "tuple[list[Suspect], bool]":
+        from legroom.observe.leaks.search.window_search import WindowSearch  # not needed without a leak
+
+        if self._search is None:
+            self._search = WindowSearch(self._iterations, rare=self._rare)
+        return self._search.find(seen, self.reported)
 
     def _is_first(self, leak: "DetectedLeak") -> bool:
         """Return whether this leak is reported for the first time. A list of tensors with graphs is both a `graph` and
@@ -155,8 +129,6 @@ class ScanWindow:
         known = leak.identity in self._returned
         self._returned.add(leak.identity)
         return not known
-
-    # --- observing
 
     def _observe(self, iteration: int) -> Observations:
         live = find_live_objects()
@@ -191,7 +163,8 @@ class ScanWindow:
         new_counts = self._new_counts[1:]  # all storages are new in the first scan
         renews = relevant and _rises(new_counts, RENEWED_SCANS)
         may_renew = relevant and _rises(new_counts, 2) and self._count_rises(3)
-        seen = Observations(suspicious=len(retained) >= 2 or accumulating or may_renew, created_in=created_in)
+        suspicious = len(retained) >= 2 or accumulating or may_renew
+        seen = Observations(iteration, self.scans, created_in, suspicious=suspicious)
         if self._is_retained(retained, iteration, evaluating):
             when = [(tensor, graph.iteration_of(node)) for tensor, node in held]
             old = [
@@ -208,24 +181,23 @@ class ScanWindow:
             carrying = [t for t, node in new[:200] if graph.iterations_below(node) >= min(len(retained), 3)]
             # An unrolled network: a single graph whose backward pass comes later.
             is_sequence = self._may_be_unrolled(iteration) and bool(carrying) and not evaluating
-            if is_sequence and may_train():
-                return seen
+            if is_sequence:
+                from legroom.observe.leaks.search.suspects import may_train  # not needed without a leak
+
+                if may_train():
+                    return seen
             gradients = [tensor for tensor in tensors if has_gradient_graph(tensor)]
             parts = graph.parts([*old, *carrying[:MAX_SEARCHES]], iteration)
             for tensor in filter(self._on_device, old):  # a tensor in a container is itself retained
                 parts[id(tensor)].storages[id(tensor)] = bytes_of(tensor)
-            seen = replace(
-                seen,
-                iterations_retained=len(retained),
-                nodes_per_iteration=len(graph.nodes[retained[-2]]),
-                bytes_per_iteration=graph.bytes_saved_in(retained[-2], retained[-3]),
-                parts=parts,
-                old=_weak(old),
-                carrying=_weak(carrying),
-                only_sums=is_sequence,
-                with_gradient_graph=_weak([*gradients[:1], *gradients[-1:]]),
-                gradient_iterations=gradient_iterations(gradients, graph),
-            )
+            seen.iterations_retained = len(retained)
+            seen.nodes_per_iteration = len(graph.nodes[retained[-2]])
+            seen.bytes_per_iteration = graph.bytes_saved_in(retained[-2], retained[-3])
+            seen.parts = parts
+            seen.old, seen.carrying = _weak(old), _weak(carrying)
+            seen.only_sums = is_sequence
+            seen.with_gradient_graph = _weak([*gradients[:1], *gradients[-1:]])
+            seen.gradient_iterations = gradient_iterations(gradients, graph)
         generations = self._generations(by_first_scan)
         between = self._iterations_between(generations, by_first_scan)
         if not self._iterations.trains:
@@ -233,30 +205,22 @@ class ScanWindow:
         if renews and not (generations and all(generations)):
             sample = _sample([each for each in by_first_scan[self.scans] if self._on_device(each)])
             added = sample[: new_counts[-1] - new_counts[-2]]
-            seen = replace(
-                seen,
-                accumulated=_weak([*sample, *(view for view, _ in other_views(tensors, sample))]),
-                accumulated_sizes={id(tensor): bytes_of(tensor) for tensor in added},
-                renews=True,
-            )
-        if generations and all(generations):
+            seen.accumulated = _weak([*sample, *(view for view, _ in other_views(tensors, sample))])
+            seen.accumulated_sizes = {id(tensor): bytes_of(tensor) for tensor in added}
+            seen.renews = True
+        if generations and all(generations) and relevant:
             sample = [tensor for generation in generations[1:] for tensor in _sample(generation)]
-            if relevant:
-                views = other_views(tensors, sample)
-                seen = replace(
-                    seen,
-                    accumulated=_weak([*sample, *(view for view, _ in views)]),
-                    accumulates_on_host=any(map(self._on_device, tensors))
-                    and not any(map(self._on_device, sample)),
-                    accumulated_sizes={id(tensor): bytes_of(tensor) for tensor in generations[1]},
-                    iterations_between=between,
-                    views={id(view): found for view, found in views},
-                    created_in={id(view): created_in[found] for view, found in views} | created_in,
-                    with_graph=frozenset(
-                        id(tensor) for tensor, _ in with_graph([*sample, *(view for view, _ in views)])
-                    ),
-                    nodes_of_iteration=len(graph.nodes.get(iteration - 2, ())),
-                )
+            views = other_views(tensors, sample)
+            chosen = [*sample, *(view for view, _ in views)]
+            on_host = not any(map(self._on_device, sample))
+            seen.accumulated = _weak(chosen)
+            seen.accumulates_on_host = on_host and any(map(self._on_device, tensors))
+            seen.accumulated_sizes = {id(tensor): bytes_of(tensor) for tensor in generations[1]}
+            seen.iterations_between = between
+            seen.views = {id(view): found for view, found in views}
+            seen.created_in = {id(view): created_in[found] for view, found in views} | created_in
+            seen.with_graph = frozenset(id(tensor) for tensor, _ in with_graph(chosen))
+            seen.nodes_of_iteration = len(graph.nodes.get(iteration - 2, ()))
         return seen
 
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
@@ -322,153 +286,6 @@ class ScanWindow:
                 self._sizes[named] = series
             else:
                 self._sizes[named] = [*series, size] if not series or size > series[-1] else [size]
-
-    # --- from observations to suspects
-
-    def _find_graphs(self, seen: Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
-        """Return the variables and containers that retain old tensors with a graph. If there are none, return the
-        variable that retains a new tensor whose graph includes the old nodes.
-        """
-        if not seen.iterations_retained:
-            return []
-        min_length = MIN_ITERATIONS if self._rare else min_length_at(iteration)
-        old = holders.find(seen.old, seen.created_in, min_length=min_length)
-        found = [each for each in old if can_accumulate(each) and not is_collectable(each)]
-        carrying = holders.find(seen.carrying, seen.created_in, carry_graph=True)
-        carrying = [each for each in carrying if each.path.how != "unknown"]
-        recursive = [each for each in carrying if is_computed_from_itself(each)]
-        if seen.only_sums:
-            found = []
-            carrying = recursive = [
-                each for each in recursive if any(one.adds for one in each.usage.statements)
-            ]
-            if not recursive:
-                return []
-        # Several sums may each carry their graph.
-        found += one_per_statement(with_own_graphs(recursive, seen.parts))
-        if not found:
-            gradients = self._find_gradients(seen, holders)
-            # Gradients with the graphs of many iterations explain the growth better than a variable that is replaced.
-            by_gradients = seen.gradient_iterations >= MIN_ITERATIONS
-            found = (gradients + carrying if by_gradients else carrying + gradients)[:1]
-        if not found and self.scans >= MAX_SCANS - 1 and not any(map(is_collectable, old)):
-            found = [FoundHolder(holder_being_built(), storing_lines.NO_USAGE, 0)]
-        suspects: list[Suspect] = []
-        for each in found:
-            nodes, size = retained_by(each, seen)
-            if len(found) == 1:  # a container may also retain its own tensors
-                nodes = seen.nodes_per_iteration
-                size = max(seen.bytes_per_iteration, size if size > NUMBER_BYTES else 0)
-            suspects += make_suspects(
-                each, kind="graph", step=iteration, steps=seen.iterations_retained, bytes_per_step=size,
-                nodes_per_step=nodes, storages_per_step=0, evaluation=not self._iterations.trains,
-            )  # fmt: skip
-        return suspects
-
-    def _find_gradients(self, seen: Observations, holders: HolderFinder) -> list[FoundHolder]:
-        line = self._iterations.create_graph_line
-        if line is None:
-            return []
-        found = holders.find(seen.with_gradient_graph, {})
-        return as_gradients(found, line, only_gradients=seen.gradient_iterations >= MIN_ITERATIONS)
-
-    def _find_tensors(self, seen: Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
-        min_length = RARE_SCANS if self._rare else min_length_at(iteration)
-        held = holders.find(seen.accumulated, seen.created_in, min_length=min_length)
-        found = [each for each in held if each.path.how != "unknown" and not is_temporary(each)]
-        found = [each for each in found if not is_collectable(each)]
-        if seen.accumulates_on_host and _is_negligible_on_host(seen):
-            return []
-        if not self._iterations.trains:
-            found = [each for each in found if not is_prepared_for_training(each)]
-        if self._iterations.by_model_calls:
-            found = [each for each in found if can_accumulate(each) and not is_sequence(each)]
-        if self._iterations.by_lines:
-            found = [each for each in found if not is_read(each)]
-        if self._rare:
-            found = [each for each in found if self._has_grown(each) and not is_ensemble(each)]
-        if seen.renews:  # such as results of hooks that are registered again
-            found = [each for each in found if self._is_longer(each) and not each.path.contains_models]
-        suspects: list[Suspect] = []
-        for each in found:
-            sizes = seen.accumulated_sizes
-            if len(found) > 1:  # count only the tensors in each holder
-                within = {each.target, *each.path.contents}
-                within |= {found for view, found in seen.views.items() if view in within}
-                sizes = {key: size for key, size in sizes.items() if key in within}
-            has_graph = each.target in seen.with_graph
-            made = make_suspects(
-                each, kind="graph" if has_graph else "tensor", step=iteration, steps=self.scans - 1,
-                bytes_per_step=sum(sizes.values()) // seen.iterations_between, nodes_per_step=seen.nodes_of_iteration if has_graph else 0,
-                storages_per_step=max(len(sizes) // seen.iterations_between, 1), evaluation=not self._iterations.trains,
-                on_host=seen.accumulates_on_host,
-            )  # fmt: skip
-            if seen.renews:  # the loop frees each tensor, but creates more tensors instead
-                made = (one._replace(retained=None) for one in made)
-            collects = not self._iterations.trains and not has_graph and is_read(each, by_key=True)
-            is_series = collects or self._iterations.by_model_calls
-            suspects += [as_series(one, collects=collects) for one in made] if is_series else made
-        return suspects
-
-    def _has_grown(self, holder: FoundHolder) -> bool:
-        """Return whether a container has tensors that were first seen in different scans. If its tensors are nested
-        too deeply to be found, return whether the container has become longer.
-        """
-        path = holder.path
-        before = self._lengths.setdefault((path.name, path.file), path.length)
-        return path.iterations >= RARE_SCANS or (not path.iterations and path.length > before)
-
-    def _is_longer(self, holder: FoundHolder) -> bool:
-        """Return whether a container, or a chain of linked objects, is longer than when it was first found."""
-        path = holder.path
-        return (bool(path.container) or path.how == "linked") and path.length > self._lengths.setdefault(
-            (path.name, path.file), path.length
-        )
-
-    def _find_larger(self, seen: Observations, iteration: int) -> list[Suspect]:
-        suspects = []
-        for named, series in self._sizes.items():
-            # A tensor that grows with its graph is reported as a graph.
-            if len(series) < LARGER_SCANS or seen.iterations_retained:
-                continue
-            usage = find_usage(
-                named.stored_as, is_attribute=named.is_attribute, file=named.file, function=named.function
-            )
-            # `bank = torch.cat([bank, new])`, or a user's function that does the same. A sum does not enlarge the
-            # tensor.
-            enlarging = [
-                each
-                for each in usage.statements
-                if (each.concatenates or (each.uses_itself and not each.adds)) and not each.truncates
-            ]
-            statement = next(iter(sorted(enlarging, key=lambda each: not each.concatenates)), None)
-            restarts = usage.resets or any(
-                each.replaces and each.in_loop and not each.only_if_missing for each in usage.statements
-            )
-            if is_owned_by_call(named.owner) if named.is_attribute else is_local_to_call(named):
-                continue
-            calls = self._iterations.by_model_calls
-            if calls and statement is not None and is_fed_back(named, usage, statement):
-                continue
-            if statement is not None and not usage.shrinks and not restarts and not statement.below_limit:
-                from legroom.memory.detected_leak import DetectedLeak  # slow to import
-
-                leak = DetectedLeak(
-                    kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
-                    line=statement.line, function=statement.function, nodes_per_step=0, storages_per_step=0,
-                    bytes_per_step=(series[-1] - series[0]) // (len(series) - 1), step=iteration,
-                    steps=len(series),
-                )  # fmt: skip
-                # A user's function may limit the size internally. In that case, the growth ends soon.
-                suspects.append(Suspect(leak, calls or not statement.concatenates, series[-1]))
-        return suspects
-
-
-def _is_negligible_on_host(seen: Observations) -> bool:
-    """Return whether the tensors added on the host are negligible: each is a single number, or they add only a few
-    bytes per iteration."""
-    sizes = seen.accumulated_sizes.values()
-    return max(sizes, default=0) <= NUMBER_BYTES or sum(sizes) < MIN_HOST_BYTES * seen.iterations_between
 
 
 def _rises(counts: list[int], scans: int) -> bool:

@@ -10,9 +10,10 @@ import linecache
 import os
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from legroom.memory.event_base import Frame
+if TYPE_CHECKING:
+    from legroom.memory.event_base import Frame
 
 _NAMED = r"cell \[\d+\]|notebook cell"
 _NUMBERED = r"<ipython-input-(\d+)-"
@@ -63,7 +64,7 @@ def cell_name(file: str) -> str | None:
     return name
 
 
-def named_frame(frame: Frame) -> Frame:
+def named_frame(frame: "Frame") -> "Frame":
     name = cell_name(frame.file)
     return frame if name is None else frame._replace(file=name)
 

@@ -7,7 +7,8 @@ the tensors. `watch` yields the items of the loader and keeps no reference to th
 All loops of a process share one leak detector, which keeps its state between epochs and is attached only while a loop
 is watched. If several threads train, the detector does not search for leaks, and `watch` reports this in one line.
 
-The modules that describe a leak are imported only after a leak is found, because their import is slow.
+The modules that search for the cause of growing memory are imported only when a scan finds growth, and the modules that
+describe a leak only after a leak is found. Importing all of them takes as long as the rest of the first call.
 """
 
 import os

@@ -14,8 +14,8 @@ import torch
 
 from legroom.observe.holders.descriptions import HolderPath
 from legroom.observe.holders.paths import find_path
-from legroom.observe.holders.python_names import Variables
-from legroom.observe.leaks.storing_trace import StoringTrace
+from legroom.observe.holders.variables import Variables
+from legroom.observe.leaks.search.storing_trace import StoringTrace
 
 GLOBAL: list[Any] = []
 

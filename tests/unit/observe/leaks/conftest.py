@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from legroom.observe import training
-from legroom.observe.leaks import detector, suspects
+from legroom.observe.leaks import detector
+from legroom.observe.leaks.search import suspects
 
 
 @pytest.fixture(autouse=True)

@@ -256,7 +256,7 @@ def _leaks_of_loop(
     loop: Callable[..., None], create: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> list[DetectedLeak]:
     # The source of a program that only evaluates does not mention a backward pass.
-    monkeypatch.setattr("legroom.observe.leaks.window.may_train", lambda: False)
+    monkeypatch.setattr("legroom.observe.leaks.search.suspects.may_train", lambda: False)
     monkeypatch.setattr("legroom.observe.leaks.window.UNROLLED_CALLS", 0)
     found: dict[tuple[object, ...], DetectedLeak] = {}
     detector = LeakDetector(lambda leak: found.setdefault(leak.identity, leak) and None, fraction=1e6)

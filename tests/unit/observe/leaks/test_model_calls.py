@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.observe.leaks import window
 from legroom.observe.leaks.detector import LeakDetector
+from legroom.observe.leaks.search import suspects
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +112,7 @@ def test_the_hooks_are_removed_after_an_optimizer_step() -> None:
 def test_a_sum_of_losses_is_reported_early_if_the_program_has_no_backward_pass(
     trains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "may_train", lambda: trains)
+    monkeypatch.setattr(suspects, "may_train", lambda: trains)
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
 
     def loop() -> None:
@@ -125,7 +125,7 @@ def test_a_sum_of_losses_is_reported_early_if_the_program_has_no_backward_pass(
 
 @pytest.mark.usefixtures("no_earlier_optimizers")
 def test_a_state_that_the_next_call_reads_may_be_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "may_train", lambda: False)
+    monkeypatch.setattr(suspects, "may_train", lambda: False)
     cell = nn.Linear(6, 6)
 
     def loop() -> None:

@@ -17,8 +17,8 @@ from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.observe.leaks import holder_source
-from legroom.observe.leaks.storing_trace import StoringTrace
+from legroom.observe.leaks.search import holder_source
+from legroom.observe.leaks.search.storing_trace import StoringTrace
 
 
 def _line(leak: DetectedLeak) -> str:

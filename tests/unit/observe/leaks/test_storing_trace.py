@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.unit.observe.leaks.loops import leaks_of
 
-from legroom.observe.leaks import storing_trace
-from legroom.observe.leaks.storing_trace import StoringTrace
+from legroom.observe.leaks.search import storing_trace
+from legroom.observe.leaks.search.storing_trace import StoringTrace
 
 pytestmark = pytest.mark.slow
 

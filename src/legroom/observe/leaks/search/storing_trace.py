@@ -22,7 +22,6 @@ from legroom.memory.event_base import Frame
 from legroom.observe.holders.python_names import attributes_of
 from legroom.observe.source.user_files import is_user_file
 
-MAX_ITERATIONS = 2
 MAX_EVENTS = 1_000_000
 """The maximum number of trace events. Tracing this many events takes about a second."""
 

@@ -12,19 +12,21 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from legroom.memory.detected_leak import DetectedLeak, LeakKind
 from legroom.memory.event_base import Frame
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
-from legroom.observe.holders.python_names import Variables
-from legroom.observe.leaks.graph_ages import GraphPart
-from legroom.observe.leaks.holder_source import (
+from legroom.observe.holders.variables import Variables
+from legroom.observe.leaks.graph_ages import MIN_ITERATIONS, GraphPart
+from legroom.observe.leaks.named_sizes import NamedTensor
+from legroom.observe.leaks.observations import MAX_ENSEMBLE, MAX_SEARCHES, Targets
+from legroom.observe.leaks.search.holder_source import (
     MANY_ITEMS,
-    MIN_ITERATIONS,
     as_traced,
     created_with,
     leak_how,
@@ -32,8 +34,7 @@ from legroom.observe.leaks.holder_source import (
     usage_of,
     with_source,
 )
-from legroom.observe.leaks.named_sizes import NamedTensor
-from legroom.observe.leaks.running_calls import is_local_to_call
+from legroom.observe.leaks.search.running_calls import is_local_to_call
 from legroom.observe.source.calls import CONSTRUCTORS
 from legroom.observe.source.files import (
     built_at,
@@ -54,10 +55,6 @@ from legroom.observe.source.storing_lines import (
 )
 from legroom.observe.source.user_files import is_user_file
 
-if TYPE_CHECKING:
-    from legroom.memory.detected_leak import DetectedLeak, LeakKind
-
-MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4
 """If a holder was found, no further search starts after this number of seconds. The limit applies to the CPU time of
 this thread, so the machine load does not affect the result.
@@ -70,15 +67,13 @@ COLLECTED_RESULTS = 48
 """Growth that ends within this many iterations is not a leak if the program reads the collected results, as an
 evaluation does.
 """
-
-
 _TRAINING_WORDS = ("backward", "autograd", "optim", "Trainer", ".fit(")
 
 
 class Suspect(NamedTuple):
     """A result of a scan: a leak, or a cache that may stop growing (`may_be_warming_up`)."""
 
-    leak: "DetectedLeak"
+    leak: DetectedLeak
     may_be_warming_up: bool
     length: int
     container_to_trace: int = 0
@@ -101,10 +96,6 @@ class Suspect(NamedTuple):
     """A retained tensor. If the loop frees this tensor later, the growth is not a leak."""
     is_scalar: bool = False
     """True if the retained tensor has one element, such as a loss."""
-
-
-Targets = list["weakref.ref[torch.Tensor]"]
-"""The tensors whose holders must be found. During the search, Legroom must not keep references to these tensors."""
 
 
 def holder_being_built() -> HolderPath:
@@ -231,12 +222,10 @@ def _is_overwritten(path: HolderPath, usage: NameUsage, how: str) -> bool:
     return path.how == how and not path.is_attribute and usage.is_reassigned_in_loop
 
 
-def make_suspects(holder: FoundHolder, *, kind: "LeakKind", **figures: Any) -> Iterator[Suspect]:
+def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
     """Yield a `Suspect` for a variable that retains tensors, unless the source code shows that the variable is not a
     leak.
     """
-    from legroom.memory.detected_leak import DetectedLeak  # slow to import
-
     path, usage = holder.path, holder.usage
     # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
@@ -483,6 +472,10 @@ def is_sequence(holder: FoundHolder) -> bool:
     root = path.names[-1] if path.names else None
     statement = next(iter(storing_statements(path, usage)), None)
     return root is not None and is_fed_back(root, usage, statement)
+
+
+def is_ensemble(holder: FoundHolder) -> bool:
+    return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
 
 
 def is_fed_back(

@@ -5,6 +5,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
+from legroom.observe.leaks.graph_ages import MIN_ITERATIONS
 from legroom.observe.source import storing_lines
 from legroom.observe.source.calls import CONSTRUCTORS, calls_in
 from legroom.observe.source.files import clears_cache, user_files
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 MANY_ITEMS = 20
 """The source code may limit the length of a container. If the container has this many items and still grows, the limit
 is assumed to be too high to prevent a leak.
-"""
-MIN_ITERATIONS = 4
-"""Live nodes from at least this number of earlier iterations indicate a leak. Nodes from fewer iterations may be alive
-by coincidence.
 """
 
 
