@@ -155,7 +155,7 @@ _NUMBER_PREFIXES = (
             "cuda error",
             "cuda runtime error",
             "cuda driver error",
-            "cuda failed with error",
+            r"cuda (?:\w+ )?failed with error",
             "hip error",
         )
     ),

@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 from legroom import schemas
 from legroom.diagnose.codes import CodePage, find_page
 from legroom.diagnose.explain.error_lines import ErrorLine
-from legroom.diagnose.explain.log_matches import LogMatch, is_typed
+from legroom.diagnose.explain.log_matches import LogMatch, ends_while_loading, is_typed
 from legroom.diagnose.explain.log_reader import LogResult, chunks_of, search_log
 from legroom.diagnose.explain.plain_text import printed_chunks
 from legroom.diagnose.explain.python_errors import classify_python_error
@@ -155,9 +155,17 @@ def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
         )  # a terminal may have wrapped the lines
         if joined.error is not None and not joined.error.weak:
             return _explain_result(joined, is_log=False)
+        if found.unknown is None and ends_while_loading(first):
+            return replace(
+                _build("LG702", "host-oom", "unsure", "", ReportedSizes()), sentence=_ENDS_SILENTLY
+            )
     return _explain_result(found, is_log=is_log and not is_notebook)
 
 
+_ENDS_SILENTLY = (
+    "The output ends without an error while a checkpoint is loaded. The system often stops a process in this way if host "
+    "memory runs out."
+)
 _MAX_PASTED = 4000
 """The maximum length, in characters, of a text that the user may have pasted from a terminal."""
 

@@ -181,6 +181,30 @@ def without_handled(strong: list[LogMatch], latest: list[LogMatch]) -> list[LogM
     return strong if all(found.line <= handled for found in latest) else []
 
 
+def without_remarks(found: list[LogMatch]) -> list[LogMatch]:
+    """Omit the user's remarks, such as `batch 512: ok, batch 1024: CUDA out of memory`, if there is another error."""
+    return [each for each in found if _REMARK.search(each.text) is None] or found
+
+
+def ends_while_loading(text: str) -> bool:
+    """Return True if a progress bar for the parts of a checkpoint is incomplete, and only prompts and comments follow."""
+    found = [*_LOADING.finditer(text)][-1:]
+    return any(
+        int(match[1]) < int(match[2])
+        and all(_PROMPT.match(line) for line in text[match.end() :].splitlines()[1:])
+        for match in found
+    )
+
+
+_LOADING = re.compile(r"Loading checkpoint shards: [^\n]*?(\d+)/(\d+)[^\n]*")
+_PROMPT = re.compile(r"\s*(?:$|#|(?:\([\w.-]+\) )?(?:(?:PS )?[A-Z]:\\[^>]*>|[\w.@~:/\[ -]{0,60}\]?[$#%] ?))")
+"""Matches an empty line, a comment, and the prompt of a shell."""
+_REMARK = re.compile(
+    r"^(?!.*(?:Error|Exception)\b: ).*(?:\b(?:ok|works|runs|fine)\b.*\bout of memory|\bout of memory\b.*\b(?:ok|works|runs|fine)\b)",
+    re.IGNORECASE,
+)
+
+
 def is_typed(line: str) -> bool:
     """Return True if the line is a command that the user typed."""
     return _TYPED.match(line) is not None and _EXCEPTION.search(line) is None

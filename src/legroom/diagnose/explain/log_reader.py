@@ -53,6 +53,7 @@ from legroom.diagnose.explain.log_matches import (
     waits_for_rank,
     was_pinning,
     without_handled,
+    without_remarks,
 )
 from legroom.diagnose.explain.plain_text import inner_breaks, strip_log_formatting
 from legroom.diagnose.explain.python_errors import (
@@ -60,6 +61,7 @@ from legroom.diagnose.explain.python_errors import (
     is_uninformative,
 )
 from legroom.diagnose.explain.rules import RULES, SIZE_RULES, memory_code
+from legroom.diagnose.explain.translations import has_translations, translate_system_messages
 from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, Certainty, MessagePattern
 
 _CHUNK, _OVERLAP = 1 << 20, 1 << 14
@@ -172,10 +174,14 @@ class _Search:
     def feed(self, chunk: str) -> None:
         text = (self._carried + strip_log_formatting(chunk)).replace("\r\n", "\n")
         lowered = text.lower()
+        distinct = _distinct_lines(lowered)
+        if has_translations(distinct):
+            text = translate_system_messages(text)
+            lowered = text.lower()
+            distinct = _distinct_lines(lowered)
         if len(lowered) != len(text):  # some letters are longer in lower case, but positions must agree
             text = lowered
         window = _Window(text, lowered, self._lines_before, self._inner_before)
-        distinct = _distinct_lines(lowered)
         for (entry, literal, pattern), stripped in _known_variants():
             if stripped in distinct and literal in lowered:
                 self._search(window, entry, literal, pattern)
@@ -205,9 +211,13 @@ class _Search:
     def result(self) -> LogResult:
         tracebacks = [self._tracebacks[line] for line in sorted(self._tracebacks)]
         ignored = background_lines(tracebacks)
-        latest = [
-            found for found in self._last.values() if found.line not in ignored and counts(found, self._lines)
-        ]
+        latest = without_remarks(
+            [
+                found
+                for found in self._last.values()
+                if found.line not in ignored and counts(found, self._lines)
+            ]
+        )
         strong = [found for found in latest if is_strong(found)]
         active = without_handled(strong, latest)
         was_handled = bool(strong and not active)

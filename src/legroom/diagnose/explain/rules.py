@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from legroom.diagnose.explain.cuda_statuses import STATUSES, pattern_of
 from legroom.diagnose.oom.known_messages import (
     IMPOSSIBLE_SIZES,
+    UNUSABLE_DEVICE,
     Certainty,
     MessagePattern,
     compile_variants,
@@ -58,6 +59,7 @@ def _status(code: str) -> Rule:
 
 SIZE_RULES: tuple[Rule, ...] = (
     _rule("LG719", IMPOSSIBLE_SIZES),
+    _rule("LG724", UNUSABLE_DEVICE),
     # A call that the system rejects for a reason other than a lack of shared memory.
     _rule("LG731", r"NCCL WARN Call to (?:shm_)?open failed ?: (?:Permission denied|Operation not permitted|No such file).{0,600}shared memory segment"),
     _rule("LG783", r"(?:unable to open shared memory object|unable to mmap)[^\n]{0,300}(?:Permission denied|Operation not permitted|Read-only file system)"),
@@ -104,7 +106,7 @@ RULES: tuple[Rule, ...] = (
         r"|stack expects each tensor to be equal size|Expected input batch_size \(\d+\) to match target batch_size|normalized_shape=|input\.size\(-1\) must be equal to input_size",
     ),
     _rule("LG716", r"Expected target size\b|Using a target size \([^\n]{0,60}\) that is different to the input size|Expected more than 1 value per channel when training|shape mismatch: (?:value|indexing) tensor"),
-    _rule("LG716", r"Dimension out of range \(expected to be in range of|Target size \([^\n]{0,60}\) must be the same as input size|batch1 dim \d must match batch2|multi-target not supported"),
+    _rule("LG716", r"invalid index of a 0-dim tensor|Dimension out of range \(expected to be in range of|Target size \([^\n]{0,60}\) must be the same as input size|batch1 dim \d must match batch2|multi-target not supported"),
     _rule("LG717", r"Error\(s\) in loading state_dict|(?:unexpected|missing) keys? [^\n]{0,200} in (?:source )?state_dict|While copying the parameter named|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param|ignore_mismatched_sizes|Trying to set a tensor of shape"),
     # --- devices and data types
     _rule(
@@ -258,6 +260,7 @@ CAUSE_PATTERNS = tuple(
         ("LG716", 2, r"stack expects each tensor"),
         ("LG716", 3, r"target"),
         ("LG716", 4, r"more than 1 value per channel"),
+        ("LG716", 5, r"0-dim tensor|Dimension out of range|too many indices"),
         ("LG717", 1, r"\b(?:module|_orig_mod)\."),
         ("LG717", 2, r"size mismatch|set a tensor of shape"),
         ("LG717", 3, r"parameter groups?"),
@@ -271,6 +274,7 @@ CAUSE_PATTERNS = tuple(
         ("LG723", 2, r"too old|insufficient"),
         ("LG723", 3, r"80[34]\b|forward compatibility|unsatisfied condition"),
         ("LG724", 1, r"not compiled with|linked with support"),
+        ("LG724", 5, r"MPS allocated"),
         ("LG724", 2, r"no nvidia driver|select device driver|couldn't communicate|NVML|runtime name"),
         ("LG724", 3, r"invalid ?device|requested|num_gpus|only has|no \w+ (?:GPUs|devices) are"),
         (

@@ -182,6 +182,9 @@ IMPOSSIBLE_SIZES = (
     rf"|invalid buffer size: {_HUGE}|memory allocation of {_HUGE}|OOM when allocating tensor with shape\[[^\]\n]{{0,200}}\d{{12}}"
 )
 
+UNUSABLE_DEVICE = r"MPS allocated: 0 (?:B|bytes),[^\n]{0,120}Tried to allocate [\d.]+ (?:B|bytes|KB)\b"
+"""Matches a small first allocation that fails, which means that the GPU cannot be used at all."""
+
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
 _CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"
 _HOSTS = r"(?:free |available )?(?:(?:system |host |CPU |main )RAM|(?:system|host|CPU|main|physical|virtual|application) memory|RAM)\b"
@@ -190,6 +193,7 @@ _BY_SIGNAL_7 = r"\W{0,8}(?:-7|135)\b"
 
 MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     MessagePattern(_NOT, "CUDA", IMPOSSIBLE_SIZES, IMPOSSIBLE_SIZE),
+    MessagePattern(_NOT, "MPS", UNUSABLE_DEVICE, "The first allocation failed although no memory is in use."),
     # --- page-locked memory
     MessagePattern(
         _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|(?:cuda|hip|cuMem)HostRegister(?![^\n]{0,60}invalid)|CachingHostAllocator[^\n]{0,200}out of memory|out of memory.{0,1500}CachingHostAllocator|could not allocate pinned host memory|RLIMIT_MEMLOCK|\bmlock\w* failed|ibv_reg_mr\w*[^\n]{0,60}Cannot allocate memory",
@@ -203,6 +207,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     MessagePattern(
         _HOST, "CPU", r"OOM when allocating tensor[^\n]{0,300}(?:allocator cpu|device:CPU)|RESOURCE[_ ]EXHAUSTED:[^\n]{0,120}(?:CpuAllocator|on host)|OUT_OF_HOST_MEMORY|ErrorOutOfHostMemory", _SYSTEM,
     ),
+    MessagePattern(_HOST, "ONNX Runtime", r"_nchwc'[^\n]{0,300}Failed to allocate memory", _SYSTEM),  # kernels of the CPU
     MessagePattern(
         _HOST, "heap limit", r"java\.lang\.OutOfMemoryError|Java heap space|GC overhead limit exceeded|JavaScript heap out of memory", _HEAP,
     ),
@@ -216,7 +221,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     MessagePattern(_SURE, "NCCL", r"Cuda failure (?:\d+ )?'out of memory'", _LIBRARY),
     MessagePattern(
-        _SURE, "CUDA", r"CUDA (?:driver |runtime )?error[^\n]{0,12}: out of memory|cuda runtime error \(2\)\s*:|cuda failed with error 2\b|cuda driver error:? 2\s*(?:$|[\n:,])|cudaErrorMemoryAllocation"
+        _SURE, "CUDA", r"CUDA (?:driver |runtime )?error[^\n]{0,12}: out of memory|cuda runtime error \(2\)\s*:|cuda (?:\w+ )?failed with error:? 2\b|cuda driver error:? 2\s*(?:$|[\n:,])|cudaErrorMemoryAllocation"
         r"|CUDA_ERROR_OUT_OF_MEMORY|(?:cudaMalloc\w*|cuMemAlloc\w*|cuMemCreate|cuMemMap|cuMemSetAccess) failed: out of memory", _CUDA,
     ),
     MessagePattern(
@@ -266,7 +271,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         _SURE, "fairseq", r"Got an OOM, unloading|OOM in all workers|OOM during optimization|recover from OOM in|ran out of memory, (?:skipping|retrying) batch|ran out of memory with exception", _CUDA,
     ),
     MessagePattern(
-        _SURE, "inference server", r"No available memory for the cache blocks|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
+        _SURE, "inference server", r"No available memory for the cache blocks|Available KV cache memory: -|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
         r"|Free memory on device[^\n]{0,120} is less than desired|enough GPU (?:RAM|VRAM|memory) to (?:fit|load|run)|Not enough memory to handle [\d.]+ |increase --mem-fraction-static", _TOO_SMALL,
     ),
     # --- host memory
@@ -274,7 +279,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     MessagePattern(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment|shared memory object)[^\n]{0,300}No space left on device|unable to (?:write to|resize) file </torch_|unable to mmap \d+ bytes from file </torch_[^\n]{0,100}Cannot allocate memory|posix_fallocate[^\n]{0,40}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
     MessagePattern(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     MessagePattern(
-        _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
+        _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory|unable to mmap \d+ bytes\s*(?:\n|$)", _SYSTEM,
     ),
     MessagePattern(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
     MessagePattern(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|malloc failed \(tried to|requires more system memory|memory allocation of \d+ bytes failed|libgomp: Out of memory|C error: out of memory|LLVM ERROR: out of memory|OSError: [^\n]{0,120}memory allocation failed|\b(?:c|m|re)alloc(?:\(\))?: out of memory|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
@@ -288,9 +293,8 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     MessagePattern(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     MessagePattern(
-        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|systemd-oomd(?:\[\d+\])?:? killed|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|(?:killed by|exited on|died due to|terminated by|shutdown with) signal 9\b"
+        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|systemd-oomd(?:\[\d+\])?:? killed|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: ?Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|(?:killed by|exited on|died due to|terminated by|shutdown with) signal 9\b"
         r"|died with <Signals\.SIGKILL|Negsignal\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|[\r\n|>]|\]:?|\)|\d:|stderr F| -)[ *\t]{0,6}Killed[ *]*(?:\s*[\r\n]|$)"
-        r"|(?:^|\n)已杀死\s*(?:\n|$)|(?:^|\n)已殺死\s*(?:\n|$)|(?:^|\n)죽었음\s*(?:\n|$)|(?:^|\n)強制終了\s*(?:\n|$)|(?:^|\n)Getötet\s*(?:\n|$)|(?:^|\n)Processus arrêté\s*(?:\n|$)|(?:^|\n)Убито\s*(?:\n|$)|(?:^|\n)Terminado \(killed\)"
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
     ),
     MessagePattern(

@@ -42,6 +42,8 @@ def test_collected_errors_are_classified_without_false_oom() -> None:
         pytest.param("heldout_18", marks=pytest.mark.slow),
         pytest.param("heldout_19", marks=pytest.mark.slow),
         pytest.param("heldout_20", marks=pytest.mark.slow),
+        pytest.param("heldout_21", marks=pytest.mark.slow),
+        pytest.param("heldout_22", marks=pytest.mark.slow),
         pytest.param("heldout_15", marks=pytest.mark.slow),
     ],
 )
@@ -53,6 +55,56 @@ def test_every_text_of_a_table_has_its_kind_and_page(name: str) -> None:
         if ((found := explain(entry["text"])).kind, found.code) != (entry["kind"], entry["code"])
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("Loading checkpoint shards:   0%|     | 0/8 [00:00<?, ?it/s]已杀死", "LG705"),
+        ("epoch 1\n죽었음\n", "LG705"),
+        ("epoch 1\nTerminado (killed)\n", "LG705"),
+        ("ImportError: DLL load failed: 页面文件太小，无法完成操作。", "LG702"),
+        (
+            "OSError: [WinError 1455] 이 작업을 완료하기 위한 페이징 파일이 너무 작습니다. Error loading caffe2.dll",
+            "LG702",
+        ),
+        ("fork: retry: メモリを確保できません", "LG702"),
+        ("OSError: [Errno 28] 장치에 남은 공간이 없음: 'model.pt'", "LG780"),
+        ("Speicherzugriffsfehler (Speicherabzug geschrieben)", "LG729"),
+    ],
+)
+def test_system_message_in_another_language(text: str, code: str) -> None:
+    assert explain(text).code == code
+
+
+def test_word_of_another_language_inside_a_sentence_is_no_message() -> None:
+    assert explain("class Morto: 0.91, class Ucciso: 0.88\nTué par accident: 12 %\n").kind == "unknown"
+
+
+def test_remark_about_another_run_is_not_the_error() -> None:
+    error = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+    remark = "batch 800: ok, batch 2048: CUDA out of memory."
+    assert explain(f"{error}\n{remark}\n").certainty == "unsure"
+    assert explain(remark).kind == "oom"
+
+
+def test_output_that_ends_while_a_checkpoint_is_loaded() -> None:
+    bar = "Loading checkpoint shards:   0%|          | {}/3 [00:00<?, ?it/s]"
+    prompt = "\nPS C:\\work> "
+    assert explain(bar.format(0) + prompt).kind == "host-oom"
+    assert explain(bar.format(0) + prompt).certainty == "unsure"
+    assert explain(bar.format(3) + prompt).kind == "unknown"
+    assert explain(bar.format(0) + "\nepoch 1: loss 0.5\n").kind == "unknown"
+
+
+def test_first_small_allocation_that_fails_is_an_unusable_gpu() -> None:
+    message = (
+        "MPS backend out of memory (MPS allocated: {}, other allocations: {}, max allowed: 7.93 GB). "
+        "Tried to allocate 256 bytes on shared pool."
+    )
+    unusable = RuntimeError(message.format("0 bytes", "0 bytes"))
+    assert explain(unusable).code == explain(f"RuntimeError: {unusable}").code == "LG724"
+    assert explain(f"RuntimeError: {message.format('7.90 GB', '0 bytes')}").code == "LG700"
 
 
 def test_failed_allocation_of_a_library_is_not_certain() -> None:
