@@ -118,8 +118,8 @@ class Run:
             )
         )
 
-    def holder(self, path: str, size: int) -> None:
-        self.events.append(Holder(path, size * MiB, 1, Frame(TRAIN, 30, "train")))
+    def holder(self, path: str, size: int, *, shared: int = 0) -> None:
+        self.events.append(Holder(path, size * MiB, 1, Frame(TRAIN, 30, "train"), shared * MiB))
 
     def ends(
         self, exit_code: int, reason: str, error: str = "", traceback: str = "", seconds: float = 12.0

@@ -118,6 +118,11 @@ class Holder(NamedTuple):
     storages: int
     frame: Frame | None
     """The line that was running in the function that contains this variable."""
+    shared_bytes: int = 0
+    """The part of `bytes` that other tensor variables retain as well, for example `loss` through its autograd graph.
+
+    Clearing the variable does not free these bytes.
+    """
 
 
 Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation

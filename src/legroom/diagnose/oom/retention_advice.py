@@ -86,14 +86,15 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
     optimizer.
     """
     for holder in _containers(evidence):
+        name = holder.path.partition(" ")[0]
         yield Finding(
             code="LG105",
             message=f"{describe_holder(holder)} retains {format_size(holder.bytes)} on the device.",
-            fix="Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in this variable, or clear "
-            "the variable after use.",
+            fix=f"Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in `{name}`, or clear the "
+            "variable after use.",
             **location(holder.frame),
             bytes=holder.bytes,
-            saves=holder.bytes,
+            saves=holder.bytes - holder.shared_bytes,
         )
         return
 
@@ -102,7 +103,8 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
     """Yield containers that retain a large amount of memory, or memory from earlier steps.
 
     Containers that are already reported as a leak are skipped. Tuples are skipped too, because a tuple is the result
-    of one call and does not grow.
+    of one call and does not grow. Memory that a tensor variable retains as well does not count. For example, the outputs
+    of the current step stay alive with the graph of `loss`, even if the list of outputs is cleared.
     """
     transient = evidence.live(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
     old = bytes_of(list(filter(evidence.is_earlier, transient)))
@@ -119,7 +121,8 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
         if not is_old and evidence.trains and _is_intermediate(holder):
             continue
         minimum = 0.05 if is_old else 0.3
-        if evidence.oom.allocated * minimum <= holder.bytes <= bytes_of(transient) * 1.05:
+        too_small = holder.bytes - holder.shared_bytes < evidence.oom.allocated * minimum
+        if not too_small and holder.bytes <= bytes_of(transient) * 1.05:
             yield holder
 
 

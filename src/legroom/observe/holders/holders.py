@@ -122,11 +122,15 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: b
     by_variables: dict[int, int] = {}
     by_calls: dict[Frame, dict[int, int]] = {}
     lines, backward_line = user_lines(frame)
+    by_tensors: set[int] = set()
+    containers: list[tuple[int, dict[int, int]]] = []
     retained = RetainedStorages(measure)
     for user_frame, variables, is_library in _user_variables(frame):
         where = Frame(user_frame.f_code.co_filename, user_frame.f_lineno or 0, user_frame.f_code.co_name)
         for name, value in _named_values(variables, with_attributes=not is_library):
             storages = retained.by(value)
+            if isinstance(value, torch.Tensor):
+                by_tensors.update(storages)
             if is_library:
                 by_calls.setdefault(where, {}).update(storages)
             elif storages:
@@ -136,9 +140,14 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: b
                     by_guards.update(storages)
                     continue
                 by_variables.update(storages)
+                if isinstance(value, CONTAINERS):
+                    containers.append((len(holders), storages))
                 holders.append(holder)
         value = None
         clear_locals_copy(user_frame, variables, is_library)
+    for position, storages in containers:
+        shared = sum(size for key, size in storages.items() if key in by_tensors)
+        holders[position] = holders[position]._replace(shared_bytes=shared)
     if by_guards.keys() - by_variables.keys():
         holders += guards
         by_variables.update(by_guards)

@@ -160,8 +160,8 @@ CATALOGUE = {
         "평가 반복문을 `with torch.no_grad():`(또는 `torch.inference_mode()`)로 감싸세요."
     ),
     "{owner} retains {size:size} on the device.": "{owner}에 device 메모리 {size}가 남아 있습니다.",
-    "Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in this variable, or clear the variable after use.": (
-        "이 변수에는 숫자(`.item()`)나 호스트 tensor(`.detach().cpu()`)를 저장하거나, 다 쓴 뒤에 비우세요."
+    "Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in `{name}`, or clear the variable after use.": (
+        "`{name}`에는 숫자(`.item()`)나 호스트 tensor(`.detach().cpu()`)를 저장하거나, 다 쓴 뒤에 비우세요."
     ),
     "A result created on this line is still referenced by {variable}: {size:size}.": (
         "이 줄에서 만든 결과를 {variable}에서 아직 참조합니다: {size}."

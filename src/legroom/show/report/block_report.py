@@ -19,7 +19,6 @@ from legroom.show.common.formatting import format_count, format_location
 from legroom.show.common.memory_svg import CATEGORY_FILLS, bar_svg, timeline_svg
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import (
-    TOP_FINDINGS,
     TOP_HOLDERS,
     format_rate,
     format_verdict,
@@ -30,6 +29,7 @@ from legroom.show.report.run_report import (
 from legroom.units import MiB, format_size
 
 TOP_LINES = 5
+TOP_FINDINGS = 4
 
 
 def block_text(report: RunReport, note: str = "") -> str:

@@ -32,7 +32,6 @@ from legroom.show.common.terminal import verbatim
 from legroom.units import format_size
 
 TOP_HOLDERS = 6
-TOP_FINDINGS = 4
 TOP_REMARKS = 3
 
 
@@ -113,7 +112,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
     yield from _history(report)
     if oom.advice:
         yield from section("Suggested changes", "most useful first")
-        for number, finding in enumerate(oom.advice[:TOP_FINDINGS], 1):
+        for number, finding in enumerate(oom.advice, 1):
             yield _finding(number, finding)
     yield from _other_devices(report)
 
@@ -328,7 +327,7 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
     if not report.leaks:
         return
     yield from section("Memory leaks")
-    for leak in report.leaks[:TOP_FINDINGS]:
+    for leak in report.leaks:
         yield render_leak(leak)
 
 

@@ -330,6 +330,21 @@ def test_container_of_results_is_reported(make_run):
     run.holder("predictions (list, 8 items)", 800)
     finding = run.advice()["LG105"]
     assert finding.message == "`predictions` (list, 8 items) retains 800.0 MiB on the device."
+    assert "in `predictions`, or clear the variable after use." in finding.fix
+
+
+def test_container_is_not_reported_for_the_memory_that_the_loss_retains_as_well(training):
+    training.phase = Phase.BACKWARD
+    training.oom(100)
+    training.holder("hidden_states (list, 3 items)", 400, shared=390)
+    assert "LG105" not in training.advice()
+
+
+def test_saving_of_a_container_excludes_the_memory_that_other_variables_retain(training):
+    training.end_step()
+    training.oom(100)
+    training.holder("history (list, 8 items)", 400, shared=50)
+    assert training.advice()["LG105"].saves == 350 * MiB
 
 
 def test_container_of_models_is_not_reported(make_run):

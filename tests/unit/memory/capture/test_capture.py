@@ -74,7 +74,7 @@ def test_a_decompressed_capture_is_json_lines(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_file_truncated_at_any_byte_yields_the_events_before_it(tmp_path: Path) -> None:
-    stream = [*training(2, allocations=6), oom(), Holder("losses (list)", 4096, 2, None)]
+    stream = [*training(2, allocations=6), oom(), Holder("losses (list)", 4096, 2, None, 512)]
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}) as writer:
         for position, event in enumerate(stream):

@@ -83,6 +83,27 @@ def test_inputs_of_a_checkpointed_block_are_attributed_to_its_output() -> None:
     assert out.bytes >= 2 * 8 * 4 * 4
 
 
+@reads_graphs
+def test_memory_that_a_container_shares_with_the_graph_of_the_loss_is_counted() -> None:
+    events: list[Event] = []
+
+    def train() -> None:
+        layer = nn.Linear(256, 256).cuda()
+        x = torch.ones(1024, 256, device="cuda")
+        earlier = [torch.ones(1024, 256, device="cuda")]
+        hidden = [layer(x).sin() for _ in range(3)]
+        loss = sum((each.pow(2).mean() for each in hidden), torch.zeros((), device="cuda"))
+        gpu.fail_allocation(2)
+        loss.backward()
+        assert earlier
+
+    with VirtualGPU("64MiB", sink=events.append) as gpu, pytest.raises(torch.OutOfMemoryError):
+        train()
+    held, _ = held_at_failure(events)
+    assert held["hidden (list, 3 items)"].shared_bytes == held["hidden (list, 3 items)"].bytes > 6 * MiB
+    assert held["earlier (list, 1 item)"].shared_bytes == 0
+
+
 def test_a_guard_is_a_holder_only_if_no_other_variable_retains_the_model() -> None:
     def measure(tensor: torch.Tensor) -> tuple[int, int]:
         return tensor.data_ptr(), tensor.nbytes

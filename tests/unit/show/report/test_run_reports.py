@@ -1,6 +1,7 @@
 """Reports compared with tests/snapshots; UPDATE_SNAPSHOTS=1 accepts the new output."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,17 @@ def test_variables_that_retain_the_same_memory_share_an_entry(make_run):
     text = render_to_string(render_oom(run.report()))
     assert "x, images, batch (Tensor)" in text
     assert "900.0 MiB model (Net)" in text
+
+
+def test_all_suggested_changes_are_listed(make_run):
+    run = make_run(capacity=16000, other=3000)
+    run.alloc(7000, Category.ACTIVATION, line=11)
+    run.oom(1500, line=11, limit=8000, fragmented=700)
+    run.ends(1, "raised", "torch.OutOfMemoryError: CUDA out of memory.")
+    report = run.report()
+    assert report.oom is not None
+    codes = [finding.code for finding in report.oom.advice]
+    assert len(codes) > 4
+    text = render_to_string(render_oom(report))
+    assert [line.split()[1] for line in text.splitlines() if re.match(r" +\d+\. LG", line)] == codes
+    assert f"(1 of {len(codes)})" in render_to_string(render_short_report(report))
