@@ -133,6 +133,32 @@ def test_the_first_validation_batch_is_estimated_too(tmp_path: Path) -> None:
     assert small["max_batch_size"] == training["max_batch_size"]
 
 
+def test_an_evaluation_that_the_trace_does_not_reach_is_noted(tmp_path: Path) -> None:
+    script = """
+import torch
+from torch import nn
+
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+data = torch.randn(1000, 64).cuda()
+
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        return model(data).sum().item()
+
+for epoch in range(3):
+    for start in range(0, 1000, 8):
+        model.train()
+        model(data[start : start + 8]).sum().backward()
+        optimizer.step()
+"""
+    evaluated = answer_of(estimate(tmp_path, f"{script}    evaluate()\n"))
+    assert evaluated["notes"][0] == "The evaluation at train.py:9 was not traced and may need more memory"
+    before = answer_of(estimate(tmp_path, script.replace("for epoch", "evaluate()\nfor epoch")))
+    assert not any("was not traced and" in note for note in before["notes"])
+
+
 def test_an_evaluation_before_the_training_is_not_estimated(tmp_path: Path) -> None:
     evaluated = """
 with torch.no_grad():

@@ -121,6 +121,10 @@ class Estimate:
         return [(name, size) for name, size in self.by_category.items() if size]
 
 
+def evaluation_note(location: str) -> str:
+    return f"The evaluation at {location} was not traced and may need more memory"
+
+
 _VERDICTS = {"fits": "Fits", "uncertain": "May not fit", "does-not-fit": "Does not fit"}
 
 
@@ -137,6 +141,8 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
     ]
     if trace.lacks_second_step:
         notes.insert(0, ONE_STEP)
+    if trace.untraced_evaluation:
+        notes.insert(0, evaluation_note(trace.untraced_evaluation))
     if is_validation:
         notes.append("Validation needs more memory than training. Reduce the validation batch size")
     return Estimate(

@@ -206,7 +206,8 @@ class _ScriptJob:
                 double = size * 2 // self.multiple_of * self.multiple_of
                 ahead[double] = traced.start(double, with_uncertainty=False)
             current = estimate_from_trace(first.result())
-            if current.trace.trains and current.trace.validation_starts is None:
+            trace = current.trace
+            if trace.trains and trace.validation_starts is None and not trace.untraced_evaluation:
                 notes = (*notes, NO_VALIDATION_NOTE)
             current = replace(current, notes=(*current.notes, *notes))
             self.on_verdict(current)

@@ -47,6 +47,7 @@ from legroom.predict.options.apply import applied
 from legroom.predict.options.names import MemoryOption
 from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
 from legroom.predict.sandbox.sandbox import Sandbox
+from legroom.predict.tracing.evaluations import ExecutedLines, untraced_evaluation
 from legroom.predict.tracing.own_failures import fails_without_legroom
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports, instances_of
 from legroom.predict.tracing.resize import batch_size_of, resized, sample_shapes
@@ -116,6 +117,7 @@ class TracingProcess:
         self._validation_starts: int | None = None
         """The number of recorded events at the end of the training steps, if the trace continues with the validation."""
         self._validation_batches = 0
+        self._executed = ExecutedLines()
         self._max_first_step: float = min(MAX_FIRST_STEP, job["seconds"] or MAX_FIRST_STEP)
         self._time_limit = TimeLimit()
         self._started = 0.0
@@ -142,6 +144,7 @@ class TracingProcess:
             stack.enter_context(started_processes_noted(self._note))
             stack.enter_context(checkpoints_in(self._sandbox, has_data=self.trace.mode == "cpu"))
             self._note_compile()
+            self._executed.record()
             with installed(self.script):
                 outcome = execute(self.script, uncaught=self._uncaught)
             if outcome.reason is ExitReason.EXITED:
@@ -492,6 +495,7 @@ class TracingProcess:
         or `needs data`.
         """
         self._time_limit.cancel()
+        ran_to_its_end = outcome == "finished"
         if self._validation_starts is not None:
             self._end_validation(outcome, error)
             outcome, error, exit_code = "traced", "", 0
@@ -507,12 +511,16 @@ class TracingProcess:
             )
         elif self.device.recorder.clock.without_optimizer:
             trace.notes.append("The script has no optimizer, so each backward pass counts as a step")
+        if trace.trains and not self._validation_batches and not ran_to_its_end:
+            executed = self._executed.with_allocations(trace.events)
+            trace.untraced_evaluation = untraced_evaluation(executed)
         result = {
             "outcome": outcome, "error": error, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
             "batch_size": trace.batch_size, "uncertain_bytes": trace.uncertain_bytes, "alternatives": trace.alternatives,
             "optional": sorted(trace.optional), "values_substituted": trace.values_substituted, "differing_versions": trace.differing_versions, "notes": trace.notes,
             "batches": self._batches, "validation_starts": trace.validation_starts, "reserved": self.device.devices[device].allocator.peak_reserved,
             "first_batch": trace.first_batch, "is_settled": trace.is_settled, "is_finished": trace.is_finished, "is_partial": trace.is_partial, "is_own_failure": self._is_own_failure,
+            "untraced_evaluation": trace.untraced_evaluation,
         }  # fmt: skip
         if self._path is None:
             self._pipe.send({"event": "ended", **result})

@@ -154,6 +154,7 @@ class TracedScript:
             is_settled=result["is_settled"],
             is_finished=result["is_finished"],
             is_partial=result["is_partial"],
+            untraced_evaluation=result["untraced_evaluation"],
         )
 
     def _reply(

@@ -63,6 +63,8 @@ class Trace:
     is_finished: bool = False
     """Whether the script ended during the trace. If True, the trace includes all events after the last step."""
     is_partial: bool = False
+    untraced_evaluation: str = ""
+    """The location of an evaluation in the script that the trace does not contain, for example `train.py:89`."""
 
     @property
     def lacks_second_step(self) -> bool:

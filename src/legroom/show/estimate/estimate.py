@@ -10,10 +10,11 @@ from legroom.diagnose.report.device_memory import MemorySnapshot, snapshot_at_pe
 from legroom.diagnose.report.source_lines import Sources, read_sources
 from legroom.memory.event_base import Frame
 from legroom.memory.ledger import Ledger
-from legroom.predict.estimate import Estimate
+from legroom.predict.estimate import Estimate, evaluation_note
 from legroom.predict.largest_batch import MAX_BATCH
 from legroom.predict.options.plan import PlannedOption
-from legroom.predict.script_estimate import SEARCH_SECONDS, ScriptEstimate
+from legroom.predict.script_estimate import NO_VALIDATION_NOTE, SEARCH_SECONDS, ScriptEstimate
+from legroom.predict.uncertainty import version_note
 from legroom.show.common.formatting import clean, format_count, format_location
 from legroom.show.common.memory_charts import MemoryBar
 from legroom.show.common.one_screen import MAX_LINES, Commands, Cropped, FirstThatFits
@@ -54,6 +55,7 @@ def render_short_details(result: ScriptEstimate) -> RenderableType:
 
 def _short_verdict_parts(estimate: Estimate, rows: int, gap: str) -> Iterator[RenderableType]:
     yield Cropped(Text(format_verdict(estimate), style=STYLES[estimate.verdict]), 3)
+    yield from _evaluation(estimate)
     snapshot = snapshot_of(estimate)
     if snapshot is not None:
         yield from section("Memory at the peak", format_gpu(estimate))
@@ -82,8 +84,12 @@ def _short_detail_parts(
             yield Cropped(Padding(Text(_how(first)), (0, 0, 0, 6)), option_lines)
         for option in others:
             yield _option(option, widest, estimate.gpu.total)
-    if estimate.notes:
-        yield Cropped(Text(f"{clean(estimate.notes[0]).rstrip('.')}.", style="yellow"), 2)
+    notes = _other_notes(estimate)
+    if notes:
+        version = version_note(estimate.trace.differing_versions)
+        note = min(notes, key=lambda each: (each == NO_VALIDATION_NOTE, each == version))
+        if note != NO_VALIDATION_NOTE:
+            yield Cropped(_note(note), 2)
     yield Text("Next:")
     yield Commands(list(_next_commands(result))[:commands])
 
@@ -112,11 +118,29 @@ def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
 
 def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
     yield Text(format_verdict(estimate), style=STYLES[estimate.verdict])
+    yield from _evaluation(estimate)
     snapshot = snapshot_of(estimate)
     if snapshot is not None:
         yield from section("Memory at the peak", format_gpu(estimate))
         yield MemoryBar(snapshot)
         yield from top_lines(snapshot.top, sources_of(snapshot))
+
+
+def _evaluation(estimate: Estimate) -> Iterator[RenderableType]:
+    """Yield the note about an evaluation that was not traced. It belongs to the verdict, because the evaluation may run
+    out of memory even if the training fits.
+    """
+    if estimate.trace.untraced_evaluation:
+        yield _note(evaluation_note(estimate.trace.untraced_evaluation))
+
+
+def _other_notes(estimate: Estimate) -> list[str]:
+    shown = evaluation_note(estimate.trace.untraced_evaluation)
+    return [note for note in estimate.notes if note != shown]
+
+
+def _note(note: str) -> Text:
+    return Text(f"{clean(note).rstrip('.')}.", style="yellow")
 
 
 def snapshot_of(estimate: Estimate) -> MemorySnapshot | None:
@@ -141,8 +165,8 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
         yield from section(_options_title(result), "each traced, cheapest first")
         yield from _options(result.options, estimate.gpu.total)
     yield Text("")
-    for note in estimate.notes:
-        yield Text(f"{clean(note).rstrip('.')}.", style="yellow")
+    for note in _other_notes(estimate):
+        yield _note(note)
     if estimate.mode == "fake" and estimate.trace.values_substituted:
         count = format_count(estimate.trace.values_substituted, "value")
         yield Text(

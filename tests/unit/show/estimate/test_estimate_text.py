@@ -13,7 +13,8 @@ from legroom.predict.api import _Target
 from legroom.predict.estimate import Estimate, estimate_from_trace
 from legroom.predict.largest_batch import BatchSearch
 from legroom.predict.options.plan import PlannedOption
-from legroom.predict.script_estimate import ScriptEstimate
+from legroom.predict.script_estimate import NO_VALIDATION_NOTE, ScriptEstimate
+from legroom.predict.uncertainty import version_note
 from legroom.show.common.terminal import render_to_string
 from legroom.show.estimate.estimate import (
     _short_detail_parts,
@@ -234,3 +235,33 @@ def test_the_heading_of_the_options_counts_the_ones_that_are_shown(shown: int, r
     text = render_to_string(Group(*_short_detail_parts(result, shown, 0, 1)), width=80)
     assert f"Options that make the script fit  {remark}\n" in text
     assert text.count("option ") == shown
+
+
+def test_an_evaluation_that_was_not_traced_is_reported_below_the_verdict() -> None:
+    now = estimated("8GiB")
+    now.trace.untraced_evaluation = "train.py:89"
+    now = estimate_from_trace(now.trace)
+    sentence = "The evaluation at train.py:89 was not traced and may need more memory."
+    for render in (render_short_verdict, render_verdict):
+        verdict, note, *_ = render_to_string(render(now), width=120).splitlines()
+        assert verdict.startswith("Fits: ")
+        assert note == sentence
+    result = ScriptEstimate(script="train.py", estimate=now, search=None, options=())
+    for details in (render_short_details, render_details):
+        assert "was not traced and" not in render_to_string(details(result), width=120), "shown once"
+
+
+def test_a_short_estimate_shows_the_note_about_versions_only_if_there_is_no_other_note() -> None:
+    now = estimated("8GiB")
+    now.trace.differing_versions = {"torch": "2.0"}
+    version = version_note(now.trace.differing_versions)
+
+    def shown(*notes: str) -> str:
+        estimate = replace(now, notes=notes)
+        result = ScriptEstimate(script="train.py", estimate=estimate, search=None, options=())
+        return render_to_string(render_short_details(result), width=200)
+
+    assert version in shown(version, NO_VALIDATION_NOTE)
+    assert version not in shown(version, "Batches differ in shape")
+    assert "Batches differ in shape." in shown(version, "Batches differ in shape")
+    assert NO_VALIDATION_NOTE not in shown(NO_VALIDATION_NOTE)

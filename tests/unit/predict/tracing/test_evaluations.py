@@ -1,0 +1,93 @@
+"""Evaluations in the source of a script that a trace did not reach."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from legroom.observe.source.user_files import kinds
+from legroom.predict.tracing.evaluations import ExecutedLines, untraced_evaluation
+
+TRAINING = """
+import torch
+from torch import nn
+
+for step in range(3):
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+"""
+"""A training loop. Its last line is line 8."""
+
+
+def found_in(folder: Path, code: str, executed: tuple[int, ...] = (), module: str = "") -> str:
+    script, helpers = folder / "train.py", folder / "helpers.py"
+    script.write_text(TRAINING + code)
+    helpers.write_text(module)
+    return untraced_evaluation({(str(script), line) for line in executed}, [str(script), str(helpers)])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "model.eval()\n",
+        "with torch.no_grad():\n    model(x)\n",
+        "with torch.inference_mode(), torch.autocast('cuda'):\n    y = self.model(x)\n",
+        "@torch.no_grad()\ndef sample():\n    return model(x)\n",
+        "def test(model):\n    return model(x)\ntest(model)\n",
+        "def validate_epoch(loader):\n    for x in loader:\n        net(x)\nvalidate_epoch(loader)\n",
+    ],
+)
+def test_an_evaluation_that_did_not_run_is_found(tmp_path: Path, code: str) -> None:
+    assert found_in(tmp_path, code) == f"train.py:{10 if code.startswith('@') else 9}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "",
+        "with torch.no_grad():\n    for a, b in zip(average.parameters(), model.parameters()):\n        a.mul_(0.9).add_(b)\n",
+        "with torch.no_grad():\n    print(torch.cat(losses).mean().item())\n",
+        "def validate(arguments):\n    if not arguments:\n        raise ValueError('missing')\nvalidate(arguments)\n",
+        "def test(model):\n    return model(x)\n",
+        "size = eval('2 * 3')\n",
+        "frame.eval('a + b')\n",
+        "test_loader(1)\n",
+    ],
+)
+def test_other_code_is_not_an_evaluation(tmp_path: Path, code: str) -> None:
+    assert found_in(tmp_path, code) == ""
+
+
+def test_an_evaluation_that_ran_is_not_reported(tmp_path: Path) -> None:
+    code = "model.eval()\nwith torch.no_grad():\n    model(x)\ndef test():\n    model(x)\ntest()\n"
+    assert found_in(tmp_path, code) == "train.py:9"
+    assert found_in(tmp_path, code, (9,)) == "train.py:10"
+    assert found_in(tmp_path, code, (9, 10)) == "train.py:12"
+    assert found_in(tmp_path, code, (9, 10, 13)) == ""
+
+
+def test_a_function_in_another_file_is_found(tmp_path: Path) -> None:
+    module = "def evaluate(model):\n    return model(1)\nif __name__ == '__main__':\n    model.eval()\n"
+    assert found_in(tmp_path, "evaluate(model)\n", module=module) == "helpers.py:1"
+    assert found_in(tmp_path, "", module=module) == ""
+
+
+@pytest.fixture
+def recorded() -> Iterator[ExecutedLines]:
+    saved = torch.no_grad.__enter__, torch.inference_mode.__enter__, nn.Module.eval
+    lines = ExecutedLines()
+    lines.record()
+    yield lines
+    torch.no_grad.__enter__, torch.inference_mode.__enter__, nn.Module.eval = saved  # type: ignore[method-assign]
+
+
+def test_the_lines_that_evaluate_are_recorded(recorded: ExecutedLines, tmp_path: Path) -> None:
+    path = str(tmp_path / "train.py")
+    code = "model.eval()\nwith torch.no_grad():\n    pass\nwith torch.inference_mode():\n    pass\nmodel.train()\n"
+    exec(compile(code, path, "exec"), {"torch": torch, "model": nn.Linear(2, 2)})
+    kinds.pop(path, None)
+    assert {line for file, line in recorded.lines if file == path} == {1, 2, 4}
+    assert not any(file.startswith(torch.__path__[0]) for file, _ in recorded.lines)
