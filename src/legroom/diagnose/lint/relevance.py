@@ -25,6 +25,10 @@ _AMP = re.compile(r"torch\.(?:cuda|cpu)\.amp")
 _ADDING = split_words(
     "add append appendleft extend insert put put_nowait setdefault update heappush register register_buffer"
 )
+_IN_PLACE = split_words(
+    "add_ sub_ lerp_ addcmul_ copy_ index_add_ index_copy_ index_put_ scatter_ scatter_add_"
+)
+"""Methods that change a tensor. A changed buffer of a model may keep a graph alive."""
 _BUILTINS = frozenset(dir(builtins))
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _LOOPS = {ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp}
@@ -240,7 +244,24 @@ def stores_beyond_call(function: _Function) -> bool:
             isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDING
         ):
             changed.append(node.func.value)
+        elif isinstance(node, ast.Call) and _changes_attribute(node):
+            return True
     return bool(read & written) or any(_outlives(each, local) for each in changed)
+
+
+def _changes_attribute(node: ast.Call) -> bool:
+    """Return True for a call such as `self.mean.mul_(0.9).add_(x)`."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in _IN_PLACE:
+        return False
+    changed = node.func.value
+    while True:
+        if isinstance(changed, ast.Subscript):
+            changed = changed.value
+        elif isinstance(changed, ast.Call) and isinstance(changed.func, ast.Attribute):
+            changed = changed.func.value
+        else:
+            break
+    return isinstance(changed, ast.Attribute) and changed.attr != "data"
 
 
 def _own_nodes(function: _Function) -> Iterator[ast.AST]:

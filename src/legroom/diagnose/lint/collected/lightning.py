@@ -16,9 +16,11 @@ from legroom.diagnose.lint.flow.syntax import (
     bound_paths,
     contained_parts,
     dotted,
+    is_call_of,
     last_name,
     method_name,
     moves_to_host,
+    names_in,
     receiver,
     string_value,
     walk,
@@ -58,6 +60,8 @@ def kept_by_lightning(program: Program) -> Iterator[Problem]:
         ):
             continue
         host, kept = _kept(program, store)
+        if not kept and _is_read_after_epoch(program, store):
+            host, kept = False, True
         if not kept or (host and _ONE_PASS.search(hook)) or _is_cleared(program, store):
             continue
         reported.add(store.target)
@@ -112,6 +116,31 @@ def _kept(program: Program, store: StoreFact) -> tuple[bool, bool]:
     found = [_large(program, store, part) for part in contained_parts(store.expression) or [store.expression]]
     large = [host for host in found if host is not None]
     return all(large), bool(large)
+
+
+def _is_read_after_epoch(program: Program, store: StoreFact) -> bool:
+    """Return True if a module combines the tensors of an epoch, as in `torch.cat(self.logits)` in
+    `on_train_epoch_end`.
+
+    If no code clears such a list, it grows in each epoch, and each combination contains the tensors of all epochs. The
+    tensors may therefore be small.
+    """
+    hook = _hook(program, store.function) or ""
+    known = program.classes.get(store.function.class_name or "")
+    if known is None or hook not in {"training_step", "validation_step"}:
+        return False
+    if not all(base in program.classes or _BASES.search(base) for base in known.bases):
+        return False  # another class may clear the list
+    parts = contained_parts(store.expression) or [store.expression]
+    if not any(program.value(each).is_tensor and not program.value(each).host for each in parts):
+        return False
+    end = "on_train_epoch_end" if hook == "training_step" else "on_validation_epoch_end"
+    method = program.method(known.name, end)
+    return method is not None and any(
+        store.target in names_in(node)
+        for node in walk(method.body)
+        if isinstance(node, cst.Call) and any(is_call_of(node, each) for each in ("cat", "stack", "concat"))
+    )
 
 
 def _large(program: Program, store: StoreFact, node: cst.BaseExpression) -> bool | None:

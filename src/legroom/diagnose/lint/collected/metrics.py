@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import CallFact, StoreFact
+from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.retention.releases import is_length_limited
 from legroom.diagnose.lint.flow.syntax import dotted, keyword, last_name, method_name, receiver
 from legroom.diagnose.lint.flow.values import SELF_METHODS
 from legroom.diagnose.lint.rule import Problem
@@ -22,9 +23,10 @@ def metrics_without_reset(program: Program) -> Iterator[Problem]:
     """Find metrics that a loop over epochs updates but never resets, such as `auroc.update(...)` without
     `auroc.reset()`.
     """
+    reported: set[str] = set()
+    yield from _own_metrics_without_reset(program, reported)
     if not any(each.startswith("torchmetrics") for each in program.imports.full_names.values()):
         return
-    reported: set[str] = set()
     for call in program.calls:
         path = dotted(receiver(call.node)) if call.method == "update" else dotted(call.node.func)
         if path is None or path in reported or not call.node.args:
@@ -34,11 +36,68 @@ def metrics_without_reset(program: Program) -> Iterator[Problem]:
             continue
         if _is_updated_in_all_epochs(call, made[0]) and not _may_be_reset(program, path):
             reported.add(path)
-            yield Problem(
-                node=call.node,
-                message=f"`{path}` stores the predictions of every epoch, because the metric is never reset",
-                help=f"Call `{path}.reset()` at the start of each epoch",
-            )
+            yield _without_reset(call, path)
+
+
+def _without_reset(call: CallFact, path: str, reset: str = "reset") -> Problem:
+    return Problem(
+        node=call.node,
+        message=f"`{path}` stores the predictions of every epoch, because the metric is never reset",
+        help=f"Call `{path}.{reset}()` at the start of each epoch",
+    )
+
+
+def _own_metrics_without_reset(program: Program, reported: set[str]) -> Iterator[Problem]:
+    """Find metrics of the project that store every prediction in a list, and whose method `reset` is never called."""
+    if not program.uses_gpu:
+        return
+    for call in program.calls:
+        path = dotted(receiver(call.node))
+        if path is None or path in reported or call.local is None or not call.loops:
+            continue
+        known = program.classes.get(call.receiver.class_name or "")
+        reset = known.methods.get("reset") if known is not None else None
+        if reset is None or call.local.class_name != reset.class_name or not _is_whole(program, reset):
+            continue
+        made = [each for each in program.stores if each.target == path]
+        if len(made) != 1 or made[0].value.class_name != reset.class_name:
+            continue
+        if not any(
+            _is_kept_until(program, store, reset) for store in program.stores if store.function is call.local
+        ):
+            continue
+        if _is_updated_in_all_epochs(call, made[0]) and not _may_be_reset(program, path):
+            reported.add(path)
+            yield _without_reset(call, path)
+
+
+def _is_whole(program: Program, reset: Function) -> bool:
+    """Return True if no other code of the program may call `reset` or inherit from its class."""
+    known = program.classes[reset.class_name or ""]
+    return (
+        not reset.call_sites
+        and all(base in {"object", "abc.ABC"} for base in known.bases)
+        and not any(known.name in each.bases for each in program.classes.values())
+    )
+
+
+def _is_kept_until(program: Program, store: StoreFact, reset: Function) -> bool:
+    """Return True if a method adds a tensor on the GPU to a list that only `reset` empties."""
+    if store.how != "append" or not store.target.startswith("self.") or store.bounded:
+        return False
+    if not store.value.output or store.value.host or store.value.has_graph:
+        return False
+    if program.is_conditional(store.node) or is_length_limited(program, store):
+        return False
+    emptied = {
+        each.function for each in program.releases if last_name(each.target) == last_name(store.target)
+    }
+    emptied |= {
+        each.function
+        for each in program.stores
+        if each.target == store.target and each.how == "assign" and each.function.name != "__init__"
+    }
+    return emptied == {reset}
 
 
 def _stores_predictions(program: Program, made: cst.BaseExpression) -> bool:

@@ -125,9 +125,20 @@ def _loop_over_data(program: Program, store: StoreFact) -> LoopFact | None:
     for loop in reversed(store.loops):
         if loop.iterable.kind is ValueKind.LOADER:
             return loop
-        if not loop.trains and iterates_data_set(loop):
+        if not loop.trains and (iterates_data_set(loop) or _iterates_generator(program, loop)):
             return loop
     return None
+
+
+def _iterates_generator(program: Program, loop: LoopFact) -> bool:
+    """Return True for a loop over a generator of this file that yields the batches of a dataset."""
+    call = program.call_of(loop.node.iter) if isinstance(loop.node, cst.For) else None
+    function = call.local if call is not None else None
+    return (
+        function is not None
+        and function.is_generator
+        and any(each.function is function and iterates_data_set(each) for each in program.loops)
+    )
 
 
 def _loop_around_method(program: Program, store: StoreFact) -> LoopFact | None:

@@ -56,6 +56,8 @@ _IN_PLACE_METHODS = {
     "scatter_add_",
     "masked_scatter_",
 }
+_RESCALING_METHODS = {"mul_", "div_", "add_", "sub_", "neg_", "clamp_", "clamp_min_", "clamp_max_"}
+"""In-place methods whose result is the changed tensor, with its old graph."""
 _PRESERVING_METHODS = {
     "cat", "clone", "concat", "contiguous", "copy", "cpu", "cuda", "double", "flatten", "float", "half", "hstack",
     "mean", "reshape", "squeeze", "stack", "sum", "to", "unsqueeze", "view", "vstack",
@@ -264,11 +266,18 @@ class FactRecorder(Calls):
         elif method in _REMOVING_METHODS:  # getattr(self, name).clear()
             for each in named_attributes(self.program, receiver(node)):
                 self.record_release(node, each, _REMOVING_METHODS[method])
-        elif method in _IN_PLACE_METHODS and target is not None and any(each.has_graph for each in arguments):
+        elif (
+            method in _IN_PLACE_METHODS
+            and any(each.has_graph for each in arguments)
+            and (target := path_of(_changed_in_place(node))) is not None
+        ):
             added = next(
                 each.value for each, value in zip(node.args, arguments, strict=True) if value.has_graph
             )
             self.record_store(node, target, "augment", added, GRAPH, uses_old_value=True)
+            self.names[target] = GRAPH
+        elif method == "copy_" and target is not None and _copies_sum(node, target, arguments):
+            self.record_store(node, target, "assign", node.args[0].value, arguments[0], uses_old_value=True)
             self.names[target] = GRAPH
         elif (
             name in _SORTED_INSERTS
@@ -296,6 +305,9 @@ class FactRecorder(Calls):
             )
         elif method == "register_buffer" and len(arguments) > 1 and target is not None:
             self._record_named_item(node, target, 0, arguments)
+            buffer = string_value(node.args[0].value)
+            if buffer is not None and arguments[1].is_tensor:
+                self.names[f"{target}.{buffer}"] = arguments[1]
         elif name == "setattr" and len(arguments) > 2 and (path := path_of(node.args[0].value)) is not None:
             self._record_named_item(node, path, 1, arguments)
             if self.function.name != "__init__" and not arguments[2].has_graph:
@@ -446,6 +458,23 @@ class FactRecorder(Calls):
     def context_at(self, node: cst.CSTNode) -> FactContext:
         order = self.program.order.get(node, 0)
         return FactContext(order, self.function, self.loops, self.no_grad, self.handler, self.contexts)
+
+
+def _changed_in_place(node: cst.Call) -> cst.BaseExpression | None:
+    """Return the tensor that a chain of in-place methods changes: `mean` for `mean.mul_(0.9).add_(x)`.
+
+    Return None for `mean.data.add_(x)`, because `mean.data` is a new tensor, and `mean` gets no graph.
+    """
+    changed = receiver(node)
+    while isinstance(changed, cst.Call) and method_name(changed) in _RESCALING_METHODS:
+        changed = receiver(changed)
+    is_data = isinstance(changed, cst.Attribute) and changed.attr.value == "data"
+    return None if is_data else changed
+
+
+def _copies_sum(node: cst.Call, target: str, arguments: tuple[Value, ...]) -> bool:
+    """Return True for a call such as `mean.copy_(0.9 * mean + 0.1 * x)`, which extends the graph of `mean`."""
+    return bool(arguments) and arguments[0].has_graph and target in names_with_graph(node.args[0].value)
 
 
 def _has_new_keys(node: cst.BaseExpression) -> bool:

@@ -73,6 +73,7 @@ keeps the whole tensor alive. This fix is unsafe, because in-place changes to th
 collected value.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -186,7 +187,7 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
     if store.no_grad and store.how == "item" and store.previous.is_tensor:
         return False  # copies only the numbers into the tensor
     if store.how in {"augment", "append"}:
-        return True
+        return not _is_input_statistic(store)
     if store.how == "item":
         if store.previous.is_tensor:  # writing into a tensor extends its graph, at any index
             given = root(store.target) in store.function.parameters and root(store.target) != "self"
@@ -196,6 +197,20 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
             store.varying_key and (store.mapping or store.previous.kind in growing)
         )
     return adds_to_itself(program, store)
+
+
+def _is_input_statistic(store: StoreFact) -> bool:
+    """Return True if a module that normalizes the inputs of a model updates its statistics. Inputs have no graph."""
+    return (
+        isinstance(store.node, cst.Call)
+        and store.how == "augment"
+        and _INPUT_NORMALIZER.search(store.function.class_name or "") is not None
+    )
+
+
+_INPUT_NORMALIZER = re.compile(
+    r"Normaliz|Normalis|Standardiz|Standardis|Scaler|MeanStd|Input|Obs(?:ervation)?"
+)
 
 
 def adds_to_itself(program: Program, store: StoreFact) -> bool:
