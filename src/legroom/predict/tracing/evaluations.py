@@ -36,6 +36,8 @@ class _Evaluation:
     file: str
     first: int
     last: int
+    is_certain: bool = False
+    """Whether a name shows that the code is an evaluation. Code under `no_grad` may also generate samples."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ def untraced_evaluation(executed: set[tuple[str, int]], files: Iterable[str] | N
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _calls_model(
                 node, _imported(tree)
             ):
-                functions.setdefault(node.name, []).append(_span(file, node))
+                functions.setdefault(node.name, []).append(_span(file, node, is_certain=True))
     for file, tree in trees.items():
         missed = [
             found
@@ -93,7 +95,7 @@ def untraced_evaluation(executed: set[tuple[str, int]], files: Iterable[str] | N
             if not any(path == found.file and found.first <= line <= found.last for path, line in executed)
         ]
         if missed:
-            first = min(missed, key=lambda each: (each.file != file, each.first))
+            first = min(missed, key=lambda each: (not each.is_certain, each.file != file, each.first))
             return f"{os.path.basename(first.file)}:{first.first}"
     return ""
 
@@ -120,7 +122,7 @@ def _evaluations(
         elif isinstance(node, ast.Call):
             name = _name(node.func)
             if isinstance(node.func, ast.Attribute) and name == "eval" and not (node.args or node.keywords):
-                yield _span(file, node)
+                yield _span(file, node, is_certain=True)
             elif _EVALUATES.fullmatch(name):
                 yield from functions.get(name, ())
 
@@ -168,5 +170,5 @@ def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def _span(file: str, node: ast.stmt | ast.expr) -> _Evaluation:
-    return _Evaluation(file, node.lineno, node.end_lineno or node.lineno)
+def _span(file: str, node: ast.stmt | ast.expr, *, is_certain: bool = False) -> _Evaluation:
+    return _Evaluation(file, node.lineno, node.end_lineno or node.lineno, is_certain)

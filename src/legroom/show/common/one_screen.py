@@ -27,14 +27,16 @@ def _height(lines: Iterable[list[Segment]], options: ConsoleOptions) -> int:
 
 
 class Cropped:
-    """The first lines of a text. The last line ends with `…` if lines are missing."""
+    """The first lines of a text. The last line ends with `…` if lines are missing. Code between backticks is either
+    complete or missing."""
 
     def __init__(self, part: RenderableType, lines: int) -> None:
         self._part = part
         self._limit = lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield SegmentLines(_crop(_lines(self._part, console, options), self._limit, options), new_lines=True)
+        lines = _lines(self._part, console, options)
+        yield SegmentLines(_without_partial_code(_crop(lines, self._limit, options)), new_lines=True)
 
 
 class FirstThatFits:
@@ -62,6 +64,17 @@ def _crop(lines: list[list[Segment]], limit: int, options: ConsoleOptions) -> li
     if cell_len(text) >= options.max_width:
         text = set_cell_size(text, options.max_width - 1)
     return [*first, [Segment(f"{text}…", last[0].style if last else None)]]
+
+
+def _without_partial_code(lines: list[list[Segment]]) -> list[list[Segment]]:
+    """Remove the end of a cropped text from the last backtick on, if the crop removed the closing backtick."""
+    texts = ["".join(segment.text for segment in line) for line in lines]
+    if not (texts and texts[-1].endswith("…") and "".join(texts).count("`") % 2):
+        return lines
+    last = max(number for number, text in enumerate(texts) if "`" in text)
+    kept = texts[last].rpartition("`")[0].rstrip()
+    style = lines[last][0].style
+    return [*lines[:last], [Segment(f"{kept}…", style)]]
 
 
 class Commands:

@@ -46,7 +46,7 @@ def render_short_details(result: ScriptEstimate) -> RenderableType:
     """Render the results of further traces in the lines that the verdict leaves free on one screen. The results are
     the largest batch size, the first options that save memory, and the next commands.
     """
-    sizes = ((4, 3, 2), (2, 3, 2), (1, 2, 1), (1, 0, 1))
+    sizes = ((4, 3, 2, 4), (2, 3, 2, 4), (1, 2, 1, 4), (1, 0, 1, 4), (1, 0, 1, 2))
     versions = (
         Group(*gap, *_short_detail_parts(result, *each)) for each in sizes for gap in ([Text("")], [])
     )
@@ -65,16 +65,19 @@ def _short_verdict_parts(estimate: Estimate, rows: int, gap: str) -> Iterator[Re
 
 
 def _short_detail_parts(
-    result: ScriptEstimate, options: int, option_lines: int, commands: int
+    result: ScriptEstimate, options: int, option_lines: int, commands: int, note_lines: int
 ) -> Iterator[RenderableType]:
     """Yield the details, with at most `options` options that save memory. The description of the first option has at
-    most `option_lines` lines.
+    most `option_lines` lines. The sentence about the batch size and the note have at most `note_lines` lines each. If
+    an option makes the script fit, the options that do not are omitted.
     """
     estimate = result.estimate
-    yield Cropped(Text(_batch(result), style="bold"), 2)
+    yield Cropped(Text(_batch(result), style="bold"), note_lines)
     if result.options:
-        first, *others = result.options[:options]
-        remark = _options_remark(1 + len(others), len(result.options))
+        suitable = [each for each in result.options if estimate.fits or each.verdict != "does-not-fit"]
+        suitable = suitable or list(result.options)
+        first, *others = suitable[:options]
+        remark = _options_remark(1 + len(others), len(suitable))
         heading = Text(_options_title(result), style="bold")
         heading.append(f"  {remark}", style="not bold dim")
         yield heading
@@ -88,8 +91,10 @@ def _short_detail_parts(
     if notes:
         version = version_note(estimate.trace.differing_versions)
         note = min(notes, key=lambda each: (each == NO_VALIDATION_NOTE, each == version))
-        if note != NO_VALIDATION_NOTE:
-            yield Cropped(_note(note), 2)
+        # The safe bound already includes the margin for the versions, so options are more important than this note.
+        has_room = note != version or options > 2 or not result.options
+        if note != NO_VALIDATION_NOTE and has_room:
+            yield Cropped(_note(note), note_lines)
     yield Text("Next:")
     yield Commands(list(_next_commands(result))[:commands])
 

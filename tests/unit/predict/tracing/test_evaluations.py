@@ -64,9 +64,14 @@ def test_other_code_is_not_an_evaluation(tmp_path: Path, code: str) -> None:
 def test_an_evaluation_that_ran_is_not_reported(tmp_path: Path) -> None:
     code = "model.eval()\nwith torch.no_grad():\n    model(x)\ndef test():\n    model(x)\ntest()\n"
     assert found_in(tmp_path, code) == "train.py:9"
-    assert found_in(tmp_path, code, (9,)) == "train.py:10"
-    assert found_in(tmp_path, code, (9, 10)) == "train.py:12"
+    assert found_in(tmp_path, code, (9,)) == "train.py:12"
+    assert found_in(tmp_path, code, (9, 13)) == "train.py:10"
     assert found_in(tmp_path, code, (9, 10, 13)) == ""
+
+
+def test_a_function_whose_name_is_an_evaluation_comes_first(tmp_path: Path) -> None:
+    code = "@torch.no_grad()\ndef sample():\n    model(x)\ndef evaluate():\n    model(x)\nevaluate()\n"
+    assert found_in(tmp_path, code) == "train.py:12"
 
 
 def test_a_function_in_another_file_is_found(tmp_path: Path) -> None:

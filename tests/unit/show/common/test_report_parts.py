@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from rich.text import Text
 
 from legroom.memory.compare import Change, Difference
 from legroom.memory.events import Step
@@ -10,6 +11,7 @@ from legroom.memory.ledger import Ledger
 from legroom.memory.live.periodic_thread import PeriodicThread
 from legroom.show.common.code_frame import code_frame, source_line
 from legroom.show.common.memory_charts import StepSparkline, downsample_max
+from legroom.show.common.one_screen import Cropped
 from legroom.show.common.terminal import render_to_string, verbatim
 from legroom.show.report.comparison import render_comparison
 from legroom.units import MiB
@@ -115,3 +117,13 @@ def test_a_comparison_of_many_lines_fits_on_a_screen():
     assert len(text.splitlines()) <= 19
     assert "Peak memory by line  the 4 largest of 29 changes" in text
     assert len(render_to_string(render_comparison(many, before="old.legroom")).splitlines()) == 24
+
+
+def test_a_cropped_text_does_not_end_inside_code():
+    def cropped(text, lines):
+        return render_to_string(Cropped(Text(text), lines), width=20)
+
+    text = "Stopped too early. Use `--batch-size 64 --workers 4`."
+    assert cropped(text, 2) == "Stopped too early.\nUse…\n"
+    assert cropped(text, 3).endswith("`.\n")
+    assert cropped("Use `a` in the file and in others.", 1) == "Use `a` in the file…\n"

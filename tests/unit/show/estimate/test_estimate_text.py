@@ -232,7 +232,7 @@ def test_the_heading_of_the_options_counts_the_ones_that_are_shown(shown: int, r
         options=tuple(replace(SMALLER_BATCH, name=f"option {number}") for number in range(3)),
         options_tried=True,
     )
-    text = render_to_string(Group(*_short_detail_parts(result, shown, 0, 1)), width=80)
+    text = render_to_string(Group(*_short_detail_parts(result, shown, 0, 1, 4)), width=80)
     assert f"Options that make the script fit  {remark}\n" in text
     assert text.count("option ") == shown
 
@@ -265,3 +265,40 @@ def test_a_short_estimate_shows_the_note_about_versions_only_if_there_is_no_othe
     assert version not in shown(version, "Batches differ in shape")
     assert "Batches differ in shape." in shown(version, "Batches differ in shape")
     assert NO_VALIDATION_NOTE not in shown(NO_VALIDATION_NOTE)
+
+
+@pytest.mark.parametrize(("number", "remark"), [(1, ""), (2, "  the cheapest of 2")])
+def test_a_short_estimate_shows_an_option_that_fits_before_cheaper_ones_that_do_not(
+    number: int, remark: str
+) -> None:
+    cheap = replace(SMALLER_BATCH, name="bf16 autocast", verdict="does-not-fit")
+    enough = replace(SMALLER_BATCH, name="frozen backbone", verdict="fits", peak_device=90 << 20)
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(estimated("100MiB"), max_batch_size=None),
+        search=BatchSearch(tried={64: False}),
+        options=(cheap, *[enough] * number),
+        options_tried=True,
+    )
+    text = render_to_string(Group(*_short_detail_parts(result, 1, 2, 1, 4)), width=80)
+    assert f"Options that make the script fit{remark}\n  frozen backbone   90.0 MiB  fits\n" in text
+    assert "bf16 autocast" not in text
+    alone = render_to_string(render_short_details(replace(result, options=(cheap,))), width=80)
+    assert "Options that save memory\n  bf16 autocast" in alone
+
+
+@pytest.mark.parametrize("size", [7, 123_456])
+def test_the_change_of_the_batch_size_is_complete_on_a_narrow_terminal(size: int) -> None:
+    setting = BatchSetting(
+        name="--train-batch-size", value=64, rank=0, text=f"--train-batch-size {SIZE}", is_given=True
+    )
+    search = BatchSearch(tried={size: True, size + 1: False}, is_complete=False)
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(estimated("100MiB"), max_batch_size=size),
+        search=search,
+        options=(SMALLER_BATCH,) * 4,
+        batch_setting=setting,
+    )
+    text = " ".join(render_to_string(render_short_details(result), width=80).split())
+    assert f"Use `--train-batch-size {size}`." in text
