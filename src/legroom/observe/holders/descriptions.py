@@ -9,6 +9,7 @@ import gc
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from functools import _lru_cache_wrapper, partial
+from itertools import pairwise
 from threading import Thread
 from types import (
     AsyncGeneratorType,
@@ -259,13 +260,15 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
     The growing container is the innermost container that can grow, has tensors from many iterations, and is long enough
     for these tensors. For example, a dict with two growing lists contains tensors from many iterations, but only the
     lists grow. A tuple cannot grow, but it may contain the previous state, which keeps all earlier states alive. If the
-    iterations are unknown, the longest container is returned.
+    iterations are unknown, the longest container is returned, except a dict of lists of which only one contains
+    tensors.
     """
     if not candidates:
         return None
     most = max(each.iterations for each in candidates)
     if most < 2:
-        return max(candidates, key=lambda each: each.length)
+        grouping = {id(outer) for outer, inner in pairwise(candidates) if _only_groups(outer, inner)}
+        return max((each for each in candidates if id(each) not in grouping), key=lambda each: each.length)
     many = [each for each in candidates if each.iterations >= max(2, 0.75 * most)]
     long_enough = [each for each in many if each.length >= 0.8 * each.iterations]
     if not long_enough:  # a dict of a few lists: each list has the tensors of some iterations
@@ -277,6 +280,22 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
         long_enough = [each for each in candidates if each.iterations and each.length >= most]
     mutable = [each for each in long_enough if not isinstance(each.container, tuple | frozenset)]
     return (mutable or long_enough or many)[-1]
+
+
+def _only_groups(outer: _Candidate, inner: _Candidate) -> bool:
+    """Return whether only one value of a container contains tensors, as in `logs = {"loss": [0.5], "codes": [z]}`."""
+    values = list(outer.container.values() if isinstance(outer.container, dict) else outer.container)
+    return (
+        inner.length > 1
+        and len(values) < 1000
+        and any(each is inner.container for each in values)
+        and not any(_contains_tensor(each) for each in values if each is not inner.container)
+    )
+
+
+def _contains_tensor(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return any(isinstance(each, torch.Tensor) for each in (value, *list(values)[:1000]))
 
 
 def _is_inside_bounded(growing: _Candidate | None, candidates: list[_Candidate]) -> bool:

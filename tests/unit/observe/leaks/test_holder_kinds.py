@@ -374,3 +374,15 @@ def test_a_tuple_in_a_context_variable_is_reported_at_the_line_that_sets_it() ->
 
     (leak,) = leaks_of(keep, iterations=20)
     assert (leak.name, leak.line) == ("_losses", keep.__code__.co_firstlineno + 1)
+
+
+def test_only_one_list_of_a_log_contains_tensors() -> None:
+    logs: dict[str, list[Any]] = {name: [] for name in ("loss", "l0", "norm", "bias", "z_l2", "codes")}
+
+    def log(step: int, loss: torch.Tensor, output: torch.Tensor) -> None:
+        for name in logs:
+            logs[name].append(output.detach()[::4] if name == "codes" else loss.item())
+
+    (leak,) = leaks_of(log, iterations=40)
+    assert leak.name == 'logs["codes"]'
+    assert leak.line is not None
