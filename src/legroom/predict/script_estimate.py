@@ -32,6 +32,7 @@ ShowProgress = Callable[[str], None]
 
 SEARCH_SECONDS = 60.0
 """The search for the largest batch size stops after this many seconds, and returns the best result so far."""
+NO_SETTING = "the script has no DataLoader and no argument for the batch size"
 NO_VALIDATION_NOTE = "No validation was traced. The estimate covers only the training steps"
 
 
@@ -46,6 +47,8 @@ class ScriptEstimate:
     options_tried: bool = True
     batch_setting: BatchSetting | None = None
     """The argument, variable or line that sets the batch size of the script, or None if it is unknown."""
+    only_size_reason: str = NO_SETTING
+    """The reason why no other batch size was traced, if the batch size is unknown."""
 
     @property
     def batch_change(self) -> str:
@@ -213,7 +216,15 @@ class _ScriptJob:
             self.on_verdict(current)
             # Traces with real values are too slow for a search, and a partial step at another batch size is of little use.
             if mode == "cpu" or current.trace.is_partial:
-                return ScriptEstimate(script=self._command, estimate=current, search=None, options=())
+                return ScriptEstimate(
+                    script=self._command,
+                    estimate=current,
+                    search=None,
+                    options=(),
+                    only_size_reason="the trace with real values is slow"
+                    if mode == "cpu"
+                    else "the script did not complete a step in time",
+                )
             return self._search_and_plan(traced, current, ahead, environment or {})
 
     @property
@@ -276,6 +287,7 @@ class _ScriptJob:
             options=(),
             options_tried=with_options,
             batch_setting=setting,
+            only_size_reason=check.reason or NO_SETTING,
         )
         if not with_options:
             return result

@@ -30,6 +30,8 @@ class SettingCheck:
     _running: WorkerProcess | None = None
     _first: tuple[BatchSetting, int, Trace] | None = None
     """The trace of a successful check, which the search for the largest batch size reuses."""
+    reason: str = ""
+    """The reason why `by_trace` found no setting, or "" if the script has no candidate."""
 
     def for_loader(self, size: int) -> BatchSetting | None:
         """Return the setting that changes the batch size of the script's DataLoader. `size` is the current batch size.
@@ -57,12 +59,23 @@ class SettingCheck:
                     if not is_doubled and setting.rank > 0:
                         continue
                     trace = again.start(with_uncertainty=False).result()
+            except OutOfTime:
+                self._failed(f"a trace with another value of `{setting.name}` exceeded the time limit")
+                continue
             except CannotTrace:
+                if setting.rank == 0:
+                    self._failed(f"the script failed with another value of `{setting.name}`")
                 continue
             if is_doubled or _allocated(trace) > _allocated(current):
                 self._first = (setting, double, trace)
                 return setting
+            self._failed(
+                f"a larger value of `{setting.name}` did not increase the memory of the traced steps"
+            )
         return None
+
+    def _failed(self, reason: str) -> None:
+        self.reason = self.reason or reason  # the most likely candidate comes first
 
     def trace(self, setting: BatchSetting, size: int) -> Trace:
         """Restart the script with a different value of a setting, and trace it. Raises `CannotTrace`."""

@@ -214,10 +214,7 @@ def _batch(result: ScriptEstimate) -> str:
     estimate = result.estimate
     size, largest = estimate.batch_size, estimate.max_batch_size
     if size is None:
-        return (
-            "Only this batch size was traced, because the script has no DataLoader and no argument for the "
-            "batch size."
-        )
+        return f"Only this batch size was traced, because {result.only_size_reason}."
     if result.search is None:
         return f"The script was traced with batch size {size}."
     if largest is None and result.estimate.decided_by == "validation":
