@@ -88,6 +88,7 @@ def lint_paths(
         findings=[finding for report in reports for finding in report.findings],
         file_errors=[*file_errors, *(file_error for report in reports for file_error in report.file_errors)],
         files=len(files),
+        unchecked=sum(report.unchecked for report in reports),
         fixed=sum(report.fixed for report in reports),
         diff="".join(report.diff for report in reports),
     )
@@ -134,7 +135,9 @@ def lint_standard_input(
     try:
         document = parse_document(data, is_notebook=data.lstrip()[:1] == b"{" and b'"cells"' in data)
     except Unreadable as reason:
-        return LintReport(findings=[], file_errors=[FileError(file="-", message=str(reason))], files=1), data
+        return LintReport(
+            findings=[], file_errors=[FileError(file="-", message=str(reason))], files=1, unchecked=1
+        ), data
     report, changed = _lint_document(
         document, "-", settings.codes_for(Path("stdin.py")), fix=fix or diff, unsafe=unsafe
     )
@@ -150,14 +153,18 @@ def _lint_file(
     try:
         document = read_document(file)
     except Unreadable as reason:
-        return LintReport(findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1)
+        return LintReport(
+            findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1, unchecked=1
+        )
     codes = settings_for(file).with_options(select, ignore).codes_for(file)
     others = OtherFiles(Path(os.path.abspath(file)))
     try:
         report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe, others=others)
     except Exception as error:  # a fault in one rule must not hide the findings in other files
         message = f"not checked because of an internal error ({type(error).__name__}: {error})"
-        return LintReport(findings=[], file_errors=[FileError(file=name, message=message)], files=1)
+        return LintReport(
+            findings=[], file_errors=[FileError(file=name, message=message)], files=1, unchecked=1
+        )
     if changed is document:
         save_report(file, codes, report, others)
     if diff:
@@ -188,7 +195,7 @@ def _lint_document(
             found = _check(document, name, codes, others)
         except Unreadable as reason:
             return LintReport(
-                findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1
+                findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1, unchecked=1
             ), document
         chosen: list[Edit] = []
         applied = 0

@@ -78,5 +78,7 @@ class LintReport:
     findings: Sequence[LintFinding]
     file_errors: Sequence[FileError] = ()
     files: int = 0
+    unchecked: int = 0
+    """The number of files that were not checked, such as files with Python 2 code."""
     fixed: int = 0
     diff: str = ""

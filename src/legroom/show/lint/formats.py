@@ -114,22 +114,29 @@ def _mark(finding: LintFinding) -> str:
 def render_lint_summary(report: LintReport, *, fixing: bool) -> Text:
     found, files = len(report.findings), len({each.file for each in report.findings})
     fixed = f"Fixed {format_count(report.fixed, 'problem')}. " if fixing else ""
+    checked = format_count(report.files - report.unchecked, "file")
     if not found:
-        return Text(f"{fixed}No problems found in {format_count(report.files, 'file')}.")
+        return Text(f"{fixed}No problems found in {checked}.{_unchecked(report)}")
     counts = Counter(each.applicability for each in report.findings)
-    text = Text(
-        f"{fixed}Found {format_count(found, 'problem')} in {files:,} of {format_count(report.files, 'file')}"
-    )
+    text = Text(f"{fixed}Found {format_count(found, 'problem')} in {files:,} of {checked}")
     fixable = []
     if counts["safe"] and not fixing:
         fixable.append(f"{counts['safe']:,} fixable with `--fix`")
     if counts["unsafe"]:
         more = f"{counts['unsafe']:,}{' more' if fixable else ' fixable'}"
         fixable.append(f"{more} with `--fix --unsafe-fixes` (review the changes)")
-    text.append(f"; {', '.join(fixable)}." if fixable else ".")
+    text.append((f"; {', '.join(fixable)}." if fixable else ".") + _unchecked(report))
     first = report.findings[0].code
     text.append(f"\nExplain a code: legroom explain {first}", style="dim")
     return text
+
+
+def _unchecked(report: LintReport) -> str:
+    if not report.unchecked:
+        return ""
+    return (
+        f" {format_count(report.unchecked, 'file')} {'was' if report.unchecked == 1 else 'were'} not checked."
+    )
 
 
 def _github(finding: LintFinding) -> str:

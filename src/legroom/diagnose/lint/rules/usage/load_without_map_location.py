@@ -8,6 +8,9 @@ The rule also checks for `map_location=device` if the program restores a model f
 the checkpoint afterwards. In this case, the rule applies only if the program also restores an optimizer, or trains the
 model in the same function.
 
+The rule does not flag `model.load_state_dict(torch.load(path))` if the program uses one rank and moves the model to the
+GPU afterwards, because the loaded copy is released before.
+
 In a program with several ranks, the rule also checks for a fixed GPU, such as `map_location="cuda:0"`, unless only one
 rank runs the code. `"cuda"` without an index counts as a fixed GPU if no code selects a GPU for each process.
 
@@ -49,6 +52,7 @@ from legroom.diagnose.lint.flow.syntax import (
     method_name,
     names_in,
     positional,
+    receiver,
     root,
     string_value,
     walk,
@@ -102,6 +106,8 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         if not (into_state and cuda) and not (ranks and is_checkpoint):
             continue
+        if not ranks and _is_released_before_move(program, call):
+            continue
         yield Problem(
             node=call.node,
             message="Every rank loads the checkpoint onto the device that it was saved from"
@@ -111,6 +117,54 @@ def check(program: Program) -> Iterator[Problem]:
             edits=(add_argument(program, call.node, 'map_location="cpu"'),),
             safe=into_state and _is_only_copied(program, call),
         )
+
+
+def _is_released_before_move(program: Program, call: CallFact) -> bool:
+    """Return True for `model.load_state_dict(torch.load(path))` before `model.to(device)`. The loaded copy is released
+    before the weights of the model are on the GPU.
+    """
+    loading = next(
+        (
+            other
+            for other in program.calls
+            if other.method == "load_state_dict"
+            and other.node.args
+            and call.node in _parts(other.node.args[0].value)
+        ),
+        None,
+    )
+    path = dotted(receiver(loading.node)) if loading is not None else None
+    if loading is None or path is None or program.mentions("set_default_device", "set_default_tensor_type"):
+        return False
+    made = [
+        each
+        for each in program.stores
+        if each.target == path and each.function is call.function and each.how == "assign"
+    ]
+    before = [each for each in made if each.order < loading.order]
+    if not before or any(_may_be_on_gpu(program, each.expression) for each in before):
+        return False
+    moved = [
+        each.order
+        for each in program.calls
+        if each.method in {"cuda", "to"}
+        and each.function is call.function
+        and dotted(receiver(each.node)) in {path, *(each.target for each in made)}
+    ]
+    return bool(moved) and min(moved) > loading.order
+
+
+def _may_be_on_gpu(program: Program, made: cst.BaseExpression) -> bool:
+    """Return True if the expression that creates a model, or a function that it calls, names a device."""
+    text = program.source(made)
+    for node in walk(made):
+        call = program.call_of(node)
+        if call is not None and call.local is not None:
+            text += program.source(call.local.node)
+    return _PLACES.search(text) is not None
+
+
+_PLACES = re.compile(r"cuda|device|gpu|\.to\(|accelerat|from_pretrained|torch\.load", re.IGNORECASE)
 
 
 def _names_a_gpu(node: cst.BaseExpression) -> bool:
