@@ -62,6 +62,8 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
         return 4, 0, effort
     if finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits"):
         return 0, 0, effort
+    if finding.code == "LG603" and evidence.has_whole_input:
+        return 6, 0, effort  # a different program; the other changes keep its results
     grows = finding.code in _RETAINED_GRAPH_CODES or "bytes_per_step" in finding.evidence
     # If memory grows, earlier steps had enough memory. Other changes must free enough memory for the whole step.
     needed = evidence.shortfall if grows or finding.code == "LG603" else evidence.missing

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from legroom.diagnose.oom.batch_change import choose_setting
@@ -17,6 +18,7 @@ from legroom.memory.event_base import Annotation, Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder, Oom, Step
 from legroom.memory.state import State
 from legroom.observe.source.batch_setting import BatchSetting
+from legroom.observe.source.loaded_once import is_loaded_once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,24 @@ class Evidence:
         if not last or not set(first).intersection(sizes):
             return False
         return all(dimension % size and size % dimension for dimension in last for size in sizes)
+
+    @cached_property
+    def has_whole_input(self) -> bool:
+        """True if the program has no batch size: no loader and no setting, and the model's input was loaded once,
+        outside any loop. For example, a graph network may process one graph in every step.
+        """
+        program, inputs = self.program, self.live(Category.INPUT)
+        if program is None or program.batch_size or self._possible_setting is not None or not inputs:
+            return False
+        shape = program.input_shape
+        if shape != program.first_input_shape:
+            return False
+        sizes = [prod(shape) * element for element in (1, 2, 4, 8)]
+        if shape and not any(each.bytes in sizes for each in inputs):
+            return False
+        largest = max(each.bytes for each in inputs)
+        frames = {each.frame for each in inputs if each.bytes >= largest * 0.01}
+        return all(frame is not None and is_loaded_once(frame) for frame in frames)
 
     @property
     def filled_fraction(self) -> float:
@@ -241,12 +261,15 @@ class Evidence:
 
     @property
     def scaling_so_far(self) -> int:
+        """The number of bytes that scale with the batch size, including the failed request."""
+        return self.scaling_in_use + (0 if self.oom.phase is Phase.OPTIMIZER else self.oom.requested)
+
+    @property
+    def scaling_in_use(self) -> int:
         transient = self.live(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
         if self.oom.phase is Phase.OPTIMIZER:
-            size = bytes_of([each for each in transient if each.phase is not Phase.OPTIMIZER])
-        else:
-            size = bytes_of(transient) + self.oom.requested
-        return size - bytes_of(self.datasets)
+            transient = [each for each in transient if each.phase is not Phase.OPTIMIZER]
+        return bytes_of(transient) - bytes_of(self.datasets)
 
     @cached_property
     def datasets(self) -> list[Alloc]:

@@ -233,9 +233,10 @@ def _support_fused(optimizers: Sequence[LiveOptimizer]) -> bool:
 
 
 def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
-    """Suggest the largest batch size that fits.
+    """Suggest the largest batch size that fits. If the program has no batch size, suggest to process the input in
+    batches.
 
-    Only activations, inputs and results are assumed to scale with the batch size.
+    Only activations, inputs, results and temporary tensors are assumed to scale with the batch size.
 
     After a failure in the backward pass, all activations are known. After a failure in the forward pass, the
     activations are extrapolated from the completed fraction of the model. If this fraction is unknown, at most half
@@ -261,19 +262,25 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         2 if _normalizes(evidence) else 1
     ):
         return  # even the smallest batch is too large
+    program = evidence.program
     evaluation = None if evidence.evaluates else evaluation_setting(evidence.details)
     smaller = smaller_setting(evidence.setting, fraction, evaluation)
     if smaller is not None:
         change = smaller.advice
-    elif evidence.has_other_input and evidence.program is not None:
+    elif evidence.has_other_input and program is not None:
         change = (
-            f"Pass fewer samples to the model. The input has the shape {evidence.program.input_shape}, which does not "
-            "depend on the batch size. If no backward pass follows, wrap the call in `with torch.no_grad():`"
+            f"Pass fewer samples to the model. The input has the shape {program.input_shape}, which does not "
+            "depend on the batch size"
         )
+        if program.gradients_enabled:
+            change += ". If no backward pass follows, wrap the call in `with torch.no_grad():`"
+    elif evidence.has_whole_input:
+        change = "If the samples are independent, process the input in batches. For a graph, sample subgraphs"
     else:
         change = f"Use at most {_format_fraction(fraction)} the current batch size"
         change += " for the evaluation" if evidence.evaluates else ""
-    caveat = f" {_estimate_caveat(evidence.progress or 1.0)}" if unfinished else ""
+    has_batch_size = not (evidence.has_other_input or evidence.has_whole_input)
+    caveat = f" {_estimate_caveat(evidence.progress or 1.0)}" if unfinished and has_batch_size else ""
     also, optimizers = "", [each for each in evidence.optimizers if each.temporary_bytes]
     if fixed + evidence.optimizer_temporaries + evidence.unusable > evidence.budget and optimizers:
         option = "fused=True" if _support_fused(optimizers) else "foreach=False"
@@ -281,13 +288,21 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
             f" Also pass `{option}` to {' and '.join(f'`{name}`' for name in _names(optimizers))}: otherwise, the optimizer step "
             f"needs {format_size(evidence.optimizer_temporaries)} of temporary memory."
         )
-    accumulate = " Accumulate gradients over several batches to keep the effective batch size."
+    accumulate = ""
+    if evidence.trains and has_batch_size:
+        accumulate = " Accumulate gradients over several batches to keep the effective batch size."
+    in_use = evidence.scaling_in_use
+    kinds = _scaling_kinds(evidence)
+    message = (
+        f"{kinds} use {format_size(in_use)}{' and scale with the batch size' if has_batch_size else ''}."
+    )
+    if evidence.has_whole_input:
+        message = f"The model processes the whole input at once, without batches. {kinds} use {format_size(in_use)}."
     yield Finding(
         code="LG603",
-        message=f"{'Inputs' if evidence.evaluates else 'Activations, inputs'} and results use {format_size(evidence.scaling_so_far)} "
-        "and scale with the batch size.",
-        fix=f"{change}.{also}{caveat}{accumulate if evidence.trains and not evidence.has_other_input else ''}",
-        bytes=evidence.scaling_so_far,
+        message=message,
+        fix=f"{change}.{also}{caveat}{accumulate}",
+        bytes=in_use,
         saves=int(evidence.scaling_so_far * (1 - fraction)),
         evidence={
             "fraction": round(fraction, 3),
@@ -295,9 +310,18 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
             **(smaller.as_evidence() if smaller else {"argument": None}),
             "fixed_bytes": fixed,
             "scaling_bytes": evidence.scaling_so_far,
+            "has_batch_size": has_batch_size,
             "optimizers": _names(optimizers) if also else [],
         },
     )
+
+
+def _scaling_kinds(evidence: Evidence) -> str:
+    if evidence.live_bytes(Category.TEMPORARY) < evidence.scaling_in_use * 0.1:
+        return "Inputs and results" if evidence.evaluates else "Activations, inputs and results"
+    if evidence.evaluates:
+        return "Inputs, results and temporary tensors"
+    return "Activations, inputs, results and temporary tensors"
 
 
 def _normalizes(evidence: Evidence) -> bool:

@@ -199,7 +199,7 @@ class RunReport:
         if first is None:
             return
         evidence, codes = first.evidence, [each.code for each in oom.advice]
-        if first.code == "LG603":
+        if first.code == "LG603" and evidence.get("has_batch_size", True):
             if evidence.get("arguments") is not None:
                 again = self.command.with_arguments(evidence["arguments"])
                 yield again.text, "with a smaller batch size"

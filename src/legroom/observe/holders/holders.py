@@ -9,6 +9,8 @@ The search must not change the program, so it calls no `repr` and no property, a
 would keep the tensors alive.
 """
 
+import contextlib
+import gc
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -148,10 +150,27 @@ def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: b
     for position, storages in containers:
         shared = sum(size for key, size in storages.items() if key in by_tensors)
         holders[position] = holders[position]._replace(shared_bytes=shared)
+    retained.by(_tensors_with_graphs())
     if by_guards.keys() - by_variables.keys():
         holders += guards
         by_variables.update(by_guards)
     return HolderSurvey(holders, by_variables, by_calls, lines, backward_line, retained.saved)
+
+
+def _tensors_with_graphs() -> list[torch.Tensor]:
+    """Return all tensors in the process that are part of an autograd graph. No variable refers to some of them yet, for
+    example the items of an unfinished list comprehension, or the first arguments of a call.
+    """
+    found: list[torch.Tensor] = []
+    with torch._C.DisableTorchFunction():
+        for each in gc.get_objects():
+            if issubclass(type(each), torch.Tensor):
+                with contextlib.suppress(
+                    Exception
+                ):  # a tensor of a finished `torch.func` transform is invalid
+                    if each.grad_fn is not None:
+                        found.append(each)
+    return found
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:

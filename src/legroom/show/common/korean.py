@@ -259,6 +259,23 @@ CATALOGUE = {
         "{size}(activation, 입력, 결과)는 batch size에 비례합니다."
     ),
     "Inputs and results use {size:size} and scale with the batch size.": "{size}(입력, 결과)는 batch size에 비례합니다.",
+    "Activations, inputs, results and temporary tensors use {size:size} and scale with the batch size.": (
+        "{size}(activation, 입력, 결과, 임시 tensor)는 batch size에 비례합니다."
+    ),
+    "Inputs, results and temporary tensors use {size:size} and scale with the batch size.": (
+        "{size}(입력, 결과, 임시 tensor)는 batch size에 비례합니다."
+    ),
+    "The model processes the whole input at once, without batches.": "모델이 batch 없이 전체 입력을 한꺼번에 처리합니다.",
+    "Activations, inputs and results use {size:size}.": "activation, 입력, 결과가 {size}를 씁니다.",
+    "Inputs and results use {size:size}.": "입력과 결과가 {size}를 씁니다.",
+    "Activations, inputs, results and temporary tensors use {size:size}.": (
+        "activation, 입력, 결과, 임시 tensor가 {size}를 씁니다."
+    ),
+    "Inputs, results and temporary tensors use {size:size}.": "입력, 결과, 임시 tensor가 {size}를 씁니다.",
+    "If the samples are independent, process the input in batches.": (
+        "샘플이 서로 독립적이면 입력을 batch로 나누어 처리하세요."
+    ),
+    "For a graph, sample subgraphs.": "그래프라면 subgraph를 sampling하세요.",
     "Use `{new}` instead of `{old}`.": "`{old}` 대신 `{new}` 설정을 쓰세요.",
     "Use `{new}` and `{evaluation}` instead of `{old}`.": "`{old}` 대신 `{new}`, `{evaluation}` 설정을 쓰세요.",
     "Add `{new}` (the default is {before:number}).": "`{new}` 설정을 추가하세요(기본값은 {before}).",

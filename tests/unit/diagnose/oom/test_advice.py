@@ -2,6 +2,7 @@
 
 import pytest
 
+from legroom.diagnose.oom import evidence
 from legroom.memory.annotations import ForwardProgress, FoundSetting, LiveOptimizer, ProgramState
 from legroom.memory.detected_leak import DetectedLeak
 from legroom.memory.event_base import Category, Phase
@@ -954,3 +955,58 @@ def test_temporaries_of_the_first_step_are_not_called_state(make_run):
     run.oom(200, op="aten._foreach_sqrt")
     add_optimizer(run, "Adam", trainable=200, state=400, temporary=200)
     assert list(run.advice()) == ["LG606"]
+
+
+@pytest.fixture
+def one_graph(make_run, monkeypatch):
+    """A failure of a model whose input was loaded once, without a loader or a batch size."""
+    monkeypatch.setattr(evidence, "is_loaded_once", lambda frame: frame.line == 5)
+    run = make_run()
+    run.alloc(8, INPUT, line=5)
+    for _ in range(18):
+        run.alloc(50, ACTIVATION)
+    run.oom(100)
+    return run
+
+
+def test_program_without_batches_is_advised_to_save_activations(one_graph):
+    add_state(one_graph, inputs=((1024, 2048), (1024, 2048)))
+    advice = one_graph.advice()
+    assert list(advice) == ["LG401", "LG604", "LG613", "LG603"]
+    assert advice["LG603"].message.startswith("The model processes the whole input at once")
+    assert "batch size" not in advice["LG603"].fix
+    assert next_command(one_graph)[0] == "legroom run --gpu 1000MiB --spill train.py"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "inputs"),
+    [
+        (64, ((1024, 2048), (1024, 2048))),  # a loader returns batches
+        (None, ((128, 2048), (128, 2048))),  # the model processes a part of the input
+        (None, ((1024, 2048), (512, 2048))),
+    ],
+)
+def test_program_with_batches_is_advised_to_reduce_their_size(one_graph, batch_size, inputs):
+    add_state(one_graph, batch_size=batch_size, inputs=inputs)
+    advice = one_graph.advice()
+    assert next(iter(advice)) == "LG603"
+    assert "the current batch size" in advice["LG603"].fix
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_no_grad_is_suggested_only_if_gradients_are_enabled(make_run, gradients):
+    run = make_run()
+    run.alloc(900, ACTIVATION if gradients else TEMPORARY)
+    run.oom(200)
+    add_setting(run, "--batch-size", 64)
+    add_state(run, gradients=gradients, training=False, inputs=((64, 7), (1000, 7)))
+    finding = run.advice()["LG603"]
+    assert "The input has the shape (1000, 7), which does not depend on the batch size." in finding.fix
+    assert ("torch.no_grad()" in finding.fix) is gradients
+    assert "scale with the batch size" not in finding.message
+    assert next_command(run)[1] == "after changing the code"
+
+
+def test_memory_that_scales_with_the_batch_size_does_not_include_the_failed_request(large_batch):
+    finding = large_batch.advice()["LG603"]
+    assert finding.message == "Activations, inputs and results use 900.0 MiB and scale with the batch size."

@@ -104,6 +104,21 @@ def test_memory_that_a_container_shares_with_the_graph_of_the_loss_is_counted() 
     assert held["earlier (list, 1 item)"].shared_bytes == 0
 
 
+@reads_graphs
+def test_activations_of_an_unfinished_list_are_recognized() -> None:
+    events: list[Event] = []
+
+    def forward(layers: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(x).sin().exp() for layer in layers])
+
+    with VirtualGPU("40MiB", sink=events.append), pytest.raises(torch.OutOfMemoryError):
+        layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(20)).cuda()
+        forward(layers, torch.ones(2048, 256, device="cuda"))
+    by_category = Ledger(events).at_oom().by_category()
+    assert by_category[Category.ACTIVATION] == 16 * MiB
+    assert by_category[Category.TEMPORARY] == 2 * MiB
+
+
 def test_a_guard_is_a_holder_only_if_no_other_variable_retains_the_model() -> None:
     def measure(tensor: torch.Tensor) -> tuple[int, int]:
         return tensor.data_ptr(), tensor.nbytes
