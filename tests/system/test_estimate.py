@@ -159,6 +159,17 @@ for epoch in range(3):
     assert not any("was not traced and" in note for note in before["notes"])
 
 
+def test_code_after_the_training_is_not_called_a_validation_loop(tmp_path: Path) -> None:
+    after = """        torch.save(model.cpu(), "model.pt")
+        model.cuda()
+        raise ValueError("disk full")
+"""
+    failing = TRAINING.replace('        open("epoch", "w").write("over")\n', after)
+    (note,) = notes_of(answer_of(estimate(tmp_path, failing)))
+    assert note.startswith("Tracing the code after the training steps failed (train.py:")
+    assert "ValueError: disk full" in note
+
+
 def test_an_evaluation_before_the_training_is_not_estimated(tmp_path: Path) -> None:
     evaluated = """
 with torch.no_grad():

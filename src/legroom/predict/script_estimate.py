@@ -32,7 +32,7 @@ ShowProgress = Callable[[str], None]
 
 SEARCH_SECONDS = 60.0
 """The search for the largest batch size stops after this many seconds, and returns the best result so far."""
-NO_SETTING = "the script has no DataLoader and no argument for the batch size"
+NO_SETTING = "Legroom found no DataLoader and no argument for the batch size"
 NO_VALIDATION_NOTE = "No validation was traced. The estimate covers only the training steps"
 
 

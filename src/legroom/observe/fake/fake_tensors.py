@@ -188,9 +188,11 @@ class FakeTensors:
         swap = torch.utils.swap_tensors
 
         def swap_data(tensor: Any, other: Any) -> None:
-            # By default, `Module.to` would swap the tensors, which fails if a tensor has weak references.
-            if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
-                tensor.data = other.data
+            # By default, `Module.to` would swap the tensors, which fails if a tensor has weak references. A copy to the
+            # host, as in `module.cpu()`, is a real tensor.
+            if isinstance(tensor, FakeTensor):
+                fake = other if isinstance(other, FakeTensor) else self._fake_like(other.detach())
+                tensor.data = fake.data
             else:
                 swap(tensor, other)  # type: ignore[no-untyped-call]
 

@@ -484,7 +484,8 @@ class TracingProcess:
         if any(type(event) is Alloc for event in self.trace.events[start:]):
             self.trace.validation_starts = start
             if outcome in ("failed", "needs data"):
-                self._note(f"Tracing the validation loop failed ({error})")
+                what = "validation loop" if self._validation_batches else "code after the training steps"
+                self._note(f"Tracing the {what} failed ({error})")
         else:
             del self.trace.events[start:]
 

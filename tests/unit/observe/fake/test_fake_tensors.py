@@ -1,4 +1,4 @@
-"""The values that a program reads from fake tensors."""
+"""Fake tensors: the values that a program reads from them, and modules that move between devices."""
 
 from collections.abc import Iterator
 
@@ -43,3 +43,23 @@ def test_masks_computed_by_the_model_are_assumed_all_true() -> None:
 def test_values_of_large_tensors_are_not_tracked() -> None:
     zeros = torch.zeros(MAX_TRACKED_BYTES + 1, dtype=torch.bool)
     assert bool(zeros.cuda().all())
+
+
+def test_a_trained_module_can_move_to_the_host_and_back() -> None:
+    linear = torch.nn.Linear(64, 64)
+    model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(64)).cuda()
+    weight = linear.weight
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 64).cuda()).sum().backward()
+    optimizer.step()
+    on_device = torch.cuda.memory_allocated()
+
+    model.cpu()
+    assert linear.weight is weight
+    assert (weight.device.type, weight.grad.device.type) == ("cpu", "cpu")  # type: ignore[union-attr]
+    assert torch.cuda.memory_allocated() <= on_device - 2 * weight.nbytes
+    assert model(torch.ones(4, 64)).shape == (4, 64)
+
+    model.to("cuda")
+    assert (weight.is_cuda, weight.grad.is_cuda) == (True, True)  # type: ignore[union-attr]
+    assert torch.cuda.memory_allocated() == on_device

@@ -312,7 +312,7 @@ def test_the_reason_why_only_one_batch_size_was_traced_is_reported() -> None:
     def text_for(result: ScriptEstimate) -> str:
         return render_to_string(render_short_details(result), width=120)
 
-    assert "because the script has no DataLoader and no argument for the batch size." in text_for(result)
+    assert "because Legroom found no DataLoader and no argument for the batch size." in text_for(result)
     slow = replace(result, only_size_reason="a trace with another value of `-b` exceeded the time limit")
     assert "Only this batch size was traced, because a trace with another value of `-b` exceeded" in text_for(
         slow
