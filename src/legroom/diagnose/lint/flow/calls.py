@@ -38,6 +38,7 @@ from legroom.diagnose.lint.flow.syntax import (
 )
 from legroom.diagnose.lint.flow.values import (
     GRAPH,
+    MODEL,
     SELF_METHODS,
     UNKNOWN,
     Value,
@@ -77,6 +78,8 @@ class Calls(Expressions):
         result = self._result(node, name, owner, called, arguments, local)
         if result == UNKNOWN and path in defined.lambdas and path not in self.function.parameters:
             result = self._result_of_lambda(defined.lambdas[path], node, arguments)
+        elif result == UNKNOWN and type(node.func) is cst.Subscript:
+            result = self._result_of_table(node.func, node, arguments)
         is_model = called.kind in (ValueKind.MODEL, ValueKind.CRITERION)
         if is_model and owner.kind in (ValueKind.UNKNOWN, ValueKind.PLAIN):
             owner = called
@@ -114,6 +117,39 @@ class Calls(Expressions):
         outer.update({path: value for path, value in self.names.items() if path not in given})
         self.names = outer
         return result
+
+    def _result_of_table(self, item: cst.Subscript, node: cst.Call, arguments: tuple[Value, ...]) -> Value:
+        """Return the model that a call such as `{"small": lambda: Net(8), "large": build}[name]()` creates. The result
+        is known only if all entries of the dict create models.
+        """
+        table = item.value
+        if not isinstance(table, cst.Dict):
+            path = dotted(table) or ""
+            defined = self.program.definitions.tables.get(path)
+            if defined is None or path in self.function.parameters:
+                return UNKNOWN
+            table = defined
+        made = [self._made_by(each.value, node, arguments) for each in table.elements]
+        if not made or any(each.kind is not ValueKind.MODEL for each in made):
+            return UNKNOWN
+        known = made[0].class_name if len({each.class_name for each in made}) == 1 else None
+        is_frozen = any(each.frozen for each in made)
+        trainable = not is_frozen and all(each.trainable for each in made)
+        return replace(MODEL, class_name=known, frozen=is_frozen, trainable=trainable)
+
+    def _made_by(self, entry: cst.BaseExpression, node: cst.Call, arguments: tuple[Value, ...]) -> Value:
+        if isinstance(entry, cst.Lambda):
+            return self._result_of_lambda(entry, node, arguments)
+        path = self.program.defined_path(entry)
+        if path in self.names and self.names[path].function is None:
+            return UNKNOWN
+        if path in self.program.classes:
+            return new_instance(self.program, path, arguments)
+        if path in self.program.functions:
+            return self.program.functions[path].returns
+        name = self.program.imports.qualified(entry)
+        known = torch_result(name, arguments, requires_grad=False, no_grad=self.no_grad) if name else None
+        return known or UNKNOWN
 
     def _called_value(self, func: cst.BaseExpression, owner: Value) -> Value:
         """Return the model, loss or function that is called. `owner` is the object whose attribute is called."""

@@ -19,6 +19,8 @@ class Definitions:
     lambdas: Mapping[str, cst.Lambda]
     partials: Mapping[str, cst.Call]
     records: frozenset[str]
+    tables: Mapping[str, cst.Dict]
+    """Maps a name to the dict literal that it refers to, such as `MODELS` in `MODELS[name](classes)`."""
     applied: dict[cst.Call, cst.Call] = field(default_factory=dict)
     """Maps a call to a partial function, such as `log(loss)`, to the complete call, such as `record(rows, loss)`."""
     written: dict[cst.CSTNode, cst.Call] = field(default_factory=dict)
@@ -54,6 +56,7 @@ def find_definitions(assignments: Iterable[cst.Assign]) -> Definitions:
             for path, made in found.items()
             if isinstance(made, cst.Call) and any(is_call_of(made, name) for name in _RECORDS)
         ),
+        tables={path: made for path, made in found.items() if isinstance(made, cst.Dict)},
     )
 
 
