@@ -74,7 +74,7 @@ def _run_pass(program: Program, *, first: bool) -> None:
         function.call_sites = []
         function.returned_nodes = []
         function.is_dispatched = False
-    for function in sorted(program.functions.values(), key=lambda each: first and each is program.top):
+    for function in _in_first_order(program) if first else program.functions.values():
         _Walker(program, function, call_sites[function], first=first).run()
     for function in program.functions.values():
         if _is_decorated_without_gradients(program, function):
@@ -82,6 +82,31 @@ def _run_pass(program: Program, *, first: bool) -> None:
         elif not function.no_grad or function.no_grad_in_callers:  # a later pass may find more callers
             function.no_grad = bool(function.call_sites) and all(site.no_grad for site in function.call_sites)
             function.no_grad_in_callers = function.no_grad
+
+
+def _in_first_order(program: Program) -> list[Function]:
+    """Return the functions in the order of the first pass.
+
+    A class is created after the classes whose objects it contains, because the attributes of a module show whether the
+    module has parameters. The statements at module level come last.
+    """
+    ordered: dict[Function, None] = {}
+    seen: set[str] = set()
+
+    def visit(name: str) -> None:
+        created = program.classes[name].methods.get("__init__")
+        if name in seen or created is None:
+            return
+        seen.add(name)
+        for node in walk(created.body):
+            if type(node) is cst.Name and node.value in program.classes:
+                visit(node.value)
+        ordered[created] = None
+
+    for name in program.classes:
+        visit(name)
+    others = (each for each in program.functions.values() if each is not program.top)
+    return list(dict.fromkeys([*ordered, *others, program.top]))
 
 
 def _is_decorated_without_gradients(program: Program, function: Function) -> bool:

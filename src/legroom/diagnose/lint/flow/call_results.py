@@ -410,6 +410,9 @@ def _has_no_parameters(program: Program, class_name: str) -> bool:
         if known is None or known.name in seen:
             continue
         seen.add(known.name)
+        created = known.methods.get("__init__")
+        if created is not None and not created.environment:
+            return False  # not analyzed yet
         if not known.bases or not all(
             base in program.classes or base.endswith("nn.Module") for base in known.bases
         ):
