@@ -29,6 +29,8 @@ _IN_PLACE = split_words(
     "add_ sub_ lerp_ addcmul_ copy_ index_add_ index_copy_ index_put_ scatter_ scatter_add_"
 )
 """Methods that change a tensor. A changed buffer of a model may keep a graph alive."""
+_TRAINING = split_words("fit aggregate local_train local_update train_epoch train_one_epoch")
+"""Methods of the project that train a model, or combine trained models."""
 _BUILTINS = frozenset(dir(builtins))
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _LOOPS = {ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp}
@@ -210,7 +212,12 @@ def runs_model(loop: ast.AST, names: Names) -> bool:
             if isinstance(func.value, ast.Constant):
                 continue
             owner = func.value.attr if isinstance(func.value, ast.Attribute) else ast.unparse(func.value)
-            if func.attr in names.defined or MODEL_NAMES.search(func.attr) or MODEL_NAMES.search(owner):
+            if (
+                func.attr in names.defined
+                or func.attr in _TRAINING
+                or MODEL_NAMES.search(func.attr)
+                or MODEL_NAMES.search(owner)
+            ):
                 return True
         elif isinstance(func, ast.Name):
             known = func.id in names.defined or func.id in _BUILTINS or func.id in bound

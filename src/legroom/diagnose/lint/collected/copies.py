@@ -183,10 +183,41 @@ def _copied_models(
     if any(_moves_to_host(node) for node in nodes):
         return set()
     found = {path for node in nodes if (path := _copied_model(program, node)) is not None}
-    if found or depth > 2:
+    if found or depth > _MAX_DEPTH:
         return found
     for part in (expression, *contained_parts(expression)):
+        if isinstance(part, cst.ListComp):
+            found |= _copied_in_list(program, part, store, depth)
         found |= _copied_before(program, part, store, depth)
+    return found
+
+
+_MAX_DEPTH = 4
+
+
+def _copied_in_list(program: Program, made: cst.ListComp, store: StoreFact, depth: int) -> set[str]:
+    """Return the models that a list copies, such as `[client.fit(model) for client in clients]` and
+    `[state for state, count in results]`.
+
+    The second list contains the first items of `results`, which may be a parameter of the function.
+    """
+    if isinstance(made.elt, cst.Call):
+        return _copied_before(program, made.elt, store, depth)
+    source, target = dotted(made.for_in.iter), made.for_in.target
+    names = [dotted(each.value) for each in target.elements] if isinstance(target, cst.Tuple) else []
+    item = dotted(made.elt)
+    if source is None or item is None or names[:1] != [item]:
+        return set()
+    function = store.function
+    if source not in function.parameters:
+        return _copied_before(program, made.for_in.iter, store, depth)
+    found: set[str] = set()
+    for site in function.call_sites:
+        for name, argument in function.receives(site.call):
+            if name == source:
+                order = program.order[site.call]
+                at = replace(store.at, function=site.caller, loops=site.loops, order=order)
+                found |= _copied_before(program, argument.value, replace(store, at=at), depth)
     return found
 
 
@@ -207,6 +238,8 @@ def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact,
     if not isinstance(part, cst.Call):
         return set()
     call = program.call_of(part)
+    if method_name(part) == "state_dict" and depth:
+        return _copied_into_variable(program, dotted(receiver(part)), store, depth)
     if call is None or call.local is None:
         inner = receiver(part)  # copy.deepcopy(model).eval()
         return _copied_before(program, inner, store, depth) if inner is not None and depth == 0 else set()
@@ -222,6 +255,23 @@ def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact,
         for each in call.local.returned_nodes
         for model in _copied_models(program, each, inside, depth + 1)
     }
+
+
+def _copied_into_variable(program: Program, path: str | None, store: StoreFact, depth: int) -> set[str]:
+    """Return the model that a local variable contains a copy of, such as `model` for `local = copy.deepcopy(model)`."""
+    made = [
+        each
+        for each in program.stores
+        if each.target == path and each.function is store.function and each.how == "assign"
+    ]
+    if len(made) != 1 or path not in store.function.local_names:
+        return set()
+    if any(
+        isinstance(each, cst.Call) and _moves_to_host(each) and dotted(receiver(each)) == path
+        for each in walk(store.function.body)
+    ):
+        return set()
+    return _copied_models(program, made[0].expression, made[0], depth + 1)
 
 
 def _moves_to_host(node: cst.CSTNode) -> bool:

@@ -10,8 +10,9 @@ import libcst as cst
 
 from legroom.diagnose.lint.collected.additions import is_visible
 from legroom.diagnose.lint.collected.new_keys import key_of, key_repeats
+from legroom.diagnose.lint.collected.replay import is_put_on_gpu
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
-from legroom.diagnose.lint.flow.facts import StoreFact
+from legroom.diagnose.lint.flow.facts import Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.releases import encloses, is_length_limited
 from legroom.diagnose.lint.flow.steps import is_in_step_code
@@ -22,6 +23,7 @@ from legroom.diagnose.lint.flow.syntax import (
     method_name,
     names_in,
     receiver,
+    walk,
 )
 from legroom.diagnose.lint.rule import Problem
 
@@ -33,6 +35,10 @@ _REQUESTS = re.compile(
     re.IGNORECASE,
 )
 """Names of keys that differ for each request or text."""
+_UNLIMITED = re.compile(
+    r"^(?:session|user|request|client|chat|conversation|job|customer|thread|crop|query|prompt)_?(?:id|key)$|^u(?:u)?id$"
+)
+"""Names of keys that take new values as long as the program runs."""
 _STARTING = re.compile(r"^(?:__init__|\w*(?:start|startup|setup|init|load|lifespan)\w*)$")
 _CREATED = r"\b{name}\b[^=\n]*=\s*(?:\{{\}}|\[\]|dict\(\)|(?:\w+\.)?(?:OrderedDict|defaultdict|field)\()"
 _NEW_DICTS = {"dict", "OrderedDict", "defaultdict"}
@@ -70,9 +76,13 @@ def _request_of(program: Program, store: StoreFact) -> str | None:
     function = store.function
     if isinstance(function.node, cst.Module) or function.name in {"__init__", "__post_init__"}:
         return None
-    if function.owns(store.target) or program.is_module_class(function.class_name) or store.value.host:
+    if function.owns(store.target) or store.value.host:
         return None
     key = _key_of(store)
+    if program.is_module_class(function.class_name):
+        name = dotted(key[0].value) if len(key) == 1 and isinstance(key[0], cst.Index) else None
+        is_given = store.no_grad and name in function.parameters and _is_moved_to_gpu(program, function)
+        return name if is_given and _UNLIMITED.search(name or "") else None
     if not key and store.how == "append" and store.value.has_graph:
         return next((name for name in function.parameters if _REQUESTS.search(name)), None)
     if not key or (store.how == "item" and not store.varying_key):
@@ -81,6 +91,17 @@ def _request_of(program: Program, store: StoreFact) -> str | None:
     if any(key_repeats(program, each) for each in key):
         return None
     return next((name for each in key for name in _sources(program, store, each) if known.search(name)), None)
+
+
+def _is_moved_to_gpu(program: Program, function: Function) -> bool:
+    """Return True if a method moves a parameter to the GPU, as in `x.to(self.device)`."""
+    return any(
+        isinstance(node, cst.Call)
+        and method_name(node) in {"to", "cuda"}
+        and dotted(receiver(node)) in function.parameters
+        and is_put_on_gpu(program, node)
+        for node in walk(function.body)
+    )
 
 
 def _key_of(store: StoreFact) -> list[cst.CSTNode]:

@@ -114,6 +114,11 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
         first = arguments[0]
         is_iterable = first.kind is ValueKind.CONTAINER or (name == "next" and first.kind is ValueKind.LOADER)
         return element_of(first) if is_iterable else first
+    if name in {"random.sample", "random.choices", "random.choice"} and arguments:
+        element = element_of(arguments[0])  # clients
+        if element.class_name is None:
+            return None
+        return element if name == "random.choice" else container(element)
     if name == "functools.partial" and arguments:
         return Value(ValueKind.CONTAINER, items=tuple(arguments))
     if name == "asyncio.gather":
