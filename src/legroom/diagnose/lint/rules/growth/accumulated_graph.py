@@ -6,7 +6,8 @@ same lines of code. The report shows the line that allocates the memory. If Legr
 keeps the memory alive, the report also shows that variable.
 
 `legroom lint` checks for training and evaluation loops that sum, append or store a loss or output without detaching it.
-The rule applies if the loop never clears the container that stores the values.
+The rule applies if the loop never clears the container that stores the values. The rule also applies to the buffers of
+a layer that `forward` updates in place, as in `self.running_mean.mul_(0.9).add_(0.1 * x.mean(0))`.
 
 The rule also flags code that keeps the following values alive, even if they have no graph:
 
@@ -18,11 +19,12 @@ The rule also flags code that keeps the following values alive, even if they hav
 - the logits of a language model or a segmentation model that a Transformers `Trainer` collects on the GPU for
   `compute_metrics`
 - the outputs that a Lightning callback or module adds to a list in every batch, on the GPU or in host memory, if no code
-  clears the list
-- torchmetrics metrics that store every prediction and are never reset
+  clears the list; also small tensors, if `on_train_epoch_end` or `on_validation_epoch_end` concatenates them
+- metrics of torchmetrics or of the project that store every prediction and are never reset
 - the states in a replay buffer on the GPU, if the states are images, or if the program moves sampled states to the GPU
   anyway
-- the models of all clients or agents, for example in federated learning, if each round uses only some of them
+- the models of all clients or agents, for example in federated learning, if each round uses only some of them, and
+  the states of the clients of every round
 - the optimizers of earlier training stages, if the program never uses them again
 - the pretrained models of all folds, if they stay on the GPU while the next model is trained
 - the models that an Optuna study stores for all trials
