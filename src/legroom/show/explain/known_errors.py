@@ -13,7 +13,10 @@ def say_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
         return
     say(f"{explanation.sentence} {words(f'See `legroom explain {explanation.code}`.')}")
     if on_virtual_gpu and explanation.code == "LG712":
-        say(
-            "On a real GPU, this error is a device-side assert that appears at a later line (LG710). "
-            "The virtual GPU stops at the line that caused the error."
-        )
+        from legroom.observe.dispatch.checks.failed_kernels import is_assert_on_gpu
+
+        if is_assert_on_gpu(error):
+            say(
+                "On a real GPU, this error is a device-side assert that appears at a later line (LG710). "
+                "The virtual GPU stops at the line that caused the error."
+            )

@@ -117,3 +117,4 @@ _BOUNDS: dict[str, Callable[[Sequence[Any], Any], Iterator[Bounds]]] = {
     "binary_cross_entropy": _binary_cross_entropy,
     "multinomial": _multinomial,
 }
+checked_operations = frozenset(_BOUNDS)
