@@ -95,8 +95,8 @@ def _in_first_order(program: Program) -> list[Function]:
 
     def visit(name: str) -> None:
         created = program.classes[name].methods.get("__init__")
-        if name in seen or created is None:
-            return
+        if name in seen or created is None or program.functions[created.qualified_name] is not created:
+            return  # a later definition with the same name replaces an overload
         seen.add(name)
         for node in walk(created.body):
             if type(node) is cst.Name and node.value in program.classes:
