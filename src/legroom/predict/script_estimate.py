@@ -26,6 +26,7 @@ from legroom.predict.tracing.script import CannotTrace, PendingTrace, TracedScri
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 from legroom.predict.uncertainty import uncertain_bytes
+from legroom.predict.virtual_run import fits_virtual_gpu
 from legroom.units import format_size
 
 ShowProgress = Callable[[str], None]
@@ -49,6 +50,10 @@ class ScriptEstimate:
     """The argument, variable or line that sets the batch size of the script, or None if it is unknown."""
     only_size_reason: str = NO_SETTING
     """The reason why no other batch size was traced, if the batch size is unknown."""
+    fits_virtual_gpu: bool = True
+    """Whether the script, if it fits, also fits on a virtual GPU, which needs more memory for dropout."""
+    virtual_batch_size: int | None = None
+    """The largest traced batch size that also fits on a virtual GPU."""
 
     @property
     def batch_change(self) -> str:
@@ -63,10 +68,10 @@ class ScriptEstimate:
 
     @property
     def fitting_command(self) -> str:
-        """The command line of the script with the largest batch size that fits, or "" if no argument sets the batch
-        size.
+        """The command line of the script with the largest batch size that fits on a virtual GPU, or "" if no argument
+        sets the batch size.
         """
-        setting, size, largest = self.batch_setting, self.estimate.batch_size, self.estimate.max_batch_size
+        setting, size, largest = self.batch_setting, self.estimate.batch_size, self.virtual_batch_size
         if setting is None or setting.arguments is None or not size or largest is None:
             return ""
         text = setting.text_with(max(1, largest * setting.value // size))
@@ -288,6 +293,8 @@ class _ScriptJob:
             options_tried=with_options,
             batch_setting=setting,
             only_size_reason=check.reason or NO_SETTING,
+            fits_virtual_gpu=not current.fits or fits_virtual_gpu(current.trace),
+            virtual_batch_size=None if current.fits or search is None else _virtual_batch_size(search),
         )
         if not with_options:
             return result
@@ -330,6 +337,11 @@ class _ScriptJob:
             return trace
 
         return trace_at
+
+
+def _virtual_batch_size(search: BatchSearch) -> int | None:
+    fitting = sorted((size for size, fits in search.tried.items() if fits), reverse=True)
+    return next((size for size in fitting if fits_virtual_gpu(search.traces[size])), None)
 
 
 # --- scripts that expect to be started by torchrun

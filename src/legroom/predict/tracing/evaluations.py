@@ -33,6 +33,8 @@ _MARKS = (*_CONTEXTS, "eval", "val", "test")
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
+    """The lines of an evaluation in the source."""
+
     file: str
     first: int
     last: int

@@ -103,12 +103,20 @@ def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
     estimate = result.estimate
     fitting = "" if estimate.fits else result.fitting_command
     if fitting:
+        is_smaller = result.virtual_batch_size != estimate.max_batch_size
         yield (
             f"legroom run --gpu {estimate.gpu.name} {fitting}",
-            "run the batch size that fits on a virtual GPU",
+            "a virtual GPU needs more memory for dropout, so run a smaller batch"
+            if is_smaller
+            else "run the batch size that fits on a virtual GPU",
         )
-    else:
+    elif result.fits_virtual_gpu:
         yield f"legroom run --gpu {estimate.gpu.name} {result.script}", "run it on a virtual GPU"
+    else:
+        yield (
+            f"legroom run {result.script}",
+            "run it on a real GPU; a virtual GPU needs more memory for dropout",
+        )
     if result.options or estimate.notes:
         yield (
             f"legroom estimate --verbose --gpu {estimate.gpu.name} {result.script}",
@@ -176,6 +184,12 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
         count = format_count(estimate.trace.values_substituted, "value")
         yield Text(
             f"The script read {count} computed by the model. The estimate used 1 or False instead.",
+            style="dim",
+        )
+    if not result.fits_virtual_gpu:
+        yield Text(
+            "A virtual GPU needs more memory for dropout than a real GPU, so the script may not fit on a virtual GPU of "
+            "the same size.",
             style="dim",
         )
     yield Text("To run the script on a virtual GPU of the same size:")

@@ -87,14 +87,14 @@ def test_the_batch_size_argument_of_the_script_is_named() -> None:
 
 
 def test_the_next_command_has_the_batch_size_that_fits() -> None:
-    def next_command(gpu: str, script: str, *, is_given: bool) -> str:
+    def next_command(gpu: str, script: str, *, is_given: bool, virtual: int = 16) -> str:
         setting = BatchSetting(
             name="-b", value=64, rank=0, text=f"-b {SIZE}", arguments=("-b", SIZE), is_given=is_given
         )
         estimate = replace(estimated(gpu), max_batch_size=16)
         result = ScriptEstimate(
             script=script, estimate=estimate, search=BatchSearch(tried={16: True}), options=(),
-            batch_setting=setting,
+            batch_setting=setting, virtual_batch_size=virtual,
         )  # fmt: skip
         text = render_to_string(render_short_details(result), width=120)
         return next(line for line in text.splitlines() if "legroom run" in line)
@@ -106,6 +106,23 @@ def test_the_next_command_has_the_batch_size_that_fits() -> None:
         "100MiB", "train.py --lr 0.1", is_given=False
     )
     assert "legroom run --gpu 8GiB train.py -b 64 " in next_command("8GiB", "train.py -b 64", is_given=True)
+    assert next_command("100MiB", "train.py", is_given=False, virtual=8) == (
+        "  legroom run --gpu 100MiB train.py -b 8   "
+        "# a virtual GPU needs more memory for dropout, so run a smaller batch"
+    )
+
+
+def test_the_next_command_is_not_one_that_runs_out_of_memory_on_a_virtual_gpu() -> None:
+    result = ScriptEstimate(
+        script="train.py", estimate=estimated("8GiB"), search=None, options=(), fits_virtual_gpu=False
+    )
+    short = " ".join(render_to_string(render_short_details(result), width=120).split())
+    assert (
+        " legroom run train.py # run it on a real GPU; a virtual GPU needs more memory for dropout " in short
+    )
+    assert "run --gpu" not in short
+    complete = " ".join(render_to_string(render_details(result), width=80).split())
+    assert "so the script may not fit on a virtual GPU of the same size." in complete
 
 
 def test_a_search_that_stopped_early_reports_its_bounds() -> None:
