@@ -77,6 +77,15 @@ def untraced_evaluation(executed: set[tuple[str, int]], files: Iterable[str] | N
     if files is None:
         main = os.path.abspath(str(getattr(sys.modules.get("__main__"), "__file__", None) or ""))
         files = sorted({os.path.abspath(file) for file in user_files()}, key=lambda file: file != main)
+    files = list(files)
+    # Most evaluations are in the script itself, and parsing all files of a large project takes seconds.
+    return _first_untraced(files[:1], executed) or _first_untraced(files, executed)
+
+
+def _first_untraced(files: list[str], executed: set[tuple[str, int]]) -> str:
+    def has_run(found: _Evaluation) -> bool:
+        return any(path == found.file and found.first <= line <= found.last for path, line in executed)
+
     trees: dict[str, ast.Module] = {}
     for number, file in enumerate(files):
         if any(contains(file, mark) for mark in _MARKS):
@@ -85,17 +94,18 @@ def untraced_evaluation(executed: set[tuple[str, int]], files: Iterable[str] | N
                 trees[file] = _without_main(tree) if number else tree
     functions: dict[str, list[_Evaluation]] = {}
     for file, tree in trees.items():
+        imported = _imported(tree)
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _calls_model(
-                node, _imported(tree)
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and _EVALUATES.fullmatch(node.name)
+                and _calls_model(node, imported)
             ):
                 functions.setdefault(node.name, []).append(_span(file, node, is_certain=True))
+    # A call may refer to any function of this name. If one of them ran, the call is assumed to refer to it.
+    functions = {name: found for name, found in functions.items() if not any(map(has_run, found))}
     for file, tree in trees.items():
-        missed = [
-            found
-            for found in _evaluations(file, tree, functions)
-            if not any(path == found.file and found.first <= line <= found.last for path, line in executed)
-        ]
+        missed = [found for found in _evaluations(file, tree, functions) if not has_run(found)]
         if missed:
             first = min(missed, key=lambda each: (not each.is_certain, each.file != file, each.first))
             return f"{os.path.basename(first.file)}:{first.first}"
@@ -114,9 +124,18 @@ def _evaluations(
     file: str, tree: ast.Module, functions: dict[str, list[_Evaluation]]
 ) -> Iterator[_Evaluation]:
     imported = _imported(tree)
+    parts = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and (node.name == "forward" or node.name.startswith("__"))
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.With)
+    }
+    """The blocks in the methods of models and data sets. These methods are parts of a training step."""
     for node in ast.walk(tree):
         if isinstance(node, ast.With):
-            if any(_is_context(item.context_expr) for item in node.items) and _calls_model(node, imported):
+            is_context = any(_is_context(item.context_expr) for item in node.items)
+            if is_context and id(node) not in parts and _calls_model(node, imported):
                 yield _span(file, node)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if any(map(_is_context, node.decorator_list)) and _calls_model(node, imported):

@@ -53,6 +53,7 @@ def test_an_evaluation_that_did_not_run_is_found(tmp_path: Path, code: str) -> N
         "def validate(arguments):\n    if not arguments:\n        raise ValueError('missing')\nvalidate(arguments)\n",
         "def test(model):\n    return model(x)\n",
         "size = eval('2 * 3')\n",
+        "class Blur:\n    def __call__(self, image):\n        with torch.no_grad():\n            return self.blur(image)\n",
         "frame.eval('a + b')\n",
         "test_loader(1)\n",
     ],
