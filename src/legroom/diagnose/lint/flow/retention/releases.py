@@ -213,7 +213,7 @@ def is_released_elsewhere(program: Program, store: StoreFact, *, every_step: boo
     is released only once per epoch, the graphs of the whole epoch stay alive. With `every_step`, this also applies to
     other lists.
     """
-    is_sum = store.how == "augment" or (store.how == "assign" and store.uses_old_value)
+    is_sum = store.how == "augment" or (store.how in {"assign", "item"} and store.uses_old_value)
     collects_graphs = (
         store.how == "append" and store.value.has_graph and not is_used_in_backward(program, store.target)
     )

@@ -6,6 +6,8 @@ The rule reports `lru_cache` and `cache` in the following cases:
 - The cached function is a method of an `nn.Module`, or a method that returns tensors.
 - The cached function is the `__getitem__` method of a dataset.
 - The cached function takes tensors, and the cache has no explicit `maxsize`.
+- The cached function takes models that a loop creates, such as a loop over folds, and the cache has no explicit
+  `maxsize`.
 - The cached function returns tensors, and the cache has no limit (`cache`, `maxsize=None`).
 
 ## Why this is a problem
@@ -97,6 +99,8 @@ def _retained(program: Program, function: Function, decorator: cst.BaseExpressio
     given = any(value.is_tensor for site in function.call_sites for value in site.values.values())
     if (_takes_tensors(function) or given) and not _is_limited(decorator):
         return "every tensor argument"
+    if _receives_new_models(program, function) and not _is_limited(decorator):
+        return "every model that is passed to it"
     if _has_only_settings(function):
         return ""
     if _returns_tensors(program, function) and (is_method or _is_unlimited(decorator)):
@@ -112,6 +116,18 @@ def _takes_tensors(function: Function) -> bool:
                 if isinstance(each, cst.Name) and each.value.endswith("Tensor"):
                     return True
     return False
+
+
+def _receives_new_models(program: Program, function: Function) -> bool:
+    """Return True if a loop, such as a loop over folds, creates the models that are passed to a function."""
+    return any(
+        store.value.kind is ValueKind.MODEL
+        and store.target in {dotted(each.value) for each in site.call.args}
+        and (store.loops or any(outer.loops for outer in store.function.call_sites))
+        for site in function.call_sites
+        for store in program.stores
+        if store.function is site.caller and store.how == "assign"
+    )
 
 
 def _returns_tensors(program: Program, function: Function) -> bool:
