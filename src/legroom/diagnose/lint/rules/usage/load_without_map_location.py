@@ -159,9 +159,19 @@ def _may_be_on_gpu(program: Program, made: cst.BaseExpression) -> bool:
     text = program.source(made)
     for node in walk(made):
         call = program.call_of(node)
-        if call is not None and call.local is not None:
+        if call is None:
+            continue
+        if call.local is not None:
             text += program.source(call.local.node)
+        elif not _creates_on_cpu(call):
+            return True
     return _PLACES.search(text) is not None
+
+
+def _creates_on_cpu(call: CallFact) -> bool:
+    """Return True for a class or a function of a library. A function of another file may move its model to the GPU."""
+    name = call.name or call.method or ""
+    return last_name(name)[:1].isupper() or name.startswith(("torch.", "torchvision.", "timm."))
 
 
 _PLACES = re.compile(r"cuda|device|gpu|\.to\(|accelerat|from_pretrained|torch\.load", re.IGNORECASE)
