@@ -130,6 +130,6 @@ events: st.SearchStrategy[Event] = st.one_of(
         Oom, _times, _devices, _sizes, _sizes, _sizes, _sizes, _sizes, _sizes, _sizes, _sizes, _sizes,
         st.integers(0, 10**6), _phases, _texts, _frames, _texts, _texts,
     ),
-    st.builds(Holder, _texts, _sizes, st.integers(0, 10**6), _frames),
+    st.builds(Holder, _texts, _sizes, st.integers(0, 10**6), _frames, _sizes),
     annotations,
 )  # fmt: skip
