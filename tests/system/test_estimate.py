@@ -259,6 +259,13 @@ def test_a_script_that_needs_its_data_runs_on_the_cpu(tmp_path: Path) -> None:
     assert answer["verdict"] == "fits"
 
 
+def test_a_script_that_traces_its_model_first_runs_on_the_cpu(tmp_path: Path) -> None:
+    traced = "torch.jit.trace(model, torch.randn(2, 256).to(device))\ntry:\n    for epoch"
+    answer = answer_of(estimate(tmp_path, TRAINING.replace("try:\n    for epoch", traced)))
+    assert answer["mode"] == "cpu"
+    assert (answer["steps"], answer["batch_size"]) == (2, 64)
+
+
 def test_a_script_with_a_hard_coded_batch_size_is_estimated_at_that_size(tmp_path: Path) -> None:
     script = TRAINING.replace("model(x.to(device))", "model(x.to(device).view(30, 256))")
     answer = answer_of(estimate(tmp_path, script, "--batch-size", "30"))

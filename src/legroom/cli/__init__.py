@@ -10,6 +10,7 @@ import errno
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast
 
@@ -61,6 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     interpreter exit, after the script's threads and exit handlers have finished. With `argv`, everything is printed
     before the function returns.
     """
+    try:
+        return _run_command(argv)
+    except Exception as error:
+        traceback.print_exc()
+        return _usage_error(
+            f"Internal error: {type(error).__name__}. This is a bug in Legroom. Report it with the lines above."
+        )
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
     at_exit: Callable[[Callable[[], None]], object] | None = atexit.register if argv is None else None
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None and arguments[:1] != ["run"]:

@@ -18,6 +18,19 @@ def test_version_is_printed(capsys):
     assert capsys.readouterr().out == f"legroom {legroom.__version__}\n"
 
 
+def test_an_internal_error_has_exit_code_2(monkeypatch, capsys):
+    def fail(**options):
+        raise KeyError("x")
+
+    monkeypatch.setattr("legroom.cli.app", fail)
+    assert main(["doctor"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == (
+        "legroom: Internal error: KeyError. This is a bug in Legroom. Report it with the lines above."
+    )
+
+
 @pytest.mark.parametrize(
     "words", [["--version"], ["--help"], ["explain", "LG700"], ["explain", "--format", "json", "LG700"]]
 )

@@ -55,6 +55,7 @@ from legroom.observe.dispatch.storages import (
 )
 from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
 from legroom.observe.fake.fake_tensors import DEVICE_QUERY, FakeTensors, active_fake_mode, is_factory
+from legroom.observe.graph_traces import graphs_are_traced_without_modes, is_tracing_graph
 from legroom.observe.profiler_labels import labels_only_while_profiling
 from legroom.observe.training import TrainingClock
 
@@ -156,6 +157,7 @@ class Recorder:
             nn.modules.module.register_module_buffer_registration_hook(self.categories.buffer_registered),
         ):
             self._exit.callback(handle.remove)
+        self._exit.enter_context(graphs_are_traced_without_modes())
         self._exit.enter_context(self.mode())
         _attached.append(self)
 
@@ -505,6 +507,8 @@ class Recorder:
     # --- hooks and queries
 
     def _module_entered(self, module: nn.Module, args: tuple[Any, ...], is_root: bool) -> None:
+        if is_tracing_graph():  # sizes are tensors
+            return
         if is_root:
             self.clock.model_called(module, args)
         self.categories.module_entered(module, args, is_root)

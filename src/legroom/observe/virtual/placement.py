@@ -25,8 +25,9 @@ from torch.utils import _device as _device_module
 from legroom.memory.event_base import Category
 from legroom.observe.dispatch.device_placement import HOST
 from legroom.observe.dispatch.recorder import Recorder
-from legroom.observe.dispatch.storages import storage_of
+from legroom.observe.dispatch.storages import storage_of, tensors_in
 from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
+from legroom.observe.graph_traces import is_tracing_graph
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import replaced, table
 from legroom.observe.virtual.reading import TensorReads
@@ -207,7 +208,7 @@ class PlacementMode(TorchFunctionMode):
             dtype = options.pop("dtype", None)
             return tensor.to(tensor.dtype if dtype is None else dtype, **options)
         options["copy"] = True
-        if torch.is_grad_enabled() and tensor.requires_grad:
+        if torch.is_grad_enabled() and tensor.requires_grad and not is_tracing_graph():
             return _Move.apply(tensor, self, target, options)  # type: ignore[no-untyped-call]
         return self._copy(tensor, target, options)
 
@@ -216,7 +217,10 @@ class PlacementMode(TorchFunctionMode):
         if target is None and fake_tensors is not None:
             return fake_tensors.to_host(tensor, **options)
         category = None if target is None else self.recorder.categories.category_of_copy(tensor)
-        return self._placed(target, category, Tensor.to, (tensor, "cpu"), options)
+        copied = self._placed(target, category, Tensor.to, (tensor, "cpu"), options)
+        if target is not None and is_tracing_graph():
+            self._register(copied, target, category)
+        return copied
 
     def _deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
         target = self.device_index(tensor)
@@ -270,7 +274,8 @@ class PlacementMode(TorchFunctionMode):
         if target is not None and func in _SPARSE:
             args = tuple(self._to(value, named) if isinstance(value, Tensor) else value for value in args)
         kwargs["device"] = "cpu"
-        if target is not None and func in _FACTORIES and "out" not in kwargs:
+        is_rule_known = func in _FACTORIES and "out" not in kwargs and not is_tracing_graph()
+        if target is not None and is_rule_known:
             made = self.recorder.create(_FACTORIES[func], func, args, kwargs, target)
             if made is not None:
                 return made
@@ -311,6 +316,8 @@ class PlacementMode(TorchFunctionMode):
         """Run a torch function. Tensors that the function creates without tensor inputs are placed on the device of its
         arguments.
         """
+        if is_tracing_graph():
+            return self._run_in_graph_trace(func, args, kwargs)
         context = self.recorder.context
         outer = context.factory_target, context.call
         context.factory_target, context.call = HOST, (func, args, kwargs)
@@ -339,6 +346,21 @@ class PlacementMode(TorchFunctionMode):
             raise
         finally:
             context.factory_target, context.call = outer
+
+    def _run_in_graph_trace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run a torch function whose operations are not recorded, and register its results. In such a trace, a size is
+        a tensor without dimensions, which uses no device memory.
+        """
+        result = func(*args, **(kwargs or {}))
+        if torch._C._get_tracing_state() is None:
+            return result  # torch compares results, including their devices, with those of the traced model
+        devices = (self.device_index(tensor) for tensor in tensors_in((args, kwargs)))
+        target = next((index for index in devices if index is not None), None)
+        if target is not None:
+            for tensor in tensors_in((result,)):
+                if tensor.dim() and self.device_index(tensor) is None:
+                    self._register(tensor, target, Category.TEMPORARY)
+        return result
 
     # --- shared by the above
 

@@ -39,6 +39,7 @@ from legroom.memory.events import Alloc, discard
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
+from legroom.observe.graph_traces import before_graph_traces, is_tracing_graph
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
@@ -144,6 +145,7 @@ class TracingProcess:
             stack.enter_context(started_processes_noted(self._note))
             stack.enter_context(checkpoints_in(self._sandbox, has_data=self.trace.mode == "cpu"))
             self._note_compile()
+            self._end_if_model_is_traced()
             self._executed.record()
             with installed(self.script):
                 outcome = execute(self.script, uncaught=self._uncaught)
@@ -384,6 +386,8 @@ class TracingProcess:
         plain_call = torch.nn.Module.__call__
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_tracing_graph():
+                return plain_call(module, *args, **kwargs)
             torch.nn.Module.__call__ = plain_call  # type: ignore[method-assign]
             if self._loader is None:
                 self._loader = module  # so later loaders are not treated as the training loader
@@ -402,6 +406,13 @@ class TracingProcess:
             return plain_compile(*args, **kwargs)
 
         torch.compile = compile
+
+    def _end_if_model_is_traced(self) -> None:
+        """Exit the process if the script traces a model, for example to draw its graph. torch cannot trace a model with
+        fake tensors.
+        """
+        if self.trace.mode == "fake":
+            before_graph_traces(lambda: self._end("needs data", f"torch.jit.trace{_where()}", 1))
 
     def _end_on_error(self) -> None:
         """Exit the process if the model fails. An option may have caused the error, so the script must not handle it."""
