@@ -25,13 +25,15 @@ def say(message: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace control characters except tabs and line breaks.
+    """Remove colors, and replace control characters except tabs and line breaks.
 
     A terminal would execute control characters in a file name or an error message.
     """
-    return re.sub(_CONTROL, "�", text)
+    return re.sub(_CONTROL, "�", re.sub(_COLOR, "", text))
 
 
+_COLOR = r"\x1b\[[0-9;]*m"
+"""The escape sequences of colors and bold text, which torch uses in error messages."""
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 """Control characters, marks that reverse the direction of text, and bytes that are not valid UTF-8."""
 

@@ -46,4 +46,8 @@ def test_every_phase_has_a_description(phase):
 
 
 def test_control_characters_are_replaced():
-    assert clean("a\x1b[31mb\nc") == "a�[31mb\nc"
+    assert clean("a\x1b[2Jb\x07\nc") == "a�[2Jb�\nc"
+
+
+def test_colors_are_removed():
+    assert clean("a\x1b[1mb\x1b[0m\x1b[38;5;1mc") == "abc"
