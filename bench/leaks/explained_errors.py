@@ -34,6 +34,7 @@ TABLES = (
     "development_02_host_device",
     "development_03_families",
     "development_04_long_logs",
+    "development_05_unusual_forms",
     "heldout_01",
     "heldout_02",
     "heldout_03",

@@ -84,7 +84,8 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
     inner = [0, *accumulate(line.endswith("\v") for line in text.split("\n"))]
     is_log = sum(map(bool, lines)) > _FEW_LINES  # in a log, a warning is not the error
     is_wrapped = False
-    for pattern in (_RAISED_ANYWHERE, *(() if is_log else (_QUALIFIED, _WARNING)), _MARKED, _ERROR_LIKE):
+    qualified = (_FROM_ERRORS,) if is_log else (_QUALIFIED, _WARNING)
+    for pattern in (_RAISED_ANYWHERE, *qualified, _MARKED, _ERROR_LIKE):
         for offset in reversed(range(len(lines))):
             match = pattern.search(lines[offset])
             if match is not None and not _is_informational(lines[offset], pattern):
@@ -248,6 +249,8 @@ _RAISED_ANYWHERE = re.compile(
 )
 _QUALIFIED = re.compile(r"^((?:[a-z_]\w*\.)+[A-Z][A-Za-z]+): \S")
 """Matches an exception class with its module, such as `zipfile.BadZipFile`."""
+_FROM_ERRORS = re.compile(r"^((?:[a-z_]\w*\.)+(?:errors?|exceptions?|exc)\.[A-Z]\w+): \S")
+"""Matches an exception class whose module contains exceptions, such as `click.exceptions.NoSuchOption`."""
 _WARNING = re.compile(r"\b((?:\w+\.)*\w*Warning): \S")
 _NOTEBOOK_HEAD = re.compile(rf"^\s*({_NAME})\s{{4,}}$")
 _MARKED = re.compile(
@@ -257,12 +260,12 @@ _MARKED = re.compile(
 )
 """Matches a line that a program marks as an error, but not a line with a numeric value such as `error: 0.03`."""
 _ERROR_LIKE = re.compile(
-    r"\b(?:error|exception|fail|failure)\s*:+\s*[A-Za-z'\"\[(<`]|\berror <class|\w(?:Error|Exception)\b|\bnot found\b|\bdoes(?: not|n't) exist\b|\bassertion\b[^\n]{0,200}\bfailed\b"
+    r"\b(?:error|exception|fail|failure)\s*:+\s*[A-Za-z'\"\[(<`]|\berror(?:!| <class)|\w(?:Error|Exception)\b|\bnot found\b|\bdoes(?: not|n't) exist\b|\bassertion\b[^\n]{0,200}\bfailed\b"
     r"|\b(?:failed|aborted|unsupported|incompatible)\b|\bnot (?:supported|compatible|implemented)\b|\b(?:could not|cannot|can't|unable to)\b|\bexit(?:s|ed|ing)? (?:with|due)\b|\bKilling subprocess\b",
     re.IGNORECASE,
 )
 _INFORMATIONAL = re.compile(
-    r"\b(?:INFO|DEBUG|WARN|WARNING|WRN|note|hint)\b|\b(?:no|0|without|zero) (?:errors?|failures?|exceptions?)\b|\b0 failed\b|\[[IWV]\b|handler|\bif\b|avoid|falling back|fallback|skipp",
+    r"\b(?:INFO|DEBUG|WARN|WARNING|WRN|note|hint)\b|\b(?:no|0|without|zero) (?:errors?|failures?|exceptions?)\b|\b0 failed\b|\[[IWV]\b|\b(?!User)\w+Warning:|handler|\bif\b|avoid|falling back|fallback|skipp",
     re.IGNORECASE,
 )
 

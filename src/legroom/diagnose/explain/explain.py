@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 from legroom import schemas
 from legroom.diagnose.codes import CodePage, find_page
 from legroom.diagnose.explain.error_lines import ErrorLine
-from legroom.diagnose.explain.log_matches import LogMatch, ends_while_loading, is_typed
+from legroom.diagnose.explain.log_matches import LogMatch, ends_while_loading, is_source, is_typed
 from legroom.diagnose.explain.log_reader import LogResult, chunks_of, search_log
 from legroom.diagnose.explain.plain_text import printed_chunks
 from legroom.diagnose.explain.python_errors import classify_python_error
@@ -150,6 +150,8 @@ def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
     found = search_log(chain([first], rest))
     if found.error is None and found.first is None and len(first) <= _MAX_PASTED:
         printed_lines = [line for line in first.splitlines() if not is_typed(line)]
+        shown = zip(["", *printed_lines], printed_lines, strict=False)
+        printed_lines = [line for previous, line in shown if not is_source(previous, line)]
         joined = search_log(
             [" ".join(" ".join(printed_lines).split())]
         )  # a terminal may have wrapped the lines
@@ -163,8 +165,8 @@ def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
 
 
 _ENDS_SILENTLY = (
-    "The output ends without an error while a checkpoint is loaded. The system often stops a process in this way if host "
-    "memory runs out."
+    "The output ends without an error while the program fills host memory. The system often stops a process in this way "
+    "if host memory runs out."
 )
 _MAX_PASTED = 4000
 """The maximum length, in characters, of a text that the user may have pasted from a terminal."""

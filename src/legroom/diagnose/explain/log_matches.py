@@ -187,7 +187,13 @@ def without_remarks(found: list[LogMatch]) -> list[LogMatch]:
 
 
 def ends_while_loading(text: str) -> bool:
-    """Return True if a progress bar for the parts of a checkpoint is incomplete, and only prompts and comments follow."""
+    """Return True if the process seems to have been stopped while it filled host memory.
+
+    A progress bar for the parts of a checkpoint is incomplete, and only prompts and comments follow. Or a notebook's kernel
+    was restarted after very large allocations.
+    """
+    if _RESTARTED.search(text) is not None:
+        return True
     found = [*_LOADING.finditer(text)][-1:]
     return any(
         int(match[1]) < int(match[2])
@@ -196,6 +202,9 @@ def ends_while_loading(text: str) -> bool:
     )
 
 
+_RESTARTED = re.compile(
+    r"kernel \S+ restarted.{0,2000}large alloc \d{10,}|large alloc \d{10,}.{0,2000}kernel \S+ restarted", re.DOTALL
+)
 _LOADING = re.compile(r"Loading checkpoint shards: [^\n]*?(\d+)/(\d+)[^\n]*")
 _PROMPT = re.compile(r"\s*(?:$|#|(?:\([\w.-]+\) )?(?:(?:PS )?[A-Z]:\\[^>]*>|[\w.@~:/\[ -]{0,60}\]?[$#%] ?))")
 """Matches an empty line, a comment, and the prompt of a shell."""
@@ -231,11 +240,41 @@ def counts(found: LogMatch, lines: int) -> bool:
         return False
     if _ERROR_WORDS.search(found.text) is not None:
         return True
-    return lines <= 3 and _MENTIONED.search(found.text) is None
+    return found.line >= lines - _END_LINES and _MENTIONED.search(found.text) is None
+
+
+def is_source_line(found: LogMatch) -> bool:
+    """Return True if the line is the source code that a traceback shows. Its strings and comments are not messages."""
+    before = found.around[: max(found.around.find(found.text.removesuffix("…")), 0)]
+    return is_source(before.rpartition("\n")[0].rpartition("\n")[2], found.text)
+
+
+def is_source(previous: str, line: str) -> bool:
+    """Return True if a traceback shows the line as source code, given the previous line."""
+    return _FRAME.search(previous.rstrip(" |│")) is not None and _EXCEPTION.search(line) is None
 
 
 def is_strong(found: LogMatch) -> bool:
     return not found.weak or is_reported_as_error(found)
+
+
+def is_printed_before(found: LogMatch, error: ErrorLine) -> bool:
+    """Return True if native code printed the message directly before the traceback of an exception.
+
+    Such a message is the reason for the exception. The message of another exception is not, because the program may have
+    handled this exception.
+    """
+    between = after(found).split("\n")[: max(error.line - error.frames.count("\n") - 2 - found.line, 0)]
+    return (
+        0 < error.line - found.line - error.frames.count("\n") <= _PRINTED_LINES
+        and _EXCEPTION.search(found.text) is None
+        and HANDLED.search(found.text) is None
+        and all(_ERROR_WORDS.search(line) for line in between if line.strip())
+    )
+
+
+def is_informal(found: LogMatch) -> bool:
+    return found.pattern is not None and found.pattern.informal
 
 
 def is_reported_as_error(found: LogMatch) -> bool:
@@ -280,7 +319,7 @@ _NOT_ERRORS = (
 """Words of informational lines, and of lines about the cleanup after an error."""
 _KILLED, _BUS_ERROR, _CRASH = "LG705", "LG703", "LG729"
 _CRASHED = re.compile(
-    r"SIGSEGV|Segmentation|SIGILL|Illegal instruction|SIGBUS|: -(?:7|11)\b|signal (?:4|11)\b"
+    r"SIGSEGV|Segmentation|SIGFPE|Floating point exception|SIGILL|Illegal instruction|SIGBUS|: -(?:7|11)\b|signal (?:4|11)\b"
 )
 _KILLED_ALONE = re.compile(r"\bKilled\W*$")
 """Matches the end of a process that the launcher or the user stopped after an error, if a traceback comes before."""
@@ -321,6 +360,8 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     _WORKER_DIED: (_is_killed_worker, _ALL_LINES),
     # Another rank did not build the extension.
     "LG726": (lambda found: found.code == "LG751" and "Error building extension" in found.text, _NCCL_LINES),
+    # pip finds no package without a connection.
+    "LG790": (lambda found: found.code == "LG782" and "new connection" in found.text, 12),
     # A build fails because the compiler was killed.
     "LG751": (lambda found: found.code == "LG705", 6),
 }
@@ -329,6 +370,12 @@ and error.
 """
 AT_EXIT = "driver shutting down"
 """The message of CUDA calls while the process exits."""
+_END_LINES = 3
+"""The number of lines at the end of a log in which a statement about memory counts without words such as `error`."""
+_FRAME = re.compile(r'File "[^"\n]+", line \d+(?:, in \S+)?$')
+"""Matches the line of a traceback before a source line."""
+_PRINTED_LINES = 5
+"""The maximum number of lines between a message of native code and the traceback of the exception that follows from it."""
 _EXIT_LINES = 30
 """The maximum number of lines between an exception and a crash while the process exits because of this exception."""
 FOLLOWUP_LINES = 60
@@ -356,6 +403,6 @@ _OTHER_ERROR = re.compile(
 )
 """Matches the error line of a programming error, which may quote the name of a file or a test."""
 _MENTIONED = re.compile(
-    r"handler|\[W\]|\bwarning\b|skipping|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
+    r"handler|(?-i:\bI\b)|\b(?:thought|probably|maybe|guess|suspect)\b|\[W\]|\bwarning\b|skipping|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
     re.IGNORECASE,
 )

@@ -44,9 +44,12 @@ from legroom.diagnose.explain.log_matches import (
     failed_rank,
     informativeness,
     is_independent,
+    is_informal,
     is_killed_rank,
     is_memory,
+    is_printed_before,
     is_reported_as_error,
+    is_source_line,
     is_strong,
     only_reports_exit,
     ran_out,
@@ -216,8 +219,10 @@ class _Search:
                 found
                 for found in self._last.values()
                 if found.line not in ignored and counts(found, self._lines)
+                if not (tracebacks and found.line < tracebacks[-1].line and is_source_line(found))
             ]
         )
+        latest = [found for found in latest if not (is_informal(found) and _is_formal(found.text))]
         strong = [found for found in latest if is_strong(found)]
         active = without_handled(strong, latest)
         was_handled = bool(strong and not active)
@@ -240,7 +245,7 @@ class _Search:
             error = replace(error, code=memory_code(PINNING), pattern=PINNING)
         unknown = self._unknown(error, latest)
         if unknown is not None:
-            has_earlier = was_handled or (error is not None and not error.weak)
+            has_earlier = was_handled or (error is not None and is_strong(error))
             first = self._earliest(None) if has_earlier else None
             return LogResult(
                 error=None,
@@ -340,6 +345,7 @@ class _Search:
             or (ran_out(error) and NO_RESULT.search(last.text) is not None)
             or (not error.weak and CONSEQUENCES.search(last.text) is not None)
             or (is_independent(error) and says_only_failed(last))
+            or (is_strong(error) and is_printed_before(error, last))
         ):
             return None
         if last.kind == "KeyboardInterrupt" and last.line - error.line <= FOLLOWUP_LINES:
@@ -362,6 +368,16 @@ class _Search:
             and (error is None or (found.code != error.code and found.line < error.line))
         ]
         return min(others, key=lambda found: (found.line, found.priority), default=None)
+
+
+def _is_formal(text: str) -> bool:
+    """Return True if a line contains a message about memory whose wording is known exactly."""
+    lowered = text.lower()
+    return any(
+        literal in lowered and pattern.search(lowered) is not None
+        for (entry, literal, pattern), _ in _known_variants()
+        if entry.pattern is not None and not entry.pattern.informal
+    )
 
 
 @cache

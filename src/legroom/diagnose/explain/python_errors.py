@@ -30,7 +30,7 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
         return "not-memory", code
     if name.endswith("Warning") and (name != "UserWarning" or _MAY_BE_MEMORY.search(text)):
         return ("unknown" if _MAY_BE_MEMORY.search(text) else "not-memory"), ""
-    if name in _CLEAR_CLASSES:
+    if name in _CLEAR_CLASSES and not (name == "KeyError" and _SENTENCE.search(text)):
         return "not-memory", _code_of_type_error(name, text) or _library_of(error)
     if error.text.rstrip().endswith(f"{name}:") and not hasattr(builtins, name):
         return "unknown", ""  # only the name of a library's own class
@@ -134,7 +134,7 @@ _LIBRARIES = tuple(
         ("LG743", r"/multiprocessing/(?:spawn|reduction|popen)"),
         ("LG740", r"/multiprocessing/connection|/torch/multiprocessing/reductions"),
         ("LG781", r"/torch/serialization|/safetensors/"),
-        ("LG717", r"checkpoint/state_dict|/torch/distributed/(?:_shard/)?checkpoint/"),
+        ("LG717", r"checkpoint/state_dict|/checkpoint_connector|\b(?:checkpoint|ckpt|state_dict)\[|/torch/distributed/(?:_shard/)?checkpoint/"),
         ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
     )
 )
@@ -143,7 +143,7 @@ _SETTINGS = re.compile(
     r'(?:[/_](?:args|arguments?|arg_?parser|config\w*|hparams|options|settings)|_connector)\.py"|in __post_init__'
 )
 """Matches the last frame of a traceback if its file or function checks settings."""
-_SETTINGS_CLASS = re.compile(r"Misconfiguration|\w*Config\w*(?:Error|Exception)$|(?:Option|Validation)Error$")
+_SETTINGS_CLASS = re.compile(r"Misconfiguration|omegaconf\.|hydra\.|\w*Config\w*(?:Error|Exception)$|(?:Option|Validation)Error$")
 
 
 _CLEAR_CLASSES = frozenset(
@@ -154,6 +154,8 @@ _CLEAR_CLASSES = frozenset(
     )
 )  # fmt: skip
 """Exception classes that are always programming errors, regardless of the message."""
+_SENTENCE = re.compile(r"(?:\w+,? ){4}")
+"""Matches a sentence. Most messages of a KeyError contain only the key."""
 _VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
 """Exception classes whose message says more about the error than the class."""
 
@@ -185,12 +187,13 @@ _FAMILIES = tuple(
         ("LG782", r"huggingface\.co/models|\brepo_id\b|path_or_model_id|on the Hub\b"),
         ("LG783", r"\bno data left in file|\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|(?:can't|cannot|couldn't|could not|unable to) find).{0,80}\b(?:file|directory|folder|dataset)\b|find (?:a |any )?(?:valid )?checkpoint\b"),
         ("LG731", r"\bnccl\b"),
+        ("LG724", r"number of (?:available |visible )?(?:gpus|devices) \(?\d"),
         ("LG733", r"\binvalid rank\b|\bMPI_\w+|\bmpi4py\b|process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|(?<!\] )\bconnect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
         ("LG770", r"torch\.utils\.checkpoint|grad_output|derivative|backward can only"),
         ("LG720", r"\bcudnn"),
         ("LG761", r"autocast|GradScaler|grad scaling|\bscaler\b|unscale_|mixed[- ]precision"),
-        ("LG717", r"load weight.{0,60}into param|no module or parameter named|weights were not initialized from checkpoint|state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)|found in checkpoint|optimizer state\b|load\w* (?:model|weights).{0,120}(?:mismatch|shape|expected)|mismatch.{0,20}load\w* weights"),
+        ("LG717", r"load weight.{0,60}into param|no module or parameter named|weights were not initialized from checkpoint|state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key|contains only)|found in checkpoint|optimizer state\b|load\w* (?:model|weights).{0,120}(?:mismatch|shape|expected)|mismatch.{0,20}load\w* weights"),
         ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|\bmagic\b|in the zipfile|weights_only|valid checkpoint|failed to load model|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bCUDA arch\b|\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
         ("LG723", r"\bCUDA version.{0,60}match"),
@@ -211,6 +214,7 @@ _FAMILIES = tuple(
         ("LG734", r"broken pipe"),
         ("LG752", r"Arguments for call are not valid|\btracer\b|dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
         ("LG724", r"backend is supported on|cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),
+        ("LG790", r"\bpip3? install\b|please (?:install|upgrade|update|downgrade|reinstall)\b"),
         ("LG726", r"(?:load|open|find|locate)\w*.{0,60}(?:shared library|\blib(?:cu|nv|torch)\w+|\blib\w+\.so|\.dll|dylib)"),
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )

@@ -57,6 +57,10 @@ def _status(code: str) -> Rule:
     return _rule(code, pattern_of(STATUSES[code]))
 
 
+_CRASH_CODES = r"(?:-11|139|-4|132|-8|136|-1073\d{6}|32212\d{5})\b"
+_ABORT_CODES = r"(?:-6|134)\b"
+"""Exit codes after a crash: signals on Linux, and status codes on Windows."""
+
 SIZE_RULES: tuple[Rule, ...] = (
     _rule("LG719", IMPOSSIBLE_SIZES),
     _rule("LG724", UNUSABLE_DEVICE),
@@ -82,7 +86,7 @@ RULES: tuple[Rule, ...] = (
     _status("LG710"),
     _rule("LG710", r"Assertion `[^`\n]{1,200}[`'] failed[^\n]{0,20}$|Device-side assertion `|block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
     _status("LG711"),
-    _rule("LG711", r"Memory access fault by GPU node|command buffer exited with error status|HSA_STATUS_ERROR_(?:MEMORY|EXCEPTION|ILLEGAL)\w*|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b(?![^\n]{0,120}caused by previous Xid)|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
+    _rule("LG711", r"Memory access fault by GPU node|command buffer exited with error status|HSA_STATUS_ERROR_(?:MEMORY|EXCEPTION|ILLEGAL)\w*|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b(?![^\n]{0,120}caused by previous Xid)|Invalid __(?:global|shared|local)__ (?:read|write) of size|\baicore (?:error|exception)"),
     _status("LG725"),
     _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset|RmInitAdapter failed|Critical Xid Error|infoROM is corrupted|_ERROR_DEVICE_LOST|HW Exception by GPU node"),
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
@@ -146,21 +150,22 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|was compiled without (?:GPU|CUDA) support|wasn't buil[dt] with CUDA support|compiled with a different (?:ABI|CUDA)"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
+    _rule("LG735", r"(?:exit (?:code|status)|return ?code)\W{1,4}(?:-1073741510|3221225786)\b|0xC000013A", weak=True),
     _rule(
-        "LG729", r"Segmentation fault|segfault at|Fatal Python error: (?!Aborted)|SIGSEGV(?! or (?:an)?other unexpected)|SIGILL|Illegal instruction|Floating point exception"
-        r"|exit code (?:-11|139|3221225477|-1073741819)\b|exit status (?:-11|139|3221225477|-1073741819)\b|return code = -11\b|exitcode\s*: -11\b|(?:shutdown with|killed by) signal (?:4|11)\b|0xC0000005|Windows fatal exception|zsh: (?:illegal hardware instruction|trace trap)",
+        "LG729", rf"Segmentation fault|segfault at|Fatal Python error: (?!Aborted)|SIGSEGV(?! or (?:an)?other unexpected)|SIGILL|Illegal instruction|Floating point exception"
+        rf"|exit code\W{{1,4}}{_CRASH_CODES}\b|exit status\W{{1,4}}{_CRASH_CODES}\b|return code\W{{1,4}}{_CRASH_CODES}\b|exitcode\s*: {_CRASH_CODES}\b|(?:shutdown with|killed by) signal (?:4|8|11)\b|0xC000[0-9a-f]{{4}}\b|Windows fatal exception|zsh: (?:illegal hardware instruction|trace trap)",
         weak=True,
     ),
     # An abort often follows from an exception in C++ code, such as NCCL's watchdog.
     _rule(
         "LG729", r"SIGABRT|Fatal Python error: Aborted|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"
-        r"|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-6|134)\b|exit status (?:-6|134)\b|return code = -6\b|exitcode\s*: -6\b|(?:shutdown with|killed by) signal 6\b|(?:^|\n)Aborted\s*(?:\n|$)|zsh: abort",
+        r"|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code\W{1,4}(?:-6|134)\b|exit status\W{1,4}(?:-6|134)\b|return code\W{1,4}-6\b|exitcode\s*: -6\b|(?:shutdown with|killed by) signal 6\b|(?:^|\n)Aborted\s*(?:\n|$)|zsh: abort",
         weak=True,
     ),
     # --- several processes
     _rule(
         "LG730", r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|Timed out (?:waiting|initializing) \S+|collective operation timeout"
-        r"|Watchdog got stuck for|monitoredBarrier|program may be hanging|failed to recv, got 0 bytes",
+        r"|Watchdog got stuck for|Notify register times out|monitoredBarrier|program may be hanging|failed to recv, got 0 bytes",
     ),
     _rule("LG730", r"due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted|wait timeout after \d+ms", weak=True),
     _rule(
@@ -179,11 +184,11 @@ RULES: tuple[Rule, ...] = (
     # Schedulers print the reason on the same line. A signal without a reason may follow from another error.
     _rule(
         "LG735", r"CANCELLED AT [^\n]{0,40}DUE TO|job killed: walltime \d+|TERM_RUNLIMIT|TERM_OWNER|reached its time limit|(?:active longer than specified|exceeded its) deadline|Preempted by |Node failure on \w+"
-        r"|job submission failed: |Unable to (?:allocate resources|create step): |Unable to create step for job|Insufficient nvidia\.com/gpu|FailedScheduling|not enough slots available in the system",
+        r"|job submission failed: |Unable to (?:allocate resources|create step): |Unable to create step for job|Insufficient nvidia\.com/gpu|FailedScheduling|not enough slots available in the system|\d/\d\s+OutOf\w+",
     ),
     _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|Signals\.SIG(?:TERM|INT|HUP)|exit code:?\s{0,8}143\b|TERM_\w+: job killed", weak=True),
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly|DataLoader timed out after|Pin memory thread exited unexpectedly", weak=True),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|workers died|Horovod has been shut down|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError|ShardCannotStart|KilledWorker|background workers are no longer alive", weak=True),
+    _rule("LG734", rf"ChildFailedError|ExecuteUserScriptError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!{_CRASH_CODES}|{_ABORT_CODES})|exited with code -?[1-9]|exit code:?\s{{0,8}}'?(?!{_CRASH_CODES}|{_ABORT_CODES})-?[1-9]\d*\b|exit status:? (?!{_CRASH_CODES}|{_ABORT_CODES})-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|workers died|Horovod has been shut down|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError|ShardCannotStart|KilledWorker|background workers are no longer alive", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
     _rule("LG740", r"DataLoader worker \(pid[^\n]{0,20}\) is killed by signal: (?!Killed|Bus)"),
@@ -220,14 +225,15 @@ RULES: tuple[Rule, ...] = (
     # --- downloads, files, packages
     _rule(
         "LG782", r"\b\d{3} Client Error|\b\d{3} Server Error|gated repo|GatedRepoError|RepositoryNotFoundError|LocalEntryNotFoundError|OfflineModeIsEnabled|We couldn't connect to '|HfHubHTTPError"
-        r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login|HTTP status (?:client|server) error|invalid hash value|Consistency check failed: file|Repo id must be in the form",
+        r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|Failed to establish a new connection|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login|HTTP status (?:client|server) error|invalid hash value|Consistency check failed: file|Repo id must be in the form",
     ),
     _rule(
         "LG783", r"mmap length is greater than file size|model is corrupted or incomplete|ArrowInvalid|ArrowTypeError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
     ),
+    _rule("LG783", r"Assertion failed\) !\w{1,20}\.empty\(\)"),
     _rule("LG783", r"_open_zipfile_writer.{0,600}\bcannot be opened"),
     _rule("LG783", r"DatasetGenerationError", weak=True),
-    _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict|dependency conflicts|No matching distribution found for|does not recognize this architecture|unknown model architecture"),
+    _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|Descriptors cannot (?:not )?be created directly|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict|dependency conflicts|No matching distribution found for|does not recognize this architecture|unknown model architecture"),
     _rule(
         "LG791", r"error: unrecognized arguments|error: the following arguments are required|error: argument [^\n]{0,80}: (?:invalid|expected|not allowed|ignored explicit)|error: ambiguous option|No such option: |Unrecognized (?:CUDA ?)?(?:Caching)?Allocator option"
         r"|Error parsing CachingAllocator|Could not override '|Key '[^'\n]{1,80}' is not in struct|batch related parameters",
@@ -235,7 +241,7 @@ RULES: tuple[Rule, ...] = (
     # --- other CUDA errors: an earlier error, if any, is the cause
     _status("LG728"),
     _rule("LG728", r"INTERNAL ASSERT FAILED at [^\n]{0,80}CUDACachingAllocator"),
-    _rule("LG728", r"CUDA error executing |cudaSuccess'? failed", weak=True),
+    _rule("LG728", r"CUDA error executing |cudaSuccess'? failed|(?:CUDA|HIP) kernel fail(?:ed|ure) ?:|NPU (?:function )?error, error code is \d+", weak=True),
     _rule("LG728", r"(?:CUDA|HIP) (?:runtime |driver |kernel )?error: (?!out of memory)|Triton Error \[(?:CUDA|HIP)\]: (?!out of memory)|(?:CUDA|HIP)_ERROR_\w+|cudaError[A-Z]\w+|hipError[A-Z]\w+", weak=True),
 )  # fmt: skip
 
@@ -276,11 +282,11 @@ CAUSE_PATTERNS = tuple(
         ("LG724", 1, r"not compiled with|linked with support"),
         ("LG724", 5, r"MPS allocated"),
         ("LG724", 2, r"no nvidia driver|select device driver|couldn't communicate|NVML|runtime name"),
-        ("LG724", 3, r"invalid ?device|requested|num_gpus|only has|no \w+ (?:GPUs|devices) are"),
+        ("LG724", 3, r"no (?:CUDA|ROCm)-capable|invalid ?device|requested|num_gpus|only has|no \w+ (?:GPUs|devices) are"),
         (
             "LG724",
             4,
-            r"busy or unavailable|is already in use by|\bMPS\b (?:client|server)|device connections",
+            r"busy or unavailable|unknown error|is already in use by|\bMPS\b (?:client|server)|device connections",
         ),
         ("LG726", 3, r"cannot open shared|\bdll\b|dlopen|specified module"),
         ("LG726", 4, r"numpy"),

@@ -196,7 +196,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     MessagePattern(_NOT, "MPS", UNUSABLE_DEVICE, "The first allocation failed although no memory is in use."),
     # --- page-locked memory
     MessagePattern(
-        _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|(?:cuda|hip|cuMem)HostRegister(?![^\n]{0,60}invalid)|CachingHostAllocator[^\n]{0,200}out of memory|out of memory.{0,1500}CachingHostAllocator|could not allocate pinned host memory|RLIMIT_MEMLOCK|\bmlock\w* failed|ibv_reg_mr\w*[^\n]{0,60}Cannot allocate memory",
+        _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|(?:cuda|hip|cuMem)HostRegister(?![^\n]{0,60}invalid)|CachingHostAllocator[^\n]{0,200}out of memory|out of memory.{0,1500}CachingHostAllocator|could not allocate pinned host memory|RLIMIT_MEMLOCK|\bmlock\w* failed|failed to mlock|ibv_reg_mr\w*[^\n]{0,60}Cannot allocate memory",
         "Page-locked host memory could not be allocated, because host memory is full or the limit on locked memory is reached.",
     ),
     MessagePattern(
@@ -212,7 +212,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         _HOST, "heap limit", r"java\.lang\.OutOfMemoryError|Java heap space|GC overhead limit exceeded|JavaScript heap out of memory", _HEAP,
     ),
     # --- device memory, certain
-    MessagePattern(_SURE, "CUDA", r"CUDA out of memory\b", _CUDA),
+    MessagePattern(_SURE, "CUDA", r"CUDA out of (?:the )?memory\b", _CUDA),
     MessagePattern(_SURE, "HIP", r"HIP out of memory\b|HIP error: out of memory|hipErrorOutOfMemory|hipErrorMemoryAllocation", _CUDA),
     MessagePattern(_SURE, "XPU", r"XPU out of memory\b|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_DEVICE_MEMORY", _CUDA),
     MessagePattern(
@@ -225,7 +225,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         r"|CUDA_ERROR_OUT_OF_MEMORY|(?:cudaMalloc\w*|cuMemAlloc\w*|cuMemCreate|cuMemMap|cuMemSetAccess) failed: out of memory", _CUDA,
     ),
     MessagePattern(
-        _SURE, "CUDA", r"failed to cudaMalloc|Failed to CUDA (?:malloc|calloc)|THCudaCheck FAIL [^\n]{0,300}error=2\b|Tried to allocate [\d.]+ [KMG]iB(?: \(GPU|\. GPU \d)|cudaMalloc\w* (?:error|failed)[^\n]{0,20}out of memory|cudaMalloc\w*\([^\n]{0,80}out of memory|enforce allocating <= available failed"
+        _SURE, "CUDA", r"failed to cudaMalloc|Failed to CUDA (?:malloc|calloc)|THCudaCheck FAIL [^\n]{0,300}error=2\b|Tried to allocate [\d.]+ ?[KMG]iB ?(?:\(|\. )[A-Z]{3,6} \d|cudaMalloc\w* (?:error|failed)[^\n]{0,20}out of memory|cudaMalloc\w*\([^\n]{0,80}out of memory|enforce allocating <= available failed"
         r"|Call to cuMemAlloc results in|cudaSuccess \(2 vs\. 0\)|RMM_ERROR_OUT_OF_MEMORY|maximum pool size exceeded", _CUDA,
     ),
     MessagePattern(_SURE, "Thrust", r"thrust::system::detail::bad_alloc'?(?:\s+what\(\):[^\n]*)?|thrust::system::system_error.{0,300}out of memory|parallel_for failed: out of memory", _CUDA),
@@ -239,13 +239,14 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         "An allocation failed. PyTorch could not query NVML (an NVIDIA driver library) for the sizes in its error message.",
     ),
     # Libraries that run on a GPU and report `out of memory` through their own check.
-    MessagePattern(_SURE, "CUDA", r"out of memory[^\n]{0,200}\.cuh?\b|\.cuh?\b[^\n]{0,120}\bout of memory|\bError out of memory at line \d", _CUDA),
+    MessagePattern(_SURE, "CUDA", r"out of memory in (?:cu|hip)[a-z]{3,30}\(|out of memory[^\n]{0,200}\.cuh?\b|\.cuh?\b[^\n]{0,120}\bout of memory|\bError out of memory at line \d", _CUDA),
     MessagePattern(
-        _SURE, "CUDA", r"\bcuda[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\bhip[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\b(?:CUDA|HIP|ROCm)(?:(?: \w+){0,3}) ?[:(\]] ?out of memory(?! (?:handler|hook|callback|recovery|handling))", _CUDA,
+        _SURE, "CUDA", r"\bcuda[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\bhip[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\b(?:CUDA|HIP|ROCm) error\b[^\n]{0,120}[(:] ?out of memory\b|\b(?:CUDA|HIP|ROCm)(?:(?: \w+){0,3}) ?[:(\]] ?out of memory(?! (?:handler|hook|callback|recovery|handling))", _CUDA,
     ),
     MessagePattern(_SURE, "RMM", r"bad_alloc: (?:out_of_memory|cudaError|CUDA|RMM)", _CUDA),
     MessagePattern(_SURE, "CUDA", r"an instance of '[^'\n]{0,60}CUDA[^'\n]{0,60}'.{0,400}\bout of memory|\b(?:CUDA|HIP|GPU) (?:memory )?allocation (?:failed|failure|error)|(?:device|GPU) memory allocation of size \d+ failed|malloc (?:device|GPU) memory failed|Cuda\w*Allocator fail\w* to allocate|NvMapMem\w*: \d+ error 12\b", _CUDA),
     MessagePattern(_SURE, "TensorRT", r"Error Code \d+: OutOfMemory", _CUDA),
+    MessagePattern(_SURE, "TensorRT", r"insufficient (?:memory|to use tactic).{0,4000}could not find any implementation for node", "The memory of the GPU was too small for every algorithm of a layer."),
     MessagePattern(_SURE, "TPU", r"That was not possible\. There are [\d.]+[KMG] free", _CUDA),
     MessagePattern(_SURE, "Accelerate", r"No executable batch size found", "Every batch size down to 1 ran out of memory."),
     MessagePattern(_SURE, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|MAGMA_ERR_DEVICE_ALLOC", _LIBRARY),
@@ -297,10 +298,11 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         r"|died with <Signals\.SIGKILL|Negsignal\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|[\r\n|>]|\]:?|\)|\d:|stderr F| -)[ *\t]{0,6}Killed[ *]*(?:\s*[\r\n]|$)"
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
     ),
+    MessagePattern(_HOST, "nnU-Net", r"your RAM was full and the worker was killed", _KILLED),
     MessagePattern(
         _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code(?: is)?{_BY_SIGNAL_9}|exit_status{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}|non-zero code{_BY_SIGNAL_9}", _KILLED,
     ),
-    MessagePattern(_HOST, "Python", r"(?:^|\n|\]:? | - |\| )(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
+    MessagePattern(_HOST, "Python", r"Can't pickle <class 'MemoryError'|(?:^|\n|\]:? | - |\| )(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
     MessagePattern(_HOST, "a scheduler", r"exceeded (?:job |step |container |the |its )?memory limit|(?:container|job|pod|cgroup) memory limit exceeded|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
     # --- mentions memory, but has a different cause
     MessagePattern(
