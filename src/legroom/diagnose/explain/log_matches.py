@@ -203,7 +203,8 @@ def ends_while_loading(text: str) -> bool:
 
 
 _RESTARTED = re.compile(
-    r"kernel \S+ restarted.{0,2000}large alloc \d{10,}|large alloc \d{10,}.{0,2000}kernel \S+ restarted", re.DOTALL
+    r"kernel \S+ restarted.{0,2000}large alloc \d{10,}|large alloc \d{10,}.{0,2000}kernel \S+ restarted",
+    re.DOTALL,
 )
 _LOADING = re.compile(r"Loading checkpoint shards: [^\n]*?(\d+)/(\d+)[^\n]*")
 _PROMPT = re.compile(r"\s*(?:$|#|(?:\([\w.-]+\) )?(?:(?:PS )?[A-Z]:\\[^>]*>|[\w.@~:/\[ -]{0,60}\]?[$#%] ?))")

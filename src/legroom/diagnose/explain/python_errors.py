@@ -134,7 +134,10 @@ _LIBRARIES = tuple(
         ("LG743", r"/multiprocessing/(?:spawn|reduction|popen)"),
         ("LG740", r"/multiprocessing/connection|/torch/multiprocessing/reductions"),
         ("LG781", r"/torch/serialization|/safetensors/"),
-        ("LG717", r"checkpoint/state_dict|/checkpoint_connector|\b(?:checkpoint|ckpt|state_dict)\[|/torch/distributed/(?:_shard/)?checkpoint/"),
+        (
+            "LG717",
+            r"checkpoint/state_dict|/checkpoint_connector|\b(?:checkpoint|ckpt|state_dict)\[|/torch/distributed/(?:_shard/)?checkpoint/",
+        ),
         ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
     )
 )
@@ -143,7 +146,9 @@ _SETTINGS = re.compile(
     r'(?:[/_](?:args|arguments?|arg_?parser|config\w*|hparams|options|settings)|_connector)\.py"|in __post_init__'
 )
 """Matches the last frame of a traceback if its file or function checks settings."""
-_SETTINGS_CLASS = re.compile(r"Misconfiguration|omegaconf\.|hydra\.|\w*Config\w*(?:Error|Exception)$|(?:Option|Validation)Error$")
+_SETTINGS_CLASS = re.compile(
+    r"Misconfiguration|omegaconf\.|hydra\.|\w*Config\w*(?:Error|Exception)$|(?:Option|Validation)Error$"
+)
 
 
 _CLEAR_CLASSES = frozenset(
@@ -193,14 +198,14 @@ _FAMILIES = tuple(
         ("LG770", r"torch\.utils\.checkpoint|grad_output|derivative|backward can only"),
         ("LG720", r"\bcudnn"),
         ("LG761", r"autocast|GradScaler|grad scaling|\bscaler\b|unscale_|mixed[- ]precision"),
-        ("LG717", r"load weight.{0,60}into param|no module or parameter named|weights were not initialized from checkpoint|state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key|contains only)|found in checkpoint|optimizer state\b|load\w* (?:model|weights).{0,120}(?:mismatch|shape|expected)|mismatch.{0,20}load\w* weights"),
-        ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|\bmagic\b|in the zipfile|weights_only|valid checkpoint|failed to load model|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
+        ("LG717", r"load weight.{0,60}into param|no module or parameter named|weights were not initialized from checkpoint|state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key|contains only)|found in checkpoint|optimizer state\b|load\w* (?:model|weights).{0,120}\b(?:mismatch|shape|expected)|mismatch.{0,20}load\w* weights"),
+        ("LG781", r"inline_container|\bend of file\b|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|\bmagic\b|in the zipfile|weights_only|valid checkpoint|failed to load model|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bCUDA arch\b|\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
         ("LG723", r"\bCUDA version.{0,60}match"),
         ("LG724", r"device_count\b|(?:gpu|device) not found"),
         ("LG713", r"\bon (?:the )?(?:cpu|cuda|gpu)\b.{0,60}\b(?:got|but|found)\b|has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what|current|incompatible) (?:devices?|GPU)\b|cpu tensor(?:\?| to)|type associated with device|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|to be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b|^(?=.*\b(?:tensors?|parameters)\b).*(?:\bcpu\b.{1,80}\bcuda\b|\bcuda\b.{1,80}\bcpu\b)"),
         ("LG732", r"across (?:all )?ranks|DistributedDataParallel|\bDDP\b|\bFSDP\b|FlatParam"),
-        ("LG760", r"\bnans?\b|infinity|non-?finite|(?<!buffer )\boverflow|\bdiverged?\b"),
+        ("LG760", r"\bnans?\b|infinity|non-?finite|(?<!buffer )(?<!capacity )(?<!stack )(?<!context )\boverflow|\bdiverged?\b"),
         ("LG712", r"satisfy the constraint|is not in \[|should be in \[|in (?:the )?range \[|expected .{0,40}\bin (?:the range )?[\[(]-?\d"),
         ("LG724", r"invalid (?:cuda '?)?device(?: id|=)|find any \w* ?accelerator|\bnum_gpus\b|accelerator.{0,40}(?:not |none is )available|backend found|requested .{0,20}\bgpus?\b|number of (?:required )?gpus|infer device type|no (?:visible |xpu |hip |rocm\S* )?(?:gpus?|devices?) (?:are |is |was )?(?:available|found|detected|devices)"),
         ("LG718", r"no (?:available )?kernel\b|no operator found|d-?type|scalar[_ ]?type|data ?type|element type|same type\b|not implemented for '|floating[- ]point|complex (?:tensors?|inputs?)|boolean? (?:inputs?|is not)|tensor of (?:long|int|float|bool)|" + _DTYPE_NAME + r".{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}" + _DTYPE_NAME),

@@ -138,7 +138,7 @@ RULES: tuple[Rule, ...] = (
         "LG724", r"Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No HIP GPUs are available"
         r"|all CUDA-capable devices are busy or unavailable|CUDA unknown error|CUDA driver initialization failed|not linked with support for \w+ devices|CUDA-enabled jaxlib is not installed|_ERROR_DEVICE_NOT_(?:AVAILABLE|FOUND)",
     ),
-    _rule("LG724", r"TPU is already in use|cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|initialize NVML|invalid runtime name: nvidia|NVMLError\w*|nvml error: |Module nvidia\S* not found|nvidia-container-cli: "),
+    _rule("LG724", r"TPU is already in use|cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|initialize NVML|invalid runtime name: nvidia|unknown runtime specified nvidia|no runtime binary found|NVMLError\w*|nvml error: |Module nvidia\S* not found|nvidia-container-cli: "),
     _status("LG726"),
     _rule(
         "LG726", r"cannot open shared object file|load the \S{1,40} shared library|Could not load (?:dynamic )?library '?\w+|undefined symbol: \w+|load symbol \w+|DLL load failed|version `[A-Z]+_[\d.]+' not found|cannot allocate memory in static TLS block",
@@ -148,12 +148,12 @@ RULES: tuple[Rule, ...] = (
         "LG726", r"was built for:\s+PyTorch|load C.{0,3}/CUDA extensions|load custom C.{0,3} ops|dlopen some GPU libraries|Failed to create CUDAExecutionProvider|MKL_THREADING_LAYER=\w+ is incompatible"
         r"|Numpy is not available|compiled using NumPy 1\.x cannot be run|'NoneType' object has no attribute 'c(?:adam|lion|quantize|dequantize|igemm|gemm|get_c)\w+",
     ),
-    _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|was compiled without (?:GPU|CUDA) support|wasn't buil[dt] with CUDA support|compiled with a different (?:ABI|CUDA)"),
+    _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|(?:compiled|built) without (?:GPU|CUDA) support|(?:not|n't) (?:compiled|built|build) with (?:GPU|CUDA) support|compiled with a different (?:ABI|CUDA)"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule("LG735", r"(?:exit (?:code|status)|return ?code)\W{1,4}(?:-1073741510|3221225786)\b|0xC000013A", weak=True),
     _rule(
         "LG729", rf"Segmentation fault|segfault at|Fatal Python error: (?!Aborted)|SIGSEGV(?! or (?:an)?other unexpected)|SIGILL|Illegal instruction|Floating point exception"
-        rf"|exit code\W{{1,4}}{_CRASH_CODES}\b|exit status\W{{1,4}}{_CRASH_CODES}\b|return code\W{{1,4}}{_CRASH_CODES}\b|exitcode\s*: {_CRASH_CODES}\b|(?:shutdown with|killed by) signal (?:4|8|11)\b|0xC000[0-9a-f]{{4}}\b|Windows fatal exception|zsh: (?:illegal hardware instruction|trace trap)",
+        rf"|exit code\W{{1,4}}{_CRASH_CODES}\b|exit status\W{{1,4}}{_CRASH_CODES}\b|return code\W{{1,4}}{_CRASH_CODES}\b|exitcode\s*: {_CRASH_CODES}\b|(?:shutdown with|killed by) signal (?:4|8|11)\b|0xC000[0-9a-f]{{4}}\b|Access ?Violation(?:Exception| reading| writing)|Windows fatal exception|zsh: (?:illegal hardware instruction|trace trap)",
         weak=True,
     ),
     # An abort often follows from an exception in C++ code, such as NCCL's watchdog.
@@ -201,6 +201,8 @@ RULES: tuple[Rule, ...] = (
     _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|ptxas [^\n]{0,200}; error|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load|find nvcc\b|Compiler: \S+ is not found|CppCompileError"),
     _rule("LG751", r"Error building extension '|Could not build wheels for|Failed building wheel for|ninja: build stopped|\['ninja', |unsupported GNU version|Microsoft Visual C.{0,40} is required|Command '\[(?:'which', )?'[^'\n]{0,80}(?:gcc|g\+\+|c\+\+|clang|nvcc|cl\.exe)'|does not match the version torch was compiled with"),
     _rule("LG751", r"error: command '[^'\n]{0,200}nvcc' failed|Error compiling objects for extension|fatal error: (?:cuda\w*|cublas\w*|cusparse|Python)\.h"),
+    _rule("LG751", r"(?:nvcc|ninja|g\+\+|gcc|cmake): (?:command )?not found", weak=True),
+    _rule("LG790", r"(?:torchrun|python3?|pip3?|accelerate|deepspeed|conda|huggingface-cli): (?:command )?not found|is not a supported wheel on this platform|PackagesNotFoundError|ResolvePackageNotFound|UnsatisfiableError", weak=True),
     _rule("LG752", r"output of CUDAGraphs that has been overwritten|torch\._dynamo\.exc\.\w+|triton\.compiler\.\S{0,30}Error|No valid triton configs|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit|GuardOnDataDependentSymNode"),
     # --- precision
     _rule(
@@ -282,7 +284,11 @@ CAUSE_PATTERNS = tuple(
         ("LG724", 1, r"not compiled with|linked with support"),
         ("LG724", 5, r"MPS allocated"),
         ("LG724", 2, r"no nvidia driver|select device driver|couldn't communicate|NVML|runtime name"),
-        ("LG724", 3, r"no (?:CUDA|ROCm)-capable|invalid ?device|requested|num_gpus|only has|no \w+ (?:GPUs|devices) are"),
+        (
+            "LG724",
+            3,
+            r"no (?:CUDA|ROCm)-capable|invalid ?device|requested|num_gpus|only has|no \w+ (?:GPUs|devices) are",
+        ),
         (
             "LG724",
             4,

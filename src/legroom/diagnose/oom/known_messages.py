@@ -244,7 +244,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         _SURE, "CUDA", r"\bcuda[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\bhip[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\b(?:CUDA|HIP|ROCm) error\b[^\n]{0,120}[(:] ?out of memory\b|\b(?:CUDA|HIP|ROCm)(?:(?: \w+){0,3}) ?[:(\]] ?out of memory(?! (?:handler|hook|callback|recovery|handling))", _CUDA,
     ),
     MessagePattern(_SURE, "RMM", r"bad_alloc: (?:out_of_memory|cudaError|CUDA|RMM)", _CUDA),
-    MessagePattern(_SURE, "CUDA", r"an instance of '[^'\n]{0,60}CUDA[^'\n]{0,60}'.{0,400}\bout of memory|\b(?:CUDA|HIP|GPU) (?:memory )?allocation (?:failed|failure|error)|(?:device|GPU) memory allocation of size \d+ failed|malloc (?:device|GPU) memory failed|Cuda\w*Allocator fail\w* to allocate|NvMapMem\w*: \d+ error 12\b", _CUDA),
+    MessagePattern(_SURE, "CUDA", r"an instance of '[^'\n]{0,60}CUDA[^'\n]{0,60}'.{0,400}\bout of memory|\b(?:CUDA|HIP|GPU) (?:memory )?allocation (?:failed|failure|error)|(?:device|GPU) memory allocation of size \d+ failed|malloc (?:device|GPU) memory failed|_DEVMEM Allocation failed|vkAllocateMemory failed:? -2\b|Cuda\w*Allocator fail\w* to allocate|NvMapMem\w*: \d+ error 12\b", _CUDA),
     MessagePattern(_SURE, "TensorRT", r"Error Code \d+: OutOfMemory", _CUDA),
     MessagePattern(_SURE, "TensorRT", r"insufficient (?:memory|to use tactic).{0,4000}could not find any implementation for node", "The memory of the GPU was too small for every algorithm of a layer."),
     MessagePattern(_SURE, "TPU", r"That was not possible\. There are [\d.]+[KMG] free", _CUDA),
@@ -283,7 +283,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory|unable to mmap \d+ bytes\s*(?:\n|$)", _SYSTEM,
     ),
     MessagePattern(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
-    MessagePattern(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|malloc failed \(tried to|requires more system memory|memory allocation of \d+ bytes failed|libgomp: Out of memory|C error: out of memory|LLVM ERROR: out of memory|OSError: [^\n]{0,120}memory allocation failed|\b(?:c|m|re)alloc(?:\(\))?: out of memory|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
+    MessagePattern(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|malloc failed \(tried to|requires more system memory|memory allocation of \d+ bytes failed|libgomp: Out of memory|runtime: out of memory|Insufficient system resources exist|C error: out of memory|LLVM ERROR: out of memory|OSError: [^\n]{0,120}memory allocation failed|\b(?:c|m|re)alloc(?:\(\))?: out of memory|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
     MessagePattern(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     MessagePattern(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
     MessagePattern(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small|low virtual memory condition|WinError (?:8|14|1450|1455)\b|could not be allocated: malloc", _SYSTEM),
@@ -294,7 +294,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     MessagePattern(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     MessagePattern(
-        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|systemd-oomd(?:\[\d+\])?:? killed|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: ?Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|(?:killed by|exited on|died due to|terminated by|shutdown with) signal 9\b"
+        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|systemd-oomd(?:\[\d+\])?:? killed|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: ?Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal|sent) SIGKILL\b|(?:killed by|exited on|died due to|terminated by|shutdown with) signal 9\b"
         r"|died with <Signals\.SIGKILL|Negsignal\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|[\r\n|>]|\]:?|\)|\d:|stderr F| -)[ *\t]{0,6}Killed[ *]*(?:\s*[\r\n]|$)"
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
     ),
@@ -303,7 +303,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code(?: is)?{_BY_SIGNAL_9}|exit_status{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}|non-zero code{_BY_SIGNAL_9}", _KILLED,
     ),
     MessagePattern(_HOST, "Python", r"Can't pickle <class 'MemoryError'|(?:^|\n|\]:? | - |\| )(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
-    MessagePattern(_HOST, "a scheduler", r"exceeded (?:job |step |container |the |its )?memory limit|(?:container|job|pod|cgroup) memory limit exceeded|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
+    MessagePattern(_HOST, "a scheduler", r"(?:exceeded|reached|hit) (?:(?:the|its) )?(?:(?:job|step|container) )?memory limit|(?:container|job|pod|cgroup|process) memory limit (?:is |was |has been )?(?:exceeded|reached|hit)|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
     # --- mentions memory, but has a different cause
     MessagePattern(
         _NOT, "Triton", r"out of resources?: (?:shared memory|tensor memory|threads|registers)",
@@ -349,14 +349,14 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     # --- informal messages from any program
     MessagePattern(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:error )?(?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, informal=True),
     MessagePattern(_SURE, "", r"\b(?:GPU|CUDA|VRAM|video|device) memory is (?:insufficient|not enough|not sufficient|too small)|amount of GPU memory[^\n]{0,60}could not", _CUDA, informal=True),
-    MessagePattern(_SURE, "", r"\b(?:GPU|CUDA|VRAM)(?:[:_ ]?\d{1,2})?\b(?!-|: tasks? )[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, informal=True),
+    MessagePattern(_SURE, "", r"\b(?:GPU|CUDA|VRAM)(?:[:_ ]?\d{1,2})?\b(?!-|: tasks? )[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|\b(?:GPU|CUDA|VRAM|Metal|Vulkan|HBM|[NXT]PU)(?: memory| buffer)? (?:is |was )?(?:exhausted|full\b|allocation fail)", _CUDA, informal=True),
     MessagePattern(_SURE, "", r"\b(?:OOM|requested|needs?|requires?)\b[^\n]{0,60}\b(?:VRAM|GPU memory|device memory)\b[^\n]{0,40}\bbut only\b", _TOO_SMALL, informal=True),
     MessagePattern(_PINNED, "", rf"{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:pinned|page-?locked)\b", "Page-locked host memory could not be allocated.", informal=True),
     MessagePattern(_SURE, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:GPU|CUDA\d?|device|VRAM)\b", _CUDA, informal=True),
     MessagePattern(_HOST, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:CPU|host|RAM)\b", _SYSTEM, informal=True),
     MessagePattern(_HOST, "", rf"out of {_HOSTS}|not enough {_HOSTS}|insufficient {_HOSTS}", _SYSTEM, informal=True),
     MessagePattern(
-        _DISGUISED, "", r"\bout of memory\b|\bOutOfMemory\b|OUT_OF_MEMORY\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
+        _DISGUISED, "", r"\bout of memory\b|\bOutOfMemory\b|OUT_OF_MEMORY\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)|\balloc(?:ation)? fail(?:ed|ure)\b[^\n]{0,20}\b(?:size|bytes)"
         rf"|{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
         "The message reports a lack of memory, but not whether GPU memory or host memory ran out.", informal=True,
     ),

@@ -37,7 +37,9 @@ def test_collected_errors_are_classified_without_false_oom() -> None:
         "development_02_host_device",  # schedulers, containers, page-locked and shared memory, and other messages that mention memory
         pytest.param("development_03_families", marks=pytest.mark.slow),  # all areas, by families of messages
         pytest.param("development_04_long_logs", marks=pytest.mark.slow),  # several errors in one log
-        pytest.param("development_05_unusual_forms", marks=pytest.mark.slow),  # rare libraries, launchers and wordings
+        pytest.param(
+            "development_05_unusual_forms", marks=pytest.mark.slow
+        ),  # rare libraries, launchers and wordings
         pytest.param("heldout_16", marks=pytest.mark.slow),
         pytest.param("heldout_17", marks=pytest.mark.slow),
         pytest.param("heldout_18", marks=pytest.mark.slow),
