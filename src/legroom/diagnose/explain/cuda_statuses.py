@@ -21,6 +21,8 @@ class CudaStatus(NamedTuple):
 
 _SPECIFIC_WORDS = 3
 """The minimum number of words in a message that is assumed to come only from CUDA."""
+_LARGE_NUMBER = 700
+"""The smallest status number that is assumed to come only from CUDA."""
 _OF_THE_SYSTEM = ("operation not permitted", "operation not supported")
 """Messages that the operating system also uses."""
 
@@ -143,6 +145,8 @@ def pattern_of(statuses: tuple[CudaStatus, ...]) -> str:
         variants.append(message if is_specific else _AFTER_CUDA + message)
     numbers = "|".join(sorted({str(status.number) for status in statuses}))
     variants += [rf"{prefix}(?:{numbers})\b(?![.%])" for prefix in _NUMBER_PREFIXES]
+    large = [number for number in numbers.split("|") if int(number) >= _LARGE_NUMBER]
+    variants += [rf"failed(?:!| with error){_SEPARATOR}(?:{'|'.join(large)})\b(?![.%])"] if large else []
     return "|".join(dict.fromkeys(variants))
 
 

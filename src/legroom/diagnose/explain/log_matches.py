@@ -182,8 +182,14 @@ def without_handled(strong: list[LogMatch], latest: list[LogMatch]) -> list[LogM
 
 
 def without_remarks(found: list[LogMatch]) -> list[LogMatch]:
-    """Omit the user's remarks, such as `batch 512: ok, batch 1024: CUDA out of memory`, if there is another error."""
-    return [each for each in found if _REMARK.search(each.text) is None] or found
+    """Omit remarks and warnings about memory if there is another error.
+
+    An example of a remark of the user is `batch 512: ok, batch 1024: CUDA out of memory`.
+    """
+    errors = [each for each in found if _REMARK.search(each.text) is None]
+    return (
+        [each for each in errors if not (is_informal(each) and _WARNS.search(each.text))] or errors or found
+    )
 
 
 def ends_while_loading(text: str) -> bool:
@@ -213,6 +219,10 @@ _REMARK = re.compile(
     r"^(?!.*(?:Error|Exception)\b: ).*(?:\b(?:ok|works|runs|fine)\b.*\bout of memory|\bout of memory\b.*\b(?:ok|works|runs|fine)\b)",
     re.IGNORECASE,
 )
+
+
+_WARNS = re.compile(r"^.{0,160}?(?:\[W\]|\bwarn(?:ing)?\b)", re.IGNORECASE)
+"""Matches a line that a program marks as a warning."""
 
 
 def is_typed(line: str) -> bool:

@@ -186,9 +186,9 @@ RULES: tuple[Rule, ...] = (
         "LG735", r"CANCELLED AT [^\n]{0,40}DUE TO|job killed: walltime \d+|TERM_RUNLIMIT|TERM_OWNER|reached its time limit|(?:active longer than specified|exceeded its) deadline|Preempted by |Node failure on \w+"
         r"|job submission failed: |Unable to (?:allocate resources|create step): |Unable to create step for job|Insufficient nvidia\.com/gpu|FailedScheduling|not enough slots available in the system|\d/\d\s+OutOf\w+",
     ),
-    _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|Signals\.SIG(?:TERM|INT|HUP)|exit code:?\s{0,8}143\b|TERM_\w+: job killed", weak=True),
+    _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|Signals\.SIG(?:TERM|INT|HUP)|exit code:?\s{0,8}143\b|TERM_\w+: job killed|SIGTERM received by|: line \d+:\s+\d+ Terminated\b|(?:^|[\r\n]|\])\s*Terminated\s*(?:[\r\n]|$)", weak=True),
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly|DataLoader timed out after|Pin memory thread exited unexpectedly", weak=True),
-    _rule("LG734", rf"ChildFailedError|ExecuteUserScriptError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!{_CRASH_CODES}|{_ABORT_CODES})|exited with code -?[1-9]|exit code:?\s{{0,8}}'?(?!{_CRASH_CODES}|{_ABORT_CODES})-?[1-9]\d*\b|exit status:? (?!{_CRASH_CODES}|{_ABORT_CODES})-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|workers died|Horovod has been shut down|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError|ShardCannotStart|KilledWorker|background workers are no longer alive", weak=True),
+    _rule("LG734", rf"ChildFailedError|ExecuteUserScriptError|failed, log is in |please check its log|killed by unknown signal|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!{_CRASH_CODES}|{_ABORT_CODES})|exited with code -?[1-9]|exit code:?\s{{0,8}}'?(?!{_CRASH_CODES}|{_ABORT_CODES})-?[1-9]\d*\b|exit status:? (?!{_CRASH_CODES}|{_ABORT_CODES})-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|workers died|Horovod has been shut down|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError|ShardCannotStart|KilledWorker|background workers are no longer alive", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
     _rule("LG740", r"DataLoader worker \(pid[^\n]{0,20}\) is killed by signal: (?!Killed|Bus)"),
@@ -243,7 +243,7 @@ RULES: tuple[Rule, ...] = (
     # --- other CUDA errors: an earlier error, if any, is the cause
     _status("LG728"),
     _rule("LG728", r"INTERNAL ASSERT FAILED at [^\n]{0,80}CUDACachingAllocator"),
-    _rule("LG728", r"CUDA error executing |cudaSuccess'? failed|(?:CUDA|HIP) kernel fail(?:ed|ure) ?:|NPU (?:function )?error, error code is \d+", weak=True),
+    _rule("LG728", r"\bcu(?:event|stream|mem|launch|ctx|module|device|graph)\w{2,30} failed|fail(?:ed|s|ure)? to launch (?:\w+ )?kernel|kernel fail(?:ed|s|ure)? to launch|CUDA error executing |cudaSuccess'? failed|(?:CUDA|HIP) kernel fail(?:ed|ure) ?:|NPU (?:function )?error, error code is \d+", weak=True),
     _rule("LG728", r"(?:CUDA|HIP) (?:runtime |driver |kernel )?error: (?!out of memory)|Triton Error \[(?:CUDA|HIP)\]: (?!out of memory)|(?:CUDA|HIP)_ERROR_\w+|cudaError[A-Z]\w+|hipError[A-Z]\w+", weak=True),
 )  # fmt: skip
 
