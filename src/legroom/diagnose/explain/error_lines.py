@@ -75,7 +75,11 @@ def _last_positions(lowered: str) -> list[int]:
 
 
 def _is_wrapper(error: ErrorLine) -> bool:
-    return error.kind.rpartition(".")[2] in _WRAPPERS or _REFERS_TO_CAUSE.search(error.text) is not None
+    return (
+        error.kind.rpartition(".")[2] in _WRAPPERS
+        or error.text.lower().endswith(f": {TRACEBACK}:")  # the message is the traceback of a worker
+        or _REFERS_TO_CAUSE.search(error.text) is not None
+    )
 
 
 def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:

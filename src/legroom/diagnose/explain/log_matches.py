@@ -170,15 +170,16 @@ def _message_of(found: LogMatch) -> str:
 
 def without_handled(strong: list[LogMatch], latest: list[LogMatch]) -> list[LogMatch]:
     """Omit errors after which the program continued, if another error follows."""
-    active = [
-        found
-        for found in strong
-        if not is_recovered(after(found)) and _HANDLED_HERE.search(found.text) is None
-    ]
+    active = [found for found in strong if not is_recovered(after(found)) and not was_caught(found)]
     if active or not strong:
         return active
     handled = max(found.line for found in strong)
     return strong if all(found.line <= handled for found in latest) else []
+
+
+def was_caught(found: LogMatch) -> bool:
+    """Return True if the line itself states that the program handled the error."""
+    return _HANDLED_HERE.search(found.text) is not None
 
 
 def without_remarks(found: list[LogMatch]) -> list[LogMatch]:
@@ -373,8 +374,8 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     "LG726": (lambda found: found.code == "LG751" and "Error building extension" in found.text, _NCCL_LINES),
     # pip finds no package without a connection.
     "LG790": (lambda found: found.code == "LG782" and "new connection" in found.text, 12),
-    # A build fails because the compiler was killed.
-    "LG751": (lambda found: found.code == "LG705", 6),
+    # A build fails because the compiler was killed or the disk is full.
+    "LG751": (lambda found: found.code in ("LG705", "LG780"), 30),
 }
 """Maps the code of an error to a function that recognizes its cause, and to the maximum number of lines between cause
 and error.
@@ -394,7 +395,8 @@ FOLLOWUP_LINES = 60
 NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")
 """Matches the error of a program that uses None because a library logged an error and returned no result."""
 _HANDLED_HERE = re.compile(
-    r"\bretrying|Retry attempt|will retry|\bskipping|falling back|\bignoring", re.IGNORECASE
+    r"\bretrying|Retry attempt|will retry|\bskipping|falling back|\bignoring|(?<!un)caught exception",
+    re.IGNORECASE,
 )
 """Matches an error message that states that the error was handled."""
 CONSEQUENCES = re.compile(r"UnboundLocalError|ZeroDivisionError|the errors above for more details")

@@ -54,6 +54,7 @@ from legroom.diagnose.explain.log_matches import (
     only_reports_exit,
     ran_out,
     waits_for_rank,
+    was_caught,
     was_pinning,
     without_handled,
     without_remarks,
@@ -230,7 +231,7 @@ class _Search:
             latest = [found for found in latest if not is_strong(found)]
         strong = active
         self._error_line = root_traceback(tracebacks)
-        if self._error_line is None and self._lines < 2000 and not strong:
+        if self._error_line is None and self._lines < 2000 and all(was_caught(found) for found in strong):
             found_line = find_error_line(self._carried, self._lines_before + 1)
             self._error_line = found_line and replace(found_line, inner=self._inner_before + found_line.inner)
         error: LogMatch | None = max(

@@ -26,6 +26,8 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
         return "not-memory", ""
     if name in _BY_CLASS:
         return _BY_CLASS[name]
+    if _PARSER_CLASS.search(name):
+        return "not-memory", "LG783"
     if code := _code_of_errno(text):
         return "not-memory", code
     if name.endswith("Warning") and (name != "UserWarning" or _MAY_BE_MEMORY.search(text)):
@@ -96,6 +98,8 @@ _BY_CLASS: dict[str, ErrorFamily] = {
 }
 """Exception classes with their own page, which is shown even if the log ends before the message."""
 
+_PARSER_CLASS = re.compile(r"(?:Parse|Parser|Parsing|Scanner|Composer|Decode)Error$")
+"""Matches exception classes of parsers for XML, YAML, CSV and other files."""
 _ERRNO = re.compile(r"\[(?:(errno|winerror) |.{0,20}\bos error )(\d+)\]", re.IGNORECASE)
 _BY_ERRNO = {
     f"{system}{number}": code
@@ -190,7 +194,7 @@ _FAMILIES = tuple(
     for code, pattern in (
         ("LG791", r"batch_size is not equal|batch_size.{0,40}divisible"),
         ("LG782", r"huggingface\.co/models|\brepo_id\b|path_or_model_id|on the Hub\b"),
-        ("LG783", r"\bno data left in file|\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|(?:can't|cannot|couldn't|could not|unable to) find).{0,80}\b(?:file|directory|folder|dataset)\b|find (?:a |any )?(?:valid )?checkpoint\b"),
+        ("LG783", r"\bno data left in file|\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|\bno (?:\w+ ){0,3}(?:checkpoints?|files|images?|labels|samples|weights) (?:were |was )?found\b|(?:not found|no such|(?:can't|cannot|couldn't|could not|unable to) find).{0,80}\b(?:file|directory|folder|dataset)\b|find (?:a |any )?(?:valid )?checkpoint\b"),
         ("LG731", r"\bnccl\b"),
         ("LG724", r"number of (?:available |visible )?(?:gpus|devices) \(?\d"),
         ("LG733", r"\binvalid rank\b|\bMPI_\w+|\bmpi4py\b|process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|(?<!\] )\bconnect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
@@ -214,7 +218,7 @@ _FAMILIES = tuple(
         ("LG770", r"requires?[_ ]grad\b(?!')|grad_fn|forward (?:AD|grad)\b|\bctx\.\w+|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
         ("", r"\bsingular\b|positive-definite|failed to converge"),
         ("LG751", r"\bCUDA_HOME\b|unable to compile"),
-        ("LG716", r"\beinops\b|rearrange-reduction|not broadcastable|inhomogeneous shape|" + _SIZE + r".{0,160}" + _MISMATCH + "|" + _MISMATCH + r".{0,160}" + _SIZE),
+        ("LG716", r"\beinops\b|too many indices|rearrange-reduction|not broadcastable|inhomogeneous shape|" + _SIZE + r".{0,160}" + _MISMATCH + "|" + _MISMATCH + r".{0,160}" + _SIZE),
         ("LG716", r"^(?=.*(?:\d|tensor|shape|dimension|broadcast))(?:.*" + _SIZE + r".{0,160}" + _REJECTED + "|.*" + _REJECTED + r".{0,160}" + _SIZE + ")"),
         ("LG734", r"broken pipe"),
         ("LG752", r"Arguments for call are not valid|\btracer\b|dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
