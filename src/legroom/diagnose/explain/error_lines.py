@@ -82,10 +82,17 @@ def _is_wrapper(error: ErrorLine) -> bool:
     )
 
 
-def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
-    """Return the last line that looks like an error, for text without a traceback."""
+def find_error_line(text: str, first_line: int = 1, end: int | None = None) -> ErrorLine | None:
+    """Return the last line that looks like an error, for text without a traceback.
+
+    `end` is the number of the first line that only reports that a process failed. This line and the following lines are
+    ignored.
+    """
+    text = _IGNORED.sub(lambda match: "\n" * match[0].count("\n"), text)
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
     inner = [0, *accumulate(line.endswith("\v") for line in text.split("\n"))]
+    if end is not None:
+        lines = lines[: max(end - first_line, 0)]
     is_log = sum(map(bool, lines)) > _FEW_LINES  # in a log, a warning is not the error
     is_wrapped = False
     qualified = (_FROM_ERRORS,) if is_log else (_QUALIFIED, _WARNING)
@@ -101,6 +108,7 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
                     kind=kind,
                     text=_message(kind, lines[offset:]),
                     frames=frames,
+                    after="\n".join(lines[offset + 1 :])[:_AFTER],
                     inner=inner[offset],
                 )
                 if not is_log or not _is_wrapper(found):
@@ -112,7 +120,11 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
 
 
 def _is_informational(line: str, pattern: re.Pattern[str]) -> bool:
-    return "NCCL INFO" in line or (pattern is _ERROR_LIKE and _INFORMATIONAL.search(line) is not None)
+    return (
+        "NCCL INFO" in line
+        or line.startswith("raise ")
+        or (pattern is _ERROR_LIKE and _INFORMATIONAL.search(line) is not None)
+    )
 
 
 def without_prefix(line: str) -> str:
@@ -214,6 +226,11 @@ _REFERS_TO_CAUSE = re.compile(
     re.IGNORECASE,
 )
 """Matches errors that refer to an error of another process, which is logged before."""
+_IGNORED = re.compile(
+    r"^[^\n]*exception ignored in[^\n]*\n(?:traceback[^\n]*\n)?(?:[ \t][^\n]*\n)*[^\n]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Matches the report about an error in a finalizer, with its traceback."""
 _CONSEQUENCE = re.compile(
     r"exception ignored in[^\n]*\n?[^\n]*$|error in atexit[^\n]*\n?[^\n]*$|(?P<thread>exception in thread )[^\n]*\n?[^\n]*$"
 )
@@ -269,7 +286,7 @@ _ERROR_LIKE = re.compile(
     re.IGNORECASE,
 )
 _INFORMATIONAL = re.compile(
-    r"\b(?:INFO|DEBUG|WARN|WARNING|WRN|note|hint)\b|\b(?:no|0|without|zero) (?:errors?|failures?|exceptions?)\b|\b0 failed\b|\[[IWV]\b|\b(?!User)\w+Warning:|handler|\bif\b|avoid|falling back|fallback|skipp",
+    r"\b(?:INFO|DEBUG|WARN|WARNING|WRN|note|hint)\b|\b(?:no|0|without|zero) (?:errors?|failures?|exceptions?)\b|\b0 failed\b|HYDRA_FULL_ERROR|^wandb: (?!ERROR)|\[[IWV]\b|\b(?!User)\w+Warning:|handler|\bif\b|avoid|falling back|fallback|skipp",
     re.IGNORECASE,
 )
 

@@ -25,10 +25,10 @@ from typing import Any, Literal, Protocol
 from legroom import schemas
 from legroom.diagnose.codes import CodePage, find_page
 from legroom.diagnose.explain.error_lines import ErrorLine
-from legroom.diagnose.explain.log_matches import LogMatch, ends_while_loading, is_source, is_typed
+from legroom.diagnose.explain.log_matches import LogMatch, ends_while_loading, is_remark, is_source, is_typed
 from legroom.diagnose.explain.log_reader import LogResult, chunks_of, search_log
 from legroom.diagnose.explain.plain_text import printed_chunks
-from legroom.diagnose.explain.python_errors import classify_python_error
+from legroom.diagnose.explain.python_errors import classify_python_error, is_raised_by_program
 from legroom.diagnose.explain.rules import CAUSE_PATTERNS, memory_code
 from legroom.diagnose.explain.sizes import causes_from_sizes, summarize_shapes, summarize_sizes
 from legroom.diagnose.oom.known_messages import Certainty
@@ -149,12 +149,7 @@ def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
     first = next(rest, "")
     found = search_log(chain([first], rest))
     if found.error is None and found.first is None and len(first) <= _MAX_PASTED:
-        printed_lines = [line for line in first.splitlines() if not is_typed(line)]
-        shown = zip(["", *printed_lines], printed_lines, strict=False)
-        printed_lines = [line for previous, line in shown if not is_source(previous, line)]
-        joined = search_log(
-            [" ".join(" ".join(printed_lines).split())]
-        )  # a terminal may have wrapped the lines
+        joined = search_log([_join_wrapped(first, found.unknown)])
         if joined.error is not None and not joined.error.weak:
             return _explain_result(joined, is_log=False)
         if found.unknown is None and ends_while_loading(first):
@@ -162,6 +157,19 @@ def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
                 _build("LG702", "host-oom", "unsure", "", ReportedSizes()), sentence=_ENDS_SILENTLY
             )
     return _explain_result(found, is_log=is_log and not is_notebook)
+
+
+def _join_wrapped(text: str, error: ErrorLine | None) -> str:
+    """Join the printed lines of a text, because a terminal may have wrapped them.
+
+    If `error` is the end of a traceback, the lines before it are omitted.
+    """
+    lines = text.splitlines()
+    if error is not None and 'file "' in error.frames and not is_raised_by_program(error.frames):
+        lines = lines[error.line - 1 :]
+    lines = [line.lstrip("> ") for line in lines if not is_typed(line) and not is_remark(line)]
+    shown = zip(["", *lines], lines, strict=False)
+    return " ".join(" ".join(line for previous, line in shown if not is_source(previous, line)).split())
 
 
 _ENDS_SILENTLY = (

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from legroom.diagnose.explain.consequences import HANDLED, is_recovered, lost_peer
+from legroom.diagnose.explain.consequences import HANDLED, is_recovered, lost_peer, made_progress
 from legroom.diagnose.explain.error_lines import ErrorLine, shorten, without_prefix
 from legroom.diagnose.explain.python_errors import classify_python_error, is_raised_by_program
 from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, Certainty, MessagePattern
@@ -144,7 +144,7 @@ def is_killed_rank(found: LogMatch) -> bool:
     is_crash = found.code in (_CRASH, _BUS_ERROR) and _CRASHED.search(found.text) is not None
     return (
         (found.code == _KILLED or is_crash)
-        and "Root Cause (first" not in after(found)
+        and ("Root Cause (first" not in after(found) or _KILLED_BY_SYSTEM.search(found.text) is not None)
         and "forcefully" not in found.text
         and _GUESS.search(found.text) is None
     )
@@ -168,13 +168,23 @@ def _message_of(found: LogMatch) -> str:
     return found.text + after(found)[:600].partition("Traceback")[0]
 
 
-def without_handled(strong: list[LogMatch], latest: list[LogMatch]) -> list[LogMatch]:
-    """Omit errors after which the program continued, if another error follows."""
+def without_handled(
+    strong: list[LogMatch], latest: list[LogMatch], error: ErrorLine | None = None
+) -> list[LogMatch]:
+    """Omit errors after which the program continued, if another error or the traceback of `error` follows."""
     active = [found for found in strong if not is_recovered(after(found)) and not was_caught(found)]
     if active or not strong:
         return active
     handled = max(found.line for found in strong)
-    return strong if all(found.line <= handled for found in latest) else []
+    if not any(made_progress(after(found)) for found in strong):
+        latest = [found for found in latest if not (found.code == _EXIT_CODES[0] and is_summary(found))]
+    is_last = all(found.line <= handled for found in latest) and (
+        error is None
+        or error.line <= handled
+        or NO_RESULT.search(error.text) is not None
+        or CONSEQUENCES.search(error.text) is not None
+    )
+    return strong if is_last else []
 
 
 def was_caught(found: LogMatch) -> bool:
@@ -182,15 +192,14 @@ def was_caught(found: LogMatch) -> bool:
     return _HANDLED_HERE.search(found.text) is not None
 
 
-def without_remarks(found: list[LogMatch]) -> list[LogMatch]:
-    """Omit remarks and warnings about memory if there is another error.
+def is_remark(line: str) -> bool:
+    """Return True if the user wrote the line, for example `batch 512: ok, batch 1024: CUDA out of memory`."""
+    return _REMARK.search(line) is not None and _EXCEPTION.search(line) is None
 
-    An example of a remark of the user is `batch 512: ok, batch 1024: CUDA out of memory`.
-    """
-    errors = [each for each in found if _REMARK.search(each.text) is None]
-    return (
-        [each for each in errors if not (is_informal(each) and _WARNS.search(each.text))] or errors or found
-    )
+
+def without_warnings(found: list[LogMatch]) -> list[LogMatch]:
+    """Omit warnings about memory if there is another error."""
+    return [each for each in found if not (is_informal(each) and _WARNS.search(each.text))] or found
 
 
 def ends_while_loading(text: str) -> bool:
@@ -217,9 +226,13 @@ _LOADING = re.compile(r"Loading checkpoint shards: [^\n]*?(\d+)/(\d+)[^\n]*")
 _PROMPT = re.compile(r"\s*(?:$|#|(?:\([\w.-]+\) )?(?:(?:PS )?[A-Z]:\\[^>]*>|[\w.@~:/\[ -]{0,60}\]?[$#%] ?))")
 """Matches an empty line, a comment, and the prompt of a shell."""
 _REMARK = re.compile(
-    r"^(?!.*(?:Error|Exception)\b: ).*(?:\b(?:ok|works|runs|fine)\b.*\bout of memory|\bout of memory\b.*\b(?:ok|works|runs|fine)\b)",
+    r"\b(?:ok|works|runs|fine)\b.*\bout of memory|\bout of memory\b.*\b(?:ok|works|runs|fine)\b|^\s*#+ [^\n]*\bout of memory"
+    r"|(?-i:\bI) (?:am|was|have|had|get|got|only|don't|did|didn't|can|can't|could|use|used|tried|think|thought|guess|still"
+    r"|also|run|ran|set|see|saw|found|need|want|would|will|increased?|decreased?|reduced?|changed?|never|always|just)\b"
+    r"|(?-i:\bI)'(?:m|ve|d|ll)\b|\bmy (?:GPU|machine|RAM|code|script|card|computer|laptop|server)\b",
     re.IGNORECASE,
 )
+"""Matches remarks about other runs, and sentences in the first person."""
 
 
 _WARNS = re.compile(r"^.{0,160}?(?:\[W\]|\bwarn(?:ing)?\b)", re.IGNORECASE)
@@ -285,6 +298,11 @@ def is_printed_before(found: LogMatch, error: ErrorLine) -> bool:
     )
 
 
+def is_summary(found: LogMatch) -> bool:
+    """Return True if the message only reports that a process failed."""
+    return found.weak and found.code in _EXIT_CODES
+
+
 def is_informal(found: LogMatch) -> bool:
     return found.pattern is not None and found.pattern.informal
 
@@ -313,7 +331,8 @@ def only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
         or (found.code == _CRASH and found.line - error.line <= _EXIT_LINES and 'file "' in error.frames)
         or (AT_EXIT in found.text and not is_recovered(error.after))
     )
-    return reports and found.line > error.line and bool(error.frames)
+    is_raised = bool(error.frames) or (bool(error.kind) and not is_recovered(error.after))
+    return reports and found.line > error.line and is_raised
 
 
 def informativeness(found: LogMatch) -> float:
@@ -335,6 +354,8 @@ _CRASHED = re.compile(
 )
 _KILLED_ALONE = re.compile(r"\bKilled\W*$")
 """Matches the end of a process that the launcher or the user stopped after an error, if a traceback comes before."""
+_KILLED_BY_SYSTEM = re.compile(r"oom[-_ ]kill|out of memory|OOMKilled", re.IGNORECASE)
+"""Matches messages of the kernel or the scheduler about a process that they killed."""
 _GUESS = re.compile(r"potential root causes|common causes include")
 """Matches Ray's list of reasons why a worker may have died."""
 _STOPPED = ("KeyboardInterrupt", "SystemExit")

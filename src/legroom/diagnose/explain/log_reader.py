@@ -48,16 +48,18 @@ from legroom.diagnose.explain.log_matches import (
     is_killed_rank,
     is_memory,
     is_printed_before,
+    is_remark,
     is_reported_as_error,
     is_source_line,
     is_strong,
+    is_summary,
     only_reports_exit,
     ran_out,
     waits_for_rank,
     was_caught,
     was_pinning,
     without_handled,
-    without_remarks,
+    without_warnings,
 )
 from legroom.diagnose.explain.plain_text import inner_breaks, strip_log_formatting
 from legroom.diagnose.explain.python_errors import (
@@ -215,25 +217,30 @@ class _Search:
     def result(self) -> LogResult:
         tracebacks = [self._tracebacks[line] for line in sorted(self._tracebacks)]
         ignored = background_lines(tracebacks)
-        latest = without_remarks(
-            [
-                found
-                for found in self._last.values()
-                if found.line not in ignored and counts(found, self._lines)
-                if not (tracebacks and found.line < tracebacks[-1].line and is_source_line(found))
-            ]
-        )
+        matches = [
+            found
+            for key, last in self._last.items()
+            for found in ([self._first[key], last] if is_remark(last.text) else [last])
+            if found.line not in ignored and counts(found, self._lines)
+            if not (tracebacks and found.line < tracebacks[-1].line and is_source_line(found))
+        ]
+        latest = without_warnings([found for found in matches if not is_remark(found.text)])
         latest = [found for found in latest if not (is_informal(found) and _is_formal(found.text))]
         strong = [found for found in latest if is_strong(found)]
-        active = without_handled(strong, latest)
+        self._error_line = root_traceback(tracebacks)
+        active = without_handled(strong, latest, self._error_line)
         was_handled = bool(strong and not active)
         if was_handled:
             latest = [found for found in latest if not is_strong(found)]
         strong = active
-        self._error_line = root_traceback(tracebacks)
         if self._error_line is None and self._lines < 2000 and all(was_caught(found) for found in strong):
-            found_line = find_error_line(self._carried, self._lines_before + 1)
+            summaries = [found.line for found in self._first.values() if is_summary(found)]
+            end = min(summaries, default=None)
+            found_line = find_error_line(self._carried, self._lines_before + 1, end)
             self._error_line = found_line and replace(found_line, inner=self._inner_before + found_line.inner)
+        if not latest and self._error_line is None:
+            latest = [found for found in matches if is_remark(found.text)]
+            strong = [found for found in latest if is_strong(found)]
         error: LogMatch | None = max(
             strong or latest,
             key=lambda found: (informativeness(found), found.line, -found.priority),
@@ -338,7 +345,8 @@ class _Search:
             if any(found.line >= last.line and not only_reports_exit(found, last) for found in latest):
                 return None  # the last error is only a wrapper
             is_python_error = 'file "' in last.frames or hasattr(builtins, last.kind)
-            if error is not None and not is_python_error and not classify_python_error(last)[1]:
+            is_known = error is not None and not (is_summary(error) and last.kind)
+            if is_known and not is_python_error and not classify_python_error(last)[1]:
                 return None  # a line without a traceback says less than a known message
             return last
         if last.line - error.line <= FOLLOWUP_LINES and (

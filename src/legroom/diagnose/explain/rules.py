@@ -95,6 +95,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG712", r"index out of range in self|indices\[[\d,]+\] = -?\d+ is not in \[|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
     _rule("LG712", r"Class values must be (?:smaller than num_classes|non-negative)|all elements of (?:input|target) should be between 0 and 1"),
     _rule("LG712", r"probability tensor contains either `?inf`?, `?nan`? or element < 0|cur_target >= 0 && cur_target < n_classes"),
+    _rule("LG710", r"RuntimeError: Assertion `[^`\n]{1,200}[`'] failed"),
     _rule(
         "LG714", r"mat1 and mat2 shapes cannot be multiplied|size mismatch, (?:m1|get|got)|mat1 dim 1 must match mat2 dim 0"
         r"|shape '\[[^\n]{0,80}\]' is invalid for input of size \d+|Expected size for first two dimensions of batch2 tensor",
@@ -150,7 +151,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|(?:compiled|built) without (?:GPU|CUDA) support|(?:not|n't) (?:compiled|built|build) with (?:GPU|CUDA) support|compiled with a different (?:ABI|CUDA)"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
-    _rule("LG735", r"(?:exit (?:code|status)|return ?code)\W{1,4}(?:-1073741510|3221225786)\b|0xC000013A", weak=True),
+    _rule("LG735", r"exit code\W{1,4}(?:-1073741510|3221225786)\b|exit status\W{1,4}(?:-1073741510|3221225786)\b|0xC000013A", weak=True),
     _rule(
         "LG729", rf"Segmentation fault|segfault at|Fatal Python error: (?!Aborted)|SIGSEGV(?! or (?:an)?other unexpected)|SIGILL|Illegal instruction|Floating point exception"
         rf"|exit code\W{{1,4}}{_CRASH_CODES}\b|exit status\W{{1,4}}{_CRASH_CODES}\b|return code\W{{1,4}}{_CRASH_CODES}\b|exitcode\s*: {_CRASH_CODES}\b|(?:shutdown with|killed by) signal (?:4|8|11)\b|0xC000[0-9a-f]{{4}}\b|Access ?Violation(?:Exception| reading| writing)|Windows fatal exception|zsh: (?:illegal hardware instruction|trace trap)",

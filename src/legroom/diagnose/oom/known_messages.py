@@ -186,6 +186,7 @@ UNUSABLE_DEVICE = r"MPS allocated: 0 (?:B|bytes),[^\n]{0,120}Tried to allocate [
 """Matches a small first allocation that fails, which means that the GPU cannot be used at all."""
 
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
+_MEMORY_OF = r"\b(?:GPU|CUDA|VRAM|Metal|Vulkan|HBM|[NXT]PU)(?: memory| buffer)? (?:is |was )?"
 _CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"
 _HOSTS = r"(?:free |available )?(?:(?:system |host |CPU |main )RAM|(?:system|host|CPU|main|physical|virtual|application) memory|RAM)\b"
 _BY_SIGNAL_9 = r"\W{0,8}(?:-9|137)\b"
@@ -349,7 +350,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     # --- informal messages from any program
     MessagePattern(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:error )?(?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, informal=True),
     MessagePattern(_SURE, "", r"\b(?:GPU|CUDA|VRAM|video|device) memory is (?:insufficient|not enough|not sufficient|too small)|amount of GPU memory[^\n]{0,60}could not", _CUDA, informal=True),
-    MessagePattern(_SURE, "", r"\b(?:GPU|CUDA|VRAM)(?:[:_ ]?\d{1,2})?\b(?!-|: tasks? )[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|\b(?:GPU|CUDA|VRAM|Metal|Vulkan|HBM|[NXT]PU)(?: memory| buffer)? (?:is |was )?(?:exhausted|full\b|allocation fail)", _CUDA, informal=True),
+    MessagePattern(_SURE, "", rf"\b(?:GPU|CUDA|VRAM)(?:[:_ ]?\d{{1,2}})?\b(?!-|: tasks? )[^\n]{{0,40}}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|{_MEMORY_OF}exhausted|{_MEMORY_OF}full\b|{_MEMORY_OF}allocation fail", _CUDA, informal=True),
     MessagePattern(_SURE, "", r"\b(?:OOM|requested|needs?|requires?)\b[^\n]{0,60}\b(?:VRAM|GPU memory|device memory)\b[^\n]{0,40}\bbut only\b", _TOO_SMALL, informal=True),
     MessagePattern(_PINNED, "", rf"{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:pinned|page-?locked)\b", "Page-locked host memory could not be allocated.", informal=True),
     MessagePattern(_SURE, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:GPU|CUDA\d?|device|VRAM)\b", _CUDA, informal=True),

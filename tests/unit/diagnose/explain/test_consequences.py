@@ -310,3 +310,52 @@ def test_handled_errors_do_not_change_the_explanation(handled: str) -> None:
         log = STEPS + traceback_of(error, "[rank2]: ") + summary(2, 1)
         alone, after = explain(log), explain(handled + log)
         assert (alone.kind, alone.code) == (after.kind, after.code), error
+
+
+REMARK = "\nBefore the update I only got CUDA out of memory when the batch size was above 32.\n"
+FINALIZER = (
+    "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f1>\n"
+    + traceback_of("AssertionError: can only test a child process")
+)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        pytest.param(REMARK, id="remark"),
+        pytest.param(FINALIZER, id="finalizer"),
+        pytest.param(summary(2, 1), id="torchrun"),
+        pytest.param("srun: error: node3: tasks 0-3: Exited with exit code 1\n", id="srun"),
+        pytest.param("wandb: Waiting for W&B process to finish... (failed 1).\n", id="wandb"),
+    ],
+)
+def test_text_after_an_error_does_not_change_the_explanation(added: str) -> None:
+    for error in errors_by_code().values():
+        for log in (traceback_of(error), f"{error}\n"):
+            alone, longer = explain(log), explain(log + added)
+            assert (alone.kind, alone.code) == (longer.kind, longer.code), log
+
+
+def test_source_line_of_a_traceback_is_not_a_message() -> None:
+    log = (
+        'Traceback (most recent call last):\n  File "train.py", line 3, in main\n'
+        "    assert size % n == 0  # otherwise CUDA out of memory\nAssertionError\n"
+    )
+    assert (explain(log).kind, explain(log).message) == ("not-memory", "AssertionError")
+
+
+def test_message_of_native_code_is_the_reason_for_the_exception_that_follows() -> None:
+    native = "ggml_backend_cuda: allocating 144.00 MiB on device 4: cudaMalloc failed: out of memory\n"
+    wrapper = traceback_of("pydantic_core.ValidationError: 1 validation error for Llama")
+    assert explain(f"loading\n{native}failed to allocate compute buffers\n{wrapper}").code == "LG700"
+    assert explain(f"loading\n{native}loaded\n{wrapper}").code != "LG700"  # the program continued
+
+
+def test_name_of_the_host_does_not_state_which_memory_ran_out() -> None:
+    killed = "Jan 11 03:12:55 gpu2 kernel: Out of memory: Killed process 41023 (python3) total-vm:412231340kB"
+    assert (explain(killed).kind, explain(killed).code) == ("host-oom", "LG705")
+
+
+@pytest.mark.parametrize("status", ["139", "132", "-1073740791", "3221226505"])
+def test_exit_code_of_a_crash(status: str) -> None:
+    assert explain(f"Process finished with exit code: {status}").code == "LG729"
