@@ -57,7 +57,7 @@ def _status(code: str) -> Rule:
     return _rule(code, pattern_of(STATUSES[code]))
 
 
-_CRASH_CODES = r"(?:-11|139|-4|132|-8|136|-1073\d{6}|32212\d{5})\b"
+_CRASH_CODES = r"(?:-11|139|-4|132|-8|136|-1073(?!741510)\d{6}|32212(?!25786)\d{5})\b"
 _ABORT_CODES = r"(?:-6|134)\b"
 """Exit codes after a crash: signals on Linux, and status codes on Windows."""
 
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG735", r"exit code\W{1,4}(?:-1073741510|3221225786)\b|exit status\W{1,4}(?:-1073741510|3221225786)\b|0xC000013A", weak=True),
     _rule(
         "LG729", rf"Segmentation fault|segfault at|Fatal Python error: (?!Aborted)|SIGSEGV(?! or (?:an)?other unexpected)|SIGILL|Illegal instruction|Floating point exception"
-        rf"|exit code\W{{1,4}}{_CRASH_CODES}\b|exit status\W{{1,4}}{_CRASH_CODES}\b|return code\W{{1,4}}{_CRASH_CODES}\b|exitcode\s*: {_CRASH_CODES}\b|(?:shutdown with|killed by) signal (?:4|8|11)\b|0xC000[0-9a-f]{{4}}\b|Access ?Violation(?:Exception| reading| writing)|Windows fatal exception|zsh: (?:illegal hardware instruction|trace trap)",
+        rf"|exit code\W{{1,4}}{_CRASH_CODES}\b|exit status\W{{1,4}}{_CRASH_CODES}\b|return code\W{{1,4}}{_CRASH_CODES}\b|exitcode\s*: {_CRASH_CODES}\b|(?:shutdown with|killed by) signal (?:4|8|11)\b|0xC000(?!013a)[0-9a-f]{{4}}\b|Access ?Violation(?:Exception| reading| writing)|Windows fatal exception|zsh: (?:illegal hardware instruction|trace trap)",
         weak=True,
     ),
     # An abort often follows from an exception in C++ code, such as NCCL's watchdog.
