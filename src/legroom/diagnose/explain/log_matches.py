@@ -389,6 +389,8 @@ _CAUSES: dict[str, tuple[Callable[[LogMatch], bool], int]] = {
     "LG719": (lambda found: found.code == _TIMEOUT and "restart" not in after(found), 12),
     # A program checks the result of a CUDA call in an assertion.
     "LG710": (lambda found: found.code == "LG725", 6),
+    # The driver rejects the CUDA version, so later calls find no GPU.
+    "LG724": (lambda found: found.code == "LG723", 6),
     # The reason for a worker's exit is logged before the loop that reads batches reports the exit.
     _WORKER_DIED: (_is_killed_worker, _ALL_LINES),
     # Another rank did not build the extension.

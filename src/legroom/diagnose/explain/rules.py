@@ -149,7 +149,7 @@ RULES: tuple[Rule, ...] = (
         "LG726", r"was built for:\s+PyTorch|load C.{0,3}/CUDA extensions|load custom C.{0,3} ops|dlopen some GPU libraries|Failed to create CUDAExecutionProvider|MKL_THREADING_LAYER=\w+ is incompatible"
         r"|Numpy is not available|compiled using NumPy 1\.x cannot be run|'NoneType' object has no attribute 'c(?:adam|lion|quantize|dequantize|igemm|gemm|get_c)\w+",
     ),
-    _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|(?:compiled|built) without (?:GPU|CUDA) support|(?:not|n't) (?:compiled|built|build) with (?:GPU|CUDA) support|compiled with a different (?:ABI|CUDA)"),
+    _rule("LG726", r"CUDA SETUP: (?!Loading binary|CUDA runtime path found|Detected CUDA|Highest compute|PyTorch settings found)|bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|(?:compiled|built) without (?:GPU|CUDA) support|(?:not|n't) (?:compiled|built|build) with (?:GPU|CUDA) support|compiled with a different (?:ABI|CUDA)"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule("LG735", r"exit code\W{1,4}(?:-1073741510|3221225786)\b|exit status\W{1,4}(?:-1073741510|3221225786)\b|0xC000013A", weak=True),
     _rule(

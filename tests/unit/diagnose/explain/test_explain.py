@@ -47,6 +47,7 @@ def test_collected_errors_are_classified_without_false_oom() -> None:
         pytest.param("heldout_20", marks=pytest.mark.slow),
         pytest.param("heldout_21", marks=pytest.mark.slow),
         pytest.param("heldout_22", marks=pytest.mark.slow),
+        pytest.param("heldout_23", marks=pytest.mark.slow),
         pytest.param("heldout_15", marks=pytest.mark.slow),
     ],
 )
