@@ -19,6 +19,7 @@ from legroom.diagnose.lint.detaching import (
 )
 from legroom.diagnose.lint.edits import Edit, append_to
 from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
+from legroom.diagnose.lint.flow.evidence.object_classes import merged_parameters
 from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.added_parts import added_parts, is_concatenated_to_itself
@@ -91,6 +92,8 @@ def _passed_with_graph(program: Program, call: CallFact) -> _Passed | None:
             continue
         if store.value.kind in (ValueKind.PLAIN, ValueKind.TENSOR) or replaces(program, call, store):
             continue
+        if name in merged_parameters(call.local.node) and not store.value.has_graph:
+            continue  # the numbers of another `Statistics` object
         if _is_passed_on(program, call.function, store):
             continue  # reported at the outer call
         if store.function is not call.local and is_forward(program, call.local):

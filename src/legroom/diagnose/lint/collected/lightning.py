@@ -28,11 +28,16 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import split_words
 from legroom.diagnose.lint.rule import Problem
 
-_BATCH_HOOK = re.compile(r"^on_(train|validation|test|predict)_batch_end$|^write_on_batch_end$")
+_BATCH_HOOK = re.compile(
+    r"^on_(?:train|validation|test|predict)_batch_end$|^write_on_batch_end$"
+    r"|^on_(?:val|valid|eval|evaluation|validate)_(?:batch|step)_end$|^on_validation_step_end$"
+    r"|^after_(?:val|valid|validation|eval)_(?:batch|step)$"
+)
+"""Matches the methods of callbacks that receive the results of each batch, including those of similar trainers."""
 _STEP = re.compile(r"^(?:training|validation|test|predict)_step$")
 _ONE_PASS = re.compile(r"test|predict|^write")
 _BASES = re.compile(r"(?:^|\.)(?:Callback|BasePredictionWriter|LightningModule)$")
-_GIVEN = split_words("outputs output prediction predictions batch")
+_GIVEN = split_words("outputs output prediction predictions preds pred logits recon reconstruction batch")
 """Parameters of the hooks that contain the tensors of a batch."""
 _SMALL = re.compile(
     r"loss|acc|metric|score|label|target|idx|index|indices|ids?$|path|name|^y$|len", re.IGNORECASE

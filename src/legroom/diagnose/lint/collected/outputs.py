@@ -35,9 +35,10 @@ from legroom.diagnose.lint.flow.syntax import (
     names_in,
     receiver,
     root,
+    string_value,
     walk,
 )
-from legroom.diagnose.lint.flow.values import ValueKind, split_words
+from legroom.diagnose.lint.flow.values import TENSOR_FACTORIES, Value, ValueKind, split_words
 from legroom.diagnose.lint.rule import Problem
 
 _MAX_DEPTH = 16
@@ -51,6 +52,8 @@ _FEATURES = re.compile(r"(?:^|_)(?:feat|features?|embed|embedding|encode|represe
 """Names of the methods of a model that return features."""
 _SMALL = re.compile(r"(?:^|_)(?:box|bbox|score|label|angle|pose|class_id)$")
 """Names of results with a few numbers for each sample."""
+_LOSS = re.compile(r"(?:Loss|Criterion|Criteria|Objective)$")
+"""Names of the classes whose results are losses."""
 _GATHERING = split_words("gather gather_for_metrics all_gather pad_across_processes")
 
 
@@ -250,19 +253,56 @@ def _contains_output(
         return True  # probabilities += model(x).softmax(1)
     if not made and path in place.arguments and place.caller is not None:
         return _contains_output(program, place.arguments[path], place.caller, models, depth + 1)
-    if not made or made[-1].value.host or made[-1].value.kind is ValueKind.PLAIN:
+    if not made or made[-1].value.host or _is_plain(made[-1].value):
         return False
+    if _is_allocated_on_gpu(program, made[-1].expression) and any(
+        each.target == path
+        and each.how == "item"
+        and each.function is place.function
+        and made[-1].order < each.order < place.order
+        and _contains_output(
+            program, each.expression, replace(place, loops=each.loops, order=each.order), models, depth + 1
+        )
+        for each in program.stores
+    ):
+        return True  # result = torch.zeros(size, device=x.device); result[start:stop] = model(x[start:stop])
     before = replace(place, loops=made[-1].loops, order=made[-1].order)
     return _contains_output(program, made[-1].expression, before, models, depth + 1)
+
+
+def _is_plain(value: Value) -> bool:
+    """Return True for a number, and for a container of numbers."""
+    if value.kind is ValueKind.CONTAINER and value.contents:
+        return all(map(_is_plain, value.contents))
+    return value.kind is ValueKind.PLAIN
+
+
+def _is_allocated_on_gpu(program: Program, node: cst.BaseExpression) -> bool:
+    """Return True for a new tensor such as `torch.zeros(size, device=x.device)` and `x.new_zeros(size)`."""
+    if not isinstance(node, cst.Call):
+        return False
+    name = method_name(node) or last_name(dotted(node.func) or "")
+    if name in {"cuda", "to"}:
+        return is_put_on_gpu(program, node)
+    if not (program.imports.qualified(node.func) or "").startswith("torch.") or name not in TENSOR_FACTORIES:
+        return name.startswith("new_")
+    given = keyword(node, "device")
+    if given is None:
+        return name.endswith("_like")
+    return "cpu" not in (string_value(given.value) or "") and not any(
+        is_call_of(each, "device") and "cpu" in program.source(each) for each in walk(given.value)
+    )
 
 
 def _is_output_call(
     program: Program, node: cst.Call, place: _Place, models: list[CallFact], depth: int
 ) -> bool:
     value = program.value(node)
-    if value.host or value.kind is ValueKind.PLAIN:
+    if value.host or _is_plain(value):
         return False
     called = program.call_of(node)
+    if called is not None and called.local is not None and _LOSS.search(called.local.class_name or ""):
+        return False
     if method_name(node) == "submit" and len(node.args) > 1:  # a future keeps the result
         function = program.functions.get(program.value(node.args[0].value).function or "")
         run = node.with_changes(args=node.args[1:])

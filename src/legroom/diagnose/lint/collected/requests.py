@@ -17,6 +17,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.retention.releases import encloses, is_length_limited
 from legroom.diagnose.lint.flow.steps import is_in_step_code
 from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
     dotted,
     is_call_of,
     last_name,
@@ -25,6 +26,7 @@ from legroom.diagnose.lint.flow.syntax import (
     receiver,
     walk,
 )
+from legroom.diagnose.lint.flow.values import ValueKind, split_words
 from legroom.diagnose.lint.rule import Problem
 
 _TEXT = r"caption|prompt|text|sentence|query|question|utterance|message|url"
@@ -51,6 +53,13 @@ def kept_for_requests(program: Program) -> Iterator[Problem]:
     if not program.uses_gpu:
         return
     for store in program.stores:
+        if _is_log_of_service(program, store) and _is_unbounded(program, store):
+            yield Problem(
+                node=store.expression,
+                message=f"`{store.target}` keeps a result on the GPU for every request, and nothing removes old entries",
+                help="Limit the number of entries with `deque(maxlen=…)`, or store numbers or copies in host memory",
+            )
+            continue
         key = _request_of(program, store)
         if key is None or not _is_unbounded(program, store):
             continue
@@ -70,6 +79,52 @@ def kept_for_requests(program: Program) -> Iterator[Problem]:
                 message=f"`{store.target}` keeps a result on the GPU for every `{key}`, and nothing removes old entries",
                 help="Limit the number of entries, or copy each entry to host memory: add `.cpu()`",
             )
+
+
+def _is_log_of_service(program: Program, store: StoreFact) -> bool:
+    """Return True for a log such as `self.requests.append({"inputs": x, "scores": scores})` in a method of a service,
+    if the entries contain tensors of the model on the GPU.
+    """
+    function = store.function
+    known = program.classes.get(function.class_name or "")
+    if store.how != "append" or not store.target.startswith("self.") or known is None or store.loops:
+        return False
+    if isinstance(receiver(store.node) if isinstance(store.node, cst.Call) else None, cst.Subscript):
+        return False  # one list for each key
+    if program.is_module_class(known.name) or not _ANSWERING.search(function.name):
+        return False
+    if any(_STARTING.search(site.caller.name) for site in function.call_sites):
+        return False  # for prompt in prompts: self.encode(prompt)
+    if not (program.mentions(*_SERVERS) or _SERVICE.search(known.name)):
+        return False
+    if store.value.has_graph or is_in_step_code(program, store):
+        return False
+    if any(
+        loop for site in function.call_sites for loop in site.loops if loop.iterable.kind is ValueKind.LOADER
+    ):
+        return False
+    if program.is_conditional(store.node, function.node):
+        return False
+    return any(
+        program.value(each).has_output
+        and not program.value(each).host
+        and not _SMALL.search(program.source(each))
+        for each in contained_parts(store.expression) or [store.expression]
+    )
+
+
+_SERVERS = split_words(
+    "HTTPServer ThreadingHTTPServer BaseHTTPRequestHandler FastAPI APIRouter Flask Sanic Starlette uvicorn grpc "
+    "socketserver StreamRequestHandler websockets bottle tornado LitAPI LitServer"
+)
+"""Names that a program uses if it answers requests."""
+_ANSWERING = re.compile(
+    r"(?:^|_)(?:predict|infer|inference|score|embed|encode|generate|handle|classify|process|run|answer|respond|transcribe"
+    r"|translate|detect|segment|search|query|complete|chat|rank|recommend|forward|do_POST|do_GET|__call__)"
+)
+"""Matches the names of methods that answer a request."""
+_SERVICE = re.compile(r"(?:Service|Server|Servicer|Endpoint|Handler)$")
+_SMALL = re.compile(r"arg(?:max|min)|\.(?:mean|sum|max|min|any|all)\(\)$|loss|acc", re.IGNORECASE)
 
 
 def _request_of(program: Program, store: StoreFact) -> str | None:

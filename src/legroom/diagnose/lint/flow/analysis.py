@@ -18,7 +18,9 @@ from typing import Any
 import libcst as cst
 
 from legroom.diagnose.lint.flow.assignments import Assignments
+from legroom.diagnose.lint.flow.evidence.host_copies import converted_by_loop
 from legroom.diagnose.lint.flow.evidence.narrowing import narrowed_names
+from legroom.diagnose.lint.flow.evidence.object_classes import merged_parameters
 from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
@@ -210,6 +212,8 @@ class _Walker(Assignments):
                 value = self.program.object_used_as(name, function, is_model=True) or value
             self.names[name] = value
         self._bind_outputs_of_step()
+        for name in merged_parameters(function.node) if function.class_name is not None else ():
+            self.names[name] = self.program.instance(function.class_name or "")
         if self.program.runs_without_gradients and function is not self.program.top:
             self.no_grad = function.no_grad = True
         if self.program.is_torchmetric(function.class_name):
@@ -385,6 +389,10 @@ class _Walker(Assignments):
         self.recording = recording
         self.loops = outer_loops
         self.join_with(before)
+        converted = converted_by_loop(node) if isinstance(node, cst.For) else None
+        if converted is not None and converted[0] in self.names:
+            path, copy = converted
+            self.names[path] = copy.convert(self.names[path])
         if node.orelse is not None:
             self.block([node.orelse.body])
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.call_results import computed_from, element_of
+from legroom.diagnose.lint.flow.call_results import computed_from, element_of, names_a_loss
 from legroom.diagnose.lint.flow.evidence.differentiated import differentiated_names
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.observations import FactRecorder, stored_names
@@ -39,6 +39,8 @@ from legroom.diagnose.lint.flow.values import (
     with_item,
 )
 
+_STATISTICS = re.compile(r"(?:^|[._])(?:stats?|statistics|meters?)$", re.IGNORECASE)
+"""Names of objects that contain the numbers of a batch."""
 _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
 _PARAMETER_METHODS = {"parameters", "named_parameters"}
 
@@ -72,6 +74,8 @@ class Assignments(FactRecorder):
             return
         if path is None:
             return
+        if value == GRAPH and _STATISTICS.search(path) and self._names_only_a_loss(expression):
+            value = UNKNOWN
         if value.kind is ValueKind.UNKNOWN and path in self.names_in_backward and not self.no_grad:
             value = GRAPH
         elif value.element == UNKNOWN and path in self.names_in_backward and not self.no_grad:
@@ -129,6 +133,15 @@ class Assignments(FactRecorder):
         called = self.value_of(expression.func)
         is_loss = called.kind is ValueKind.CRITERION or "loss" in (dotted(expression.func) or "").lower()
         return trained.pop() if is_loss and called.function is None and len(trained) == 1 else None
+
+    def _names_only_a_loss(self, expression: cst.BaseExpression) -> bool:
+        """Return True for a call such as `self.train_loss.compute_loss(batch)` to an unknown function. If the result is
+        called `stats`, it is an object with numbers.
+        """
+        if not isinstance(expression, cst.Call) or self.called_function(expression) is not None:
+            return False
+        name = self.program.imports.qualified(expression.func) or ""
+        return not name.startswith("torch.") and names_a_loss(method_name(expression) or name)
 
     def _alias(self, path: str, value: Value, expression: cst.BaseExpression) -> None:
         """Track a local name for a container that is an attribute or an item, such as `rows` in

@@ -17,6 +17,7 @@ from legroom.diagnose.lint.flow.call_results import (
     split_result,
     torch_result,
 )
+from legroom.diagnose.lint.flow.evidence.host_copies import argument_of, host_copy_of, mapped_copy
 from legroom.diagnose.lint.flow.expressions import Expressions
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
@@ -75,7 +76,9 @@ class Calls(Expressions):
         arguments = tuple(self.value_of(each.value) for each in node.args)
         called = self._called_value(node.func, owner)
         local = self._local_function(node, owner, called)
-        result = self._result(node, name, owner, called, arguments, local)
+        result = self._converted(node, arguments, local)
+        if result is None:
+            result = self._result(node, name, owner, called, arguments, local)
         if result == UNKNOWN and path in defined.lambdas and path not in self.function.parameters:
             result = self._result_of_lambda(defined.lambdas[path], node, arguments)
         elif result == UNKNOWN and type(node.func) is cst.Subscript:
@@ -98,6 +101,30 @@ class Calls(Expressions):
             )
         )
         return result
+
+    def _converted(
+        self, node: cst.Call, arguments: tuple[Value, ...], local: Function | None
+    ) -> Value | None:
+        """Return the result of a function that copies all tensors in its argument to the host or detaches them."""
+        if local is None:
+            mapped = mapped_copy(self.program, node)
+            if mapped is None:
+                return None
+            copy, given = mapped
+            return copy.convert(self._argument(node, arguments, given))
+        found = host_copy_of(self.program, local, node)
+        argument = argument_of(local, node, found.parameter) if found is not None else None
+        if found is None or argument is None:
+            return None
+        result = found.convert(self._argument(node, arguments, argument))
+        path = dotted(argument)
+        if found.in_place and path is not None and path in self.names:
+            self.names[path] = result
+        return result
+
+    def _argument(self, node: cst.Call, arguments: tuple[Value, ...], given: cst.BaseExpression) -> Value:
+        index = next(number for number, each in enumerate(node.args) if each.value is given)
+        return element_of(arguments[index]) if node.args[index].star else arguments[index]
 
     def _result_of_lambda(self, made: cst.Lambda, node: cst.Call, arguments: tuple[Value, ...]) -> Value:
         """Evaluate the body of a lambda as if the call contained it."""

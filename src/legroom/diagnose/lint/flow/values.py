@@ -226,7 +226,8 @@ def _join_containers(first: Value, second: Value) -> Value:
     for key, value in second.items_by_key:
         items_by_key[key] = join_values(items_by_key[key], value) if key in items_by_key else value
     if first.items and second.items and len(first.items) == len(second.items):  # two tuples
-        return replace(first, items=tuple(map(join_values, first.items, second.items)))
+        items = tuple(map(join_values, first.items, second.items))
+        return replace(first, items=items, host=first.host and second.host)
     return container(
         _join_all((*_unkeyed(first), *_unkeyed(second))),
         bounded=first.bounded or second.bounded,

@@ -279,7 +279,7 @@ def _shortened(module: Module, node: ast.stmt, attributes: frozenset[str]) -> tu
 
 def _is_stub(module: Module, node: ast.ClassDef, attributes: frozenset[str]) -> bool:
     """Return True for a model whose methods do not matter. `attributes` are the attributes that the file uses."""
-    if not _is_module(node) or _has_hooks(node):
+    if not _is_module(node) or _has_hooks(node) or (_LOSS.search(node.name) and _returns_record(node)):
         return False
     if _line_count(node) > _MAX_CLASS_LINES:
         return True
@@ -308,7 +308,7 @@ def _can_matter(module: Module, node: ast.stmt, attributes: frozenset[str]) -> b
     is_model, most = False, _MAX_FUNCTION_LINES
     if isinstance(node, ast.ClassDef):
         is_model, most = _is_model(node), _MAX_CLASS_LINES
-        if is_model and _is_loss(module, node):
+        if is_model and _is_loss(module, node) and not _returns_record(node):
             return False
         if _is_stub(module, node, attributes):
             return True
@@ -322,6 +322,29 @@ def _is_loss(module: Module, node: ast.ClassDef) -> bool:
     if _LOSS.search(node.name):
         return True
     return "forward" in _methods(node) and not _LAYER.search(module.source_of(node)[0].partition("\n")[2])
+
+
+def _returns_record(node: ast.ClassDef) -> bool:
+    """Return True for a loss that returns a dict for logging next to the loss, as in
+    `return loss, {"loss": loss, "count": len(target)}`.
+    """
+    forward = next(
+        (each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "forward"), None
+    )
+    nodes = list(walk_ast(forward)) if forward is not None else []
+    made = {
+        target.id
+        for each in nodes
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Dict) and each.value.keys
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    }
+    return any(
+        isinstance(part, ast.Dict) or (isinstance(part, ast.Name) and part.id in made)
+        for each in nodes
+        if isinstance(each, ast.Return) and isinstance(each.value, ast.Tuple)
+        for part in each.value.elts
+    )
 
 
 _LOSS = re.compile(r"Loss|Criterion|Metric|Penalty|Distance|Regulariz")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.syntax import dotted, last_name, root, string_value
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, per_node, root, string_value, walk
 from legroom.diagnose.lint.flow.values import split_words
 
 _COMMON_METHODS = split_words(
@@ -70,3 +70,31 @@ def annotated_names(annotation: cst.BaseExpression) -> Iterator[str]:
                 yield from annotated_names(inner.value)
     else:
         yield string_value(annotation) or dotted(annotation) or ""
+
+
+@per_node
+def merged_parameters(node: cst.FunctionDef | cst.Module) -> frozenset[str]:
+    """Return the parameters of a method that are objects of its own class, such as `other` in
+    `self.loss += other.loss; self.words += other.words`.
+
+    The method must read several attributes of the parameter, and add each one to its own attribute of the same name.
+    """
+    if not isinstance(node, cst.FunctionDef):
+        return frozenset()
+    names = {each.name.value for each in (*node.params.posonly_params, *node.params.params)} - {"self", "cls"}
+    found: dict[str, set[str]] = {}
+    for each in walk(node.body, into_functions=False):
+        if isinstance(each, cst.AugAssign):
+            target = dotted(each.target) or ""
+        elif isinstance(each, cst.Assign) and len(each.targets) == 1:
+            target = dotted(each.targets[0].target) or ""
+        else:
+            continue
+        owner, _, attribute = target.partition(".")
+        if owner != "self" or not attribute:
+            continue
+        is_sum = isinstance(each, cst.AugAssign) or target in names_in(each.value)
+        for name in names if is_sum else ():
+            if f"{name}.{attribute}" in names_in(each.value):
+                found.setdefault(name, set()).add(attribute)
+    return frozenset(name for name, attributes in found.items() if len(attributes) > 1)
