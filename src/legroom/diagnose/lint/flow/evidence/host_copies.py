@@ -88,16 +88,14 @@ class HostCopy:
         return OUTPUT if value.has_output else TENSOR
 
 
-def host_copy_of(program: Program, function: Function, call: cst.Call | None = None) -> HostCopy | None:
+def host_copy_of(program: Program, function: Function, call: cst.Call) -> HostCopy | None:
     """Return what a function of the program does to each tensor in its argument, or None for any other function.
 
     The result may depend on the arguments of the call, such as the device.
     """
-    if not isinstance(function.node, cst.FunctionDef) or not function.own_parameters:
+    found = _copy_in(function.node) if isinstance(function.node, cst.FunctionDef) else None
+    if found is None:
         return None
-    found = _copy_in(function.node, function.own_parameters)
-    if found is None or call is None:
-        return found
     if found.device is not None:
         found = replace(found, to_host=found.to_host or _is_cpu(_given(function, call, found.device)))
     if found.converter is not None:
@@ -129,6 +127,7 @@ def mapped_copy(program: Program, call: cst.Call) -> tuple[HostCopy, cst.BaseExp
     return HostCopy("", detaches, to_host), others[0]
 
 
+@per_node
 def converted_by_loop(node: cst.For) -> tuple[str, HostCopy] | None:
     """Return the dict or list whose items a loop replaces by copies without a graph, and what the loop does, for a loop
     such as `for key in results: results[key] = results[key].detach().cpu()`.
@@ -205,10 +204,13 @@ def _effect(calls: list[cst.Call]) -> tuple[bool, bool]:
 
 def _conversions(body: cst.CSTNode) -> Iterator[cst.Call]:
     for each in walk(body):
-        if isinstance(each, cst.Call) and (
-            method_name(each) in _DETACHING | _TO_HOST or (method_name(each) == "to" and bool(each.args))
-        ):
+        if isinstance(each, cst.Call) and _is_conversion(each):
             yield each
+
+
+def _is_conversion(call: cst.Call) -> bool:
+    name = method_name(call)
+    return name in _DETACHING or name in _TO_HOST or (name == "to" and bool(call.args))
 
 
 def _source(call: cst.Call) -> str | None:
@@ -265,33 +267,31 @@ def _elements_of(node: cst.FunctionDef, parameters: tuple[str, ...]) -> _Element
 
 
 @per_node
-def _memo(node: cst.FunctionDef) -> dict[tuple[str, ...], "HostCopy | None"]:
-    return {}
-
-
-def _copy_in(node: cst.FunctionDef, parameters: tuple[str, ...]) -> HostCopy | None:
-    memo = _memo(node)
-    if parameters not in memo:
-        memo[parameters] = _find_copy(node, parameters)
-    return memo[parameters]
-
-
-def _find_copy(node: cst.FunctionDef, parameters: tuple[str, ...]) -> HostCopy | None:
+def _copy_in(node: cst.FunctionDef) -> HostCopy | None:
+    given = (
+        *node.params.posonly_params,
+        *node.params.params,
+        *node.params.kwonly_params,
+        node.params.star_arg,
+    )
+    names = [each.name.value for each in given if isinstance(each, cst.Param)]
+    parameters = tuple(names[1:] if names[:1] in (["self"], ["cls"]) else names)
+    if not parameters:
+        return None
     if any(last_name(dotted(each.decorator) or "") == "singledispatch" for each in node.decorators):
         return HostCopy(parameters[0], detaches=True, to_host=True)  # other functions handle the tensors
     body = list(walk(node.body))
     calls = [each for each in body if isinstance(each, cst.Call)]
-    own_name = node.name.value
-    is_recursive = any(
-        isinstance(each, cst.Name) and each.value == own_name for each in body if isinstance(each, cst.Name)
-    )
-    elements = _elements_of(node, parameters)
     passed = [each for each in calls if isinstance(each.func, cst.Name) and each.func.value in parameters]
-    converting = []
-    for call in _conversions(node.body):
-        source = _source(call)
-        if source is not None and root(source.partition("[")[0]) in elements.parameter_of:
-            converting.append((call, source))
+    sourced = [(call, source) for call in calls if _is_conversion(call) and (source := _source(call))]
+    if not sourced and not passed:
+        return None
+    own_name = node.name.value
+    is_recursive = any(isinstance(each, cst.Name) and each.value == own_name for each in body)
+    elements = _elements_of(node, parameters)
+    converting = [
+        (call, source) for call, source in sourced if root(source.partition("[")[0]) in elements.parameter_of
+    ]
     converters = {dotted(each.func) or "" for each in passed}
     if len(converters) > 1 or not (converting or passed):
         return None

@@ -20,6 +20,7 @@ The rule also flags code that keeps the following values alive, even if they hav
   `compute_metrics`
 - the outputs that a Lightning callback or module adds to a list in every batch, on the GPU or in host memory, if no code
   clears the list; also small tensors, if `on_train_epoch_end` or `on_validation_epoch_end` concatenates them
+- the outputs that a callback of a similar trainer stores in each `on_val_batch_end`
 - metrics of torchmetrics or of the project that store every prediction and are never reset
 - the states in a replay buffer on the GPU, if the states are images, or if the program moves sampled states to the GPU
   anyway
@@ -29,7 +30,8 @@ The rule also flags code that keeps the following values alive, even if they hav
 - the pretrained models of all folds, if they stay on the GPU while the next model is trained
 - the models that an Optuna study stores for all trials
 - the entries of a cache with random keys, because the program cannot look up these entries again
-- the results that a cache stores for every request, session or text, if the cache never removes old entries
+- the results that a cache stores for every request, session or text, if the cache never removes old entries, and the
+  inputs or outputs that a service adds to a list in every request
 - a loss or output that a stored closure reads later, such as in `jobs.append(lambda: log(loss))`
 
 A pool of a limited size is also reported if it keeps graphs alive and replaces its entries at random, such as the image
@@ -40,8 +42,9 @@ arguments. The finding is reported at the statement that stores the value. If a 
 receives, such as `AverageMeter.update()`, the finding is reported at the line that calls the method.
 
 The rule does not flag code that prints a loss, stores losses in a `deque` with a `maxlen`, clears the container in each
-epoch, or sums several losses for one backward pass. The rule flags a sum of losses even if the sum is reset to zero in
-each epoch. It also flags an object that stores the gradients of every optimizer step until the end of the epoch.
+epoch, copies results to the host with a recursive function such as `to_cpu(results)` or with `tree_map`, or sums
+several losses for one backward pass. The rule flags a sum of losses even if the sum is reset to zero in each epoch. It
+also flags an object that stores the gradients of every optimizer step until the end of the epoch.
 
 ## Why this is a problem
 A loss tensor uses only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with
