@@ -268,13 +268,13 @@ def _elements_of(node: cst.FunctionDef, parameters: tuple[str, ...]) -> _Element
 
 @per_node
 def _copy_in(node: cst.FunctionDef) -> HostCopy | None:
-    given = (
+    declared = (
         *node.params.posonly_params,
         *node.params.params,
         *node.params.kwonly_params,
         node.params.star_arg,
     )
-    names = [each.name.value for each in given if isinstance(each, cst.Param)]
+    names = [each.name.value for each in declared if isinstance(each, cst.Param)]
     parameters = tuple(names[1:] if names[:1] in (["self"], ["cls"]) else names)
     if not parameters:
         return None
