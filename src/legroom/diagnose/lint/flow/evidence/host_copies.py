@@ -113,7 +113,9 @@ def argument_of(function: Function, call: cst.Call, parameter: str) -> cst.BaseE
 
 def mapped_copy(program: Program, call: cst.Call) -> tuple[HostCopy, cst.BaseExpression] | None:
     """Return what a call such as `tree_map(lambda t: t.cpu(), outputs)` does, and the container that it receives."""
-    if last_name(dotted(call.func) or "") not in _MAPPING_FUNCTIONS:
+    func = call.func
+    name = func.attr.value if type(func) is cst.Attribute else func.value if type(func) is cst.Name else ""
+    if name not in _MAPPING_FUNCTIONS:
         return None
     given = [each.value for each in call.args]
     converters = [(each, found) for each in given if any(found := _converts(program, each))]
@@ -134,7 +136,9 @@ def converted_by_loop(node: cst.For) -> tuple[str, HostCopy] | None:
     """
     bound = bound_paths(node.target)
     for each in walk(node.body, into_functions=False):
-        target = each.target if isinstance(each, cst.AssignTarget) else None
+        if type(each) is not cst.AssignTarget:
+            continue
+        target = each.target
         if not isinstance(target, cst.Subscript) or not isinstance(key := target.slice[0].slice, cst.Index):
             continue
         path = dotted(target.value)
@@ -281,7 +285,7 @@ def _copy_in(node: cst.FunctionDef) -> HostCopy | None:
     if any(last_name(dotted(each.decorator) or "") == "singledispatch" for each in node.decorators):
         return HostCopy(parameters[0], detaches=True, to_host=True)  # other functions handle the tensors
     body = list(walk(node.body))
-    calls = [each for each in body if isinstance(each, cst.Call)]
+    calls = [each for each in body if type(each) is cst.Call]
     passed = [each for each in calls if isinstance(each.func, cst.Name) and each.func.value in parameters]
     sourced = [(call, source) for call in calls if _is_conversion(call) and (source := _source(call))]
     if not sourced and not passed:

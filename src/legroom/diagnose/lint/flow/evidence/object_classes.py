@@ -82,11 +82,13 @@ def merged_parameters(node: cst.FunctionDef | cst.Module) -> frozenset[str]:
     if not isinstance(node, cst.FunctionDef):
         return frozenset()
     names = {each.name.value for each in (*node.params.posonly_params, *node.params.params)} - {"self", "cls"}
+    if not names:
+        return frozenset()
     found: dict[str, set[str]] = {}
     for each in walk(node.body, into_functions=False):
-        if isinstance(each, cst.AugAssign):
+        if type(each) is cst.AugAssign:
             target = dotted(each.target) or ""
-        elif isinstance(each, cst.Assign) and len(each.targets) == 1:
+        elif type(each) is cst.Assign and len(each.targets) == 1:
             target = dotted(each.targets[0].target) or ""
         else:
             continue
