@@ -86,6 +86,8 @@ def follow(trial: Trial, failed: dict[str, Any]) -> tuple[list[str], Change, str
         if first["evidence"].get("optimizers"):
             also = _one_by_one(trial, first)
         edits, how = also or ({}, "")
+        if first["code"] == "LG103":
+            edits, how = edit(trial, first) or ({}, "")
         change = Change(arguments=arguments, environment={**QUIET, **environment}, edits=edits)
         return options, change, f"{_difference(failed)} {how}".strip()
     edits = edit(trial, first)

@@ -72,6 +72,9 @@ class LiveOptimizer(Annotation):
     """The approximate size of the temporary tensors that a `foreach` step allocates, or 0 for other kinds of
     update.
     """
+    file: str = ""
+    line: int = 0
+    """The line that created the optimizer. `file` is empty if the optimizer existed before the recording."""
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,26 @@ class Ledger:
                     yield self._with_final_category(event)
             until = span.start
 
+    def peak_outside_optimizer(self, number: int = 0) -> int:
+        """Return the peak of the allocated bytes before out-of-memory event `number`, without optimizer steps. Dropped
+        events are not included.
+        """
+        with self._up_to_date():
+            failure = self._failure(number)
+            device, peak = failure.event.device, 0
+            for span in self._spans:
+                sizes = {each.id: each.block_bytes for each in span.live.values() if each.device == device}
+                total = sum(sizes.values())
+                for event in islice(span.events, max(failure.index - span.start, 0)):
+                    if isinstance(event, Alloc) and event.device == device:
+                        total += event.block_bytes - sizes.get(event.id, 0)
+                        sizes[event.id] = event.block_bytes
+                        if event.phase is not Phase.OPTIMIZER:
+                            peak = max(peak, total)
+                    elif isinstance(event, Free):
+                        total -= sizes.pop(event.id, 0)
+            return peak
+
     def progress(self, number: int = 0) -> float | None:
         """Return the fraction of the forward pass that was complete at out-of-memory event `number`, or None if
         unknown.

@@ -10,6 +10,7 @@ import torch
 
 from legroom.memory.annotations import FoundSetting, LiveOptimizer, ProgramState
 from legroom.memory.event_base import Annotation
+from legroom.observe.optimizer_lines import line_of
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.training import TrainingClock, live_optimizers
@@ -94,9 +95,10 @@ def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer
             temporary += size * (_TEMPORARY_COPIES.get(name, 2) + decays)
     if not trainable:
         return None
+    line = line_of(optimizer)
     return LiveOptimizer(
         seconds, type(optimizer).__name__, update, name in _FUSED and _accepts_fused(optimizer), trainable, state,
-        temporary,
+        temporary, line.file if line else "", line.line if line else 0,
     )  # fmt: skip
 
 

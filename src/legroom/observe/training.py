@@ -23,6 +23,7 @@ from torch.utils.data import dataloader as _dataloader
 
 from legroom.observe.compiled import not_compiled
 from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.optimizer_lines import follow_optimizers, unfollow_optimizers
 from legroom.observe.training_threads import register_training_thread
 
 
@@ -82,6 +83,7 @@ class TrainingClock:
     def attach(self, *, batches_only: bool = False) -> None:
         self._step_started = time.perf_counter()
         if not batches_only:
+            follow_optimizers()
             self._handles = [
                 register_optimizer_step_pre_hook(not_compiled(self._before_optimizer)),
                 register_optimizer_step_post_hook(not_compiled(self._after_optimizer)),
@@ -89,6 +91,8 @@ class TrainingClock:
         self._wrap_loaders()
 
     def detach(self) -> None:
+        if self._handles:
+            unfollow_optimizers()
         for handle in self._handles:
             handle.remove()
         self._handles = []

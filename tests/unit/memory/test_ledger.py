@@ -412,3 +412,8 @@ def test_a_training_loop_without_a_leak_does_not_grow() -> None:
 
 def test_a_training_loop_with_a_leak_grows() -> None:
     assert [row.steps for row in Ledger(training(8, leak=True)).growth()] == [8]
+
+
+def test_the_peak_outside_the_optimizer_omits_the_tensors_of_its_step() -> None:
+    stream = [alloc(1, 300), Free(0.0, 1), alloc(2, 100), alloc(3, 500, phase=Phase.OPTIMIZER), oom()]
+    assert Ledger(stream).peak_outside_optimizer() == 300

@@ -46,7 +46,7 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
         (_rank(finding, evidence, effort), finding)
         for effort, rule in enumerate(RULES)
         for finding in rule(evidence)
-        if finding.saves > 0 or finding.code in _BLOCKING_CODES
+        if finding.saves > 0 or finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits")
     ]
     findings = [finding for _, finding in sorted(ranked, key=lambda pair: pair[0])]
     half = evidence.oom.allocated / 2
@@ -65,6 +65,8 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     if finding.code == "LG603" and evidence.has_whole_input:
         return 6, 0, effort  # a different program; the other changes keep its results
     grows = finding.code in _RETAINED_GRAPH_CODES or "bytes_per_step" in finding.evidence
+    if finding.code == "LG103" and finding.evidence.get("argument"):
+        return 2, -finding.saves, effort  # includes a batch size that fits
     # If memory grows, earlier steps had enough memory. Other changes must free enough memory for the whole step.
     needed = evidence.shortfall if grows or finding.code == "LG603" else evidence.missing
     if finding.evidence.get("from_earlier_step") and evidence.fitted_before:
@@ -77,6 +79,8 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     # The next optimizer in the iteration may need more memory than this one.
     has_more = len(evidence.optimizers) > 1 and evidence.in_first_iteration
     is_uncertain = finding.code in ("LG102", "LG605", "LG606") and has_more
+    if finding.code == "LG606" and not finding.evidence["fits"]:
+        is_uncertain = True
     if is_uncertain or finding.saves < max(needed, evidence.oom.allocated // 20):
         return 4, -finding.saves, effort
     if not finding.code.startswith(("LG1", "LG2")):

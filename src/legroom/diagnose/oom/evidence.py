@@ -18,6 +18,7 @@ from legroom.memory.event_base import Annotation, Category, Frame, Phase
 from legroom.memory.events import Alloc, Holder, Oom, Step
 from legroom.memory.state import State
 from legroom.observe.source.batch_setting import BatchSetting
+from legroom.observe.source.late_zero_grad import keeps_gradients_until_backward
 from legroom.observe.source.loaded_once import is_loaded_once
 
 
@@ -37,6 +38,8 @@ class Evidence:
     steps: Sequence[Step] = ()
     peak: int = 0
     """The peak of the allocated bytes on the device before the failure."""
+    peak_outside_optimizer: int = 0
+    """The peak before a failure in an optimizer step, without optimizer steps."""
     spills: bool = False
 
     def live_bytes(self, *categories: Category) -> int:
@@ -72,8 +75,8 @@ class Evidence:
     def evaluates(self) -> bool:
         """True if the failure was in an evaluation that saves nothing for a backward pass.
 
-        A custom autograd function also runs with gradients disabled. In that case, however, the model is in training
-        mode, and other operations have saved activations.
+        A custom autograd function and a checkpoint also run with gradients disabled. In that case, however, the model is
+        in training mode.
         """
         program = self.program
         if (
@@ -82,7 +85,8 @@ class Evidence:
             or self.oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
         ):
             return False
-        return program.is_training is False or not self.live_bytes(Category.ACTIVATION)
+        # A checkpoint runs without gradients too, before any operation has saved activations.
+        return program.is_training is False or not (self.optimizers or self.live_bytes(Category.ACTIVATION))
 
     @cached_property
     def setting(self) -> BatchSetting | None:
@@ -189,6 +193,8 @@ class Evidence:
     def trains(self) -> bool:
         if self.evaluates:
             return False
+        if self.optimizers and self.program is not None and self.program.is_training:
+            return True
         return bool(self.live_bytes(Category.ACTIVATION) or self.live_bytes(Category.GRADIENT))
 
     @cached_property
@@ -202,6 +208,31 @@ class Evidence:
         else:
             state = 2 * parameters if self.oom.step == 0 else 0  # assume Adam: two moments per parameter
         return max(state - self.live_bytes(Category.OPTIMIZER_STATE), 0)
+
+    @property
+    def optimizer_state(self) -> int:
+        """The size of the complete optimizer state in bytes, including the part that is not allocated yet."""
+        return self.live_bytes(Category.OPTIMIZER_STATE) + self.missing_state
+
+    @cached_property
+    def resets_gradients_late(self) -> bool:
+        """True if the gradients of an iteration are alive during the next forward pass."""
+        oom = self.oom
+        if oom.phase is not Phase.OPTIMIZER or len(self.optimizers) > 1 or oom.frame is None:
+            return False
+        return keeps_gradients_until_backward(oom.frame)
+
+    def next_pass(self, *, resets_gradients_first: bool = False) -> int:
+        """Return the expected peak of the next forward and backward pass after a failure in an optimizer step.
+
+        In the first iteration, these passes ran without optimizer state.
+        """
+        needed = self.peak_outside_optimizer
+        if self.oom.step < max(len(self.optimizers), 1):
+            needed += self.optimizer_state
+            if self.resets_gradients_late and not resets_gradients_first:
+                needed += self.live_bytes(Category.GRADIENT)
+        return needed
 
     @property
     def unusable(self) -> int:
@@ -258,6 +289,24 @@ class Evidence:
             if each.module not in started and each.category in (Category.RESULT, Category.TEMPORARY):
                 sizes.setdefault((each.module, each.op), each.block_bytes)
         return sum(sizes.values()) + 2 * max(sizes.values(), default=0)
+
+    @property
+    def fraction_for_training(self) -> float:
+        """The fraction of the batch size with which the training fits that follows an evaluation.
+
+        The training retains most results of the forward pass, which the evaluation frees.
+        """
+        parameters = self.live_bytes(Category.PARAMETER)
+        fixed = parameters + self.live_bytes(Category.BUFFER)
+        fixed += min(sum(each.trainable_bytes for each in self.optimizers), parameters)
+        fixed += min(sum(each.state_bytes for each in self.optimizers), 3 * parameters)
+        in_pass = self.oom.requested
+        for each in self.allocations():
+            if each.category is Category.INPUT or in_pass > 64 * self.budget:
+                break
+            in_pass += each.block_bytes
+        available = max(self.budget - fixed - self.unusable, 0)
+        return available * (self.progress or 0.75) / max(in_pass, 1)
 
     @property
     def scaling_so_far(self) -> int:
@@ -365,6 +414,11 @@ def heaviest_frame(allocations: Sequence[Alloc]) -> Frame | None:
         if each.frame is not None:
             sizes[each.frame] += each.block_bytes
     return sizes.most_common(1)[0][0] if sizes else None
+
+
+def constructor(optimizers: Sequence[LiveOptimizer]) -> dict[str, Any]:
+    """Return the line that created the first of these optimizers. The result is empty if the line is unknown."""
+    return next(({"file": each.file, "line": each.line} for each in optimizers if each.file), {})
 
 
 def location(frame: Frame | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Each rule requires evidence that a correct training loop does not show. Amounts 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from legroom.diagnose.oom.batch_change import BatchChange, smaller_setting
 from legroom.diagnose.oom.evidence import Evidence, bytes_of, heaviest_frame, location, stem_of
 from legroom.diagnose.report.growing_lines import describe_holder
 from legroom.findings import Finding
@@ -182,14 +183,31 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
         if evaluates
         else "Call `optimizer.zero_grad(set_to_none=True)` before the forward pass, unless you accumulate gradients."
     )
+    smaller = None if evaluates else _batch_without_old_gradients(evidence, size)
+    if smaller is not None:
+        fix += f" {smaller.advice} as well."
     yield Finding(
         code="LG103",
         message=f"Gradients from the previous step are still alive during {when}: {format_size(size)}.",
         fix=fix,
         bytes=size,
         saves=size,
-        evidence={"from_earlier_step": True},
+        evidence={"from_earlier_step": True, **(smaller.as_evidence() if smaller else {})},
     )
+
+
+def _batch_without_old_gradients(evidence: Evidence, gradients: int) -> BatchChange | None:
+    """Return a batch size that fits if the old gradients are freed before the forward pass, or None if this is enough
+    with the current batch size or if no batch size is much larger than without this change.
+    """
+    fixed = evidence.oom.allocated - gradients - evidence.scaling_in_use
+    available = evidence.budget - 2 * evidence.unusable - fixed
+    if evidence.scaling <= available or available <= 0:
+        return None
+    with_gradients = max(available - gradients, 0)
+    if available * 0.9 < with_gradients * 1.25:
+        return None
+    return smaller_setting(evidence.setting, min(available / evidence.scaling * 0.9, 0.9))
 
 
 def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:

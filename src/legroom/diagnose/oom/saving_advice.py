@@ -7,10 +7,11 @@ so.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from legroom.diagnose.oom.batch_change import evaluation_setting, smaller_setting
-from legroom.diagnose.oom.evidence import Evidence, bytes_of, location
+from legroom.diagnose.oom.batch_change import BatchChange, evaluation_setting, smaller_setting
+from legroom.diagnose.oom.evidence import Evidence, bytes_of, constructor, location
 from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
+from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.memory.annotations import LiveOptimizer
 from legroom.memory.event_base import Category, Phase
 from legroom.memory.events import Alloc, Oom
@@ -136,58 +137,115 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
 def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     """Report weights, gradients and optimizer state that together exceed the device.
 
-    A smaller batch does not reduce this memory.
+    A smaller batch does not reduce this memory. An optimizer with less state is suggested only if the run is then
+    expected to fit, with a smaller batch size if necessary.
     """
     oom = evidence.oom
     creates_state = not evidence.optimizers or evidence.missing_state > 0
     in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0 and creates_state
-    too_large = bool(evidence.optimizers) and evidence.trains and evidence.fixed > evidence.budget * 0.95
+    left = evidence.budget - evidence.fixed
+    no_batch_fits = left < max(evidence.budget * 0.05, min(LARGE_SEGMENT // 2, evidence.budget // 5))
+    too_large = bool(evidence.optimizers) and evidence.trains and no_batch_fits
     if not (in_first_optimizer_step or too_large):
         return
-    parameters = evidence.live_bytes(Category.PARAMETER)
-    state = evidence.live_bytes(Category.OPTIMIZER_STATE)
+    state = evidence.optimizer_state
+    stateful = [each for each in evidence.optimizers if each.state_bytes]
+    names = " and ".join(f"`{name}`" for name in _names(stateful)) or "the optimizer"
+    contents = f"The weights, their gradients and the optimizer state of {names} need"
+    if not state:
+        contents = "The weights and their gradients need"
     message = (
-        "The optimizer state, which the first optimizer step allocates, does not fit. "
-        f"{format_size(state)} is allocated so far, for {format_size(parameters)} of parameters (Adam "
-        "stores two moment tensors per parameter)."
+        f"{contents} {format_size(evidence.fixed)}; PyTorch can "
+        f"use {format_size(evidence.budget)} on this device. A smaller batch size alone is not enough."
     )
-    if too_large:
-        names = " and ".join(dict.fromkeys(f"`{each.name}`" for each in evidence.optimizers))
+    if not too_large:
         message = (
-            f"The weights, their gradients and the optimizer state of {names} need {format_size(evidence.fixed)}; PyTorch can "
-            f"use {format_size(evidence.budget)} on this device. A smaller batch size alone is not enough."
+            "The optimizer state, which the first optimizer step allocates, does not fit. "
+            f"{format_size(evidence.live_bytes(Category.OPTIMIZER_STATE))} is allocated so far, for "
+            f"{format_size(evidence.live_bytes(Category.PARAMETER))} of parameters."
         )
-    stateless = evidence.fixed - state - evidence.missing_state
-    fix = (
-        "Use an optimizer with less state, or freeze parameters that need no training. SGD with momentum "
-        "stores one tensor per parameter, and SGD without momentum stores none. The state of 8-bit Adam is a "
-        "quarter of the size of Adam's float32 state."
-    )
-    if stateless > evidence.budget:
+    chosen = _smaller_state(evidence, needs_batch=too_large)
+    if chosen is None:
+        stateless = evidence.fixed - state
+        if not too_large or stateless + evidence.unusable <= evidence.budget // 2:
+            return  # a smaller batch is enough
         fix = (
             "Freeze parameters that need no training, load the weights in half precision, or split the model across "
-            "several GPUs (`legroom launch --strategy fsdp`). Even without optimizer state, "
-            f"weights and gradients need {format_size(stateless)}."
+            "several GPUs (`legroom launch --strategy fsdp`). "
         )
-    smaller = None
-    available = evidence.budget - stateless - evidence.unusable
-    if too_large and evidence.scaling > available > 0:
-        smaller = smaller_setting(evidence.setting, min(available / evidence.scaling * 0.75, 0.5))
-    if smaller is not None:
-        fix += f" {smaller.advice} as well."
+        fix += "Even without optimizer state, weights" if state else "Weights"
+        fix += f" and gradients need {format_size(stateless)} of {format_size(evidence.budget)}"
+        fix += "." if stateless > evidence.budget else ", and activations need memory in addition."
+        yield Finding(
+            code="LG605", message=message, fix=fix, **constructor(evidence.optimizers), bytes=evidence.fixed,
+            evidence={"fixed_bytes": evidence.fixed, "no_batch_fits": True},
+        )  # fmt: skip
+        return
+    option, left, also, smaller = chosen
+    fix = f"Use an optimizer with less state: {option}. Or freeze parameters that need no training.{also}"
     yield Finding(
         code="LG605",
         message=message,
         fix=fix,
-        **location(oom.frame),
-        bytes=max(state, 2 * parameters),
-        saves=max(state, parameters),
+        **(constructor(stateful) or (location(oom.frame) if oom.phase is Phase.OPTIMIZER else {})),
+        bytes=state,
+        saves=state - left,
         evidence={
             "fixed_bytes": evidence.fixed,
             "no_batch_fits": too_large,
             **(smaller.as_evidence() if smaller else {}),
         },
     )
+
+
+def _smaller_state(
+    evidence: Evidence, *, needs_batch: bool
+) -> tuple[str, int, str, BatchChange | None] | None:
+    """Return a description of optimizers with less state, and the size of the state of the first of them. If the
+    current batch size does not fit, also return a sentence about a smaller one, and the change of the setting. Return
+    None if no optimizer fits.
+    """
+    state, momentum = evidence.optimizer_state, sum(each.trainable_bytes for each in evidence.optimizers)
+    momentum = min(
+        momentum or evidence.live_bytes(Category.PARAMETER), evidence.live_bytes(Category.PARAMETER)
+    )
+    plain = "SGD without momentum stores none"
+    options = [
+        (f"SGD with momentum stores one tensor per parameter, and {plain}", momentum),
+        (f"8-bit Adam stores a quarter of Adam's float32 state, and {plain}", state // 4),
+        (plain, 0),
+    ]
+    uses_adam = not evidence.optimizers or any("Adam" in each.name for each in evidence.optimizers)
+    options = [each for each in options if each[1] < state and (uses_adam or "Adam" not in each[0])]
+    stateless = evidence.fixed - state
+    scaling = evidence.scaling
+    if evidence.oom.phase is Phase.OPTIMIZER:
+        # Gradients and activations are rarely complete at the same time. The peak of the step is known.
+        scaling = max(evidence.next_pass() - evidence.optimizer_state - stateless, 0)
+    for option, left in options:
+        if (
+            scaling * (1.25 if evidence.is_unfinished else 1)
+            <= evidence.budget - evidence.unusable - stateless - left
+        ):
+            return option, left, "", None
+    if not needs_batch:
+        return None
+    for option, left in options:
+        available = evidence.budget - evidence.unusable - stateless - left
+        fraction = min(available / scaling * 0.75, 0.5)
+        if available <= 0 or (fraction < 0.25 and left):
+            continue
+        smaller = smaller_setting(evidence.setting, fraction)
+        if smaller is not None:
+            return option, left, f" {smaller.advice} as well.", smaller
+        if evidence.setting is None and fraction >= 0.05:
+            return (
+                option,
+                left,
+                f" Use at most {_format_fraction(fraction)} the current batch size as well.",
+                None,
+            )
+    return None
 
 
 def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
@@ -212,15 +270,48 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
             f"Pass `fused=True` to {where} (no temporaries, and faster) or `foreach=False` (updates one "
             "parameter at a time, slower)."
         )
+    also, smaller, fits = _for_next_pass(evidence)
     yield Finding(
         code="LG606",
         message=f"{optimizer} update{'' if len(names) > 1 else 's'} all parameters at once, which requires "
         f"{format_size(size)} of temporary memory.",
-        fix=fix,
-        **location(oom.frame),
+        fix=f"{fix}{also}",
+        **(constructor(at_once) or location(oom.frame)),
         bytes=size,
         saves=size,
-        evidence={"optimizers": names},
+        evidence={
+            "optimizers": names,
+            "fits": fits,
+            "resets_gradients_first": "zero_grad" in also,
+            **(smaller.as_evidence() if smaller else {}),
+        },
+    )
+
+
+def _for_next_pass(evidence: Evidence) -> tuple[str, BatchChange | None, bool]:
+    """Return what the next forward and backward pass needs in addition to an optimizer without temporaries: a
+    sentence, the smaller batch size, and whether the run is then expected to fit.
+
+    Resetting the gradients before the forward pass does not change the results, so it comes before a smaller batch.
+    """
+    limit = evidence.budget - min(evidence.unusable, evidence.budget // 10)
+    if evidence.next_pass() <= limit:
+        return "", None, True
+    also, needed = "", evidence.next_pass(resets_gradients_first=True)
+    if evidence.resets_gradients_late:
+        also = " Also call `optimizer.zero_grad()` before the forward pass: otherwise, the gradients of the previous step use memory during this pass."
+        if needed <= limit:
+            return also, None, True
+    fixed = evidence.live_bytes(Category.PARAMETER, Category.BUFFER) + evidence.optimizer_state
+    scaling = needed - fixed
+    fraction = min((limit - fixed) / scaling * 0.9, 0.9) if limit > fixed else 0
+    smaller = smaller_setting(evidence.setting, fraction)
+    if smaller is None:
+        return also, None, False
+    return (
+        f"{also} {smaller.advice} as well. The next forward pass needs memory in addition to the optimizer state.",
+        smaller,
+        True,
     )
 
 
@@ -250,14 +341,18 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         fixed += evidence.optimizer_temporaries
     scaling = evidence.scaling
     left = evidence.budget - fixed
-    available = max(left - evidence.unusable, left // 2)
+    available = max(left - evidence.unusable, left // 3)
     if evidence.scaling_so_far < evidence.budget * 0.2 or available <= 0:
         return
     unfinished = evidence.is_unfinished
-    fraction = min(available / scaling * 0.75, 0.5) if unfinished else min(available / scaling * 0.9, 0.9)
+    margin, largest = 0.9, 0.9
+    if unfinished:
+        margin, largest = (0.85, 0.75) if evidence.progress else (0.75, 0.5)
+    fraction = min(available / scaling * margin, largest)
     fraction *= evidence.filled_fraction
-    if evidence.evaluates and evidence.optimizers and oom.step == 0:
-        fraction /= 2  # the training follows, and saves activations
+    precedes_training = evidence.evaluates and bool(evidence.optimizers) and oom.step == 0
+    if precedes_training:
+        fraction = min(fraction, evidence.fraction_for_training * margin)
     if evidence.setting is not None and evidence.setting.value * fraction < (
         2 if _normalizes(evidence) else 1
     ):
@@ -281,6 +376,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         change += " for the evaluation" if evidence.evaluates else ""
     has_batch_size = not (evidence.has_other_input or evidence.has_whole_input)
     caveat = f" {_estimate_caveat(evidence.progress or 1.0)}" if unfinished and has_batch_size else ""
+    if precedes_training:
+        caveat += " The training after this evaluation needs more memory, which is included in the estimate."
     also, optimizers = "", [each for each in evidence.optimizers if each.temporary_bytes]
     if fixed + evidence.optimizer_temporaries + evidence.unusable > evidence.budget and optimizers:
         option = "fused=True" if _support_fused(optimizers) else "foreach=False"

@@ -43,7 +43,7 @@ from legroom.memory.annotations import (
 )
 from legroom.memory.capture.capture import Capture
 from legroom.memory.detected_leak import DetectedLeak
-from legroom.memory.event_base import Annotation, Category, Frame
+from legroom.memory.event_base import Annotation, Category, Frame, Phase
 from legroom.memory.events import Holder, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
@@ -400,6 +400,7 @@ def _oom_report(
         arguments=command.arguments,
         steps=ledger.steps(event.device),
         peak=ledger.peak(event.device).bytes,
+        peak_outside_optimizer=ledger.peak_outside_optimizer(last) if event.phase is Phase.OPTIMIZER else 0,
         spills=any(option.startswith("--spill") for option in command.options),
     )
     return OomReport(

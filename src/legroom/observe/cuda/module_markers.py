@@ -13,7 +13,7 @@ from torch import nn
 
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, Markers
 from legroom.observe.dispatch.backward_engine import current_node
-from legroom.observe.dispatch.module_names import ModuleNames, fraction_entered
+from legroom.observe.dispatch.module_names import ModuleNames
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
@@ -36,7 +36,7 @@ class ModuleMarkers:
         self._path = ""
         self._names: dict[int, str] = {}
         """The path of each module inside the running root module, by `id`."""
-        self._entered = 0
+        self._entered = self._last = 0
         self._known = ModuleNames()
         self._recomputes = False
         """True while a checkpoint recomputes its forward pass during the backward pass."""
@@ -68,7 +68,8 @@ class ModuleMarkers:
             outer = self._path
             if outer:
                 self._entered += 1
-                self._path = path = self._names.get(id(module)) or type(module).__name__
+                self._last = id(module)
+                self._path = path = self._names.get(self._last) or type(module).__name__
                 enter_module(self._activity(), path)
             else:
                 self._begin_root(module, args, kwargs)
@@ -85,10 +86,12 @@ class ModuleMarkers:
 
     @property
     def progress(self) -> float | None:
-        """The approximate fraction of the root's modules that have started. The fraction is None outside a forward
+        """The approximate fraction of the root's forward pass that is complete. The fraction is None outside a forward
         pass, and if modules are called repeatedly.
         """
-        return fraction_entered(self._entered, self._names) if self._path and not self._recomputes else None
+        if not self._path or self._recomputes:
+            return None
+        return self._known.progress(self._names, self._entered, self._last)
 
     def _activity(self) -> str:
         if self._recomputes:

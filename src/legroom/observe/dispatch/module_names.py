@@ -4,6 +4,8 @@ import weakref
 
 from torch import nn
 
+from legroom.observe.dispatch.forward_progress import forward_progress
+
 _MAX_ROOTS = 256
 
 
@@ -36,6 +38,22 @@ class ModuleNames:
             if id(module) in names and root() is not None:
                 return names
         return self.below(module)
+
+    def progress(self, names: dict[int, str], entered: int, last: int) -> float | None:
+        """Return the approximate fraction of the forward pass that is complete. `names` are the submodules of the
+        running root module, `entered` is the number of submodules that were called, and `last` is the `id` of the last
+        of them. The fraction is None if submodules are called repeatedly.
+        """
+        counted = fraction_entered(entered, names)
+        root = next((root() for root, known in self._roots.values() if known is names), None)
+        if counted is None or root is None:
+            return None
+        try:
+            measured = forward_progress(root, entered, last)
+        except Exception:  # a module may define any attribute of a layer with another meaning
+            measured = None
+        # The number of modules does not include the loss.
+        return 0.8 * counted if measured is None else min(max(measured, 0.01), 0.99)
 
     def clear(self) -> None:
         self._roots.clear()

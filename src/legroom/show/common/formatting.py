@@ -28,6 +28,7 @@ def format_location(file: str | None, line: int | None, *, max_length: int = 44)
     if is_cell_name(shown):
         return f"{shown}, line {line}" if line else shown
     if os.path.isabs(shown):
+        shown = os.path.normpath(shown)
         relative = os.path.relpath(shown)
         shown = shown if relative.startswith("..") else relative
     number = f":{line}" if line else ""

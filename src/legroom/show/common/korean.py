@@ -225,21 +225,50 @@ CATALOGUE = {
         "`nvidia-smi`로 GPU를 쓰는 프로세스를 확인하세요. 다른 프로세스, 아직 떠 있는 노트북 kernel, 또는 이 프로세스의 다른 라이브러리가 쓰는 "
         "메모리입니다."
     ),
-    "The optimizer state, which the first optimizer step allocates, does not fit. {state:size} is allocated so far, for {parameters:size} of parameters (Adam stores two moment tensors per parameter).": (
-        "첫 optimizer step에서 만드는 optimizer 상태가 메모리에 들어가지 않습니다. 파라미터 {parameters}에 대해 지금까지 {state}를 할당했습니다(Adam은 "
-        "파라미터마다 moment tensor를 두 개 저장합니다)."
+    "The optimizer state, which the first optimizer step allocates, does not fit. {state:size} is allocated so far, for {parameters:size} of parameters.": (
+        "첫 optimizer step에서 만드는 optimizer 상태가 메모리에 들어가지 않습니다. 파라미터 {parameters}에 대해 지금까지 {state}를 할당했습니다."
+    ),
+    "The weights and their gradients need {fixed:size}; PyTorch can use {budget:size} on this device. A smaller batch size alone is not enough.": (
+        "weight와 gradient에 {fixed}가 필요한데, PyTorch가 이 device에서 쓸 수 있는 메모리는 {budget}입니다. batch size를 줄이는 것만으로는 "
+        "부족합니다."
     ),
     "The weights, their gradients and the optimizer state of {names} need {fixed:size}; PyTorch can use {budget:size} on this device. A smaller batch size alone is not enough.": (
         "weight와 gradient, {names}의 상태에 {fixed}가 필요한데, PyTorch가 이 device에서 쓸 수 있는 메모리는 {budget}입니다. batch size를 줄이는 "
         "것만으로는 부족합니다."
     ),
-    "Use an optimizer with less state, or freeze parameters that need no training. SGD with momentum stores one tensor per parameter, and SGD without momentum stores none. The state of 8-bit Adam is a quarter of the size of Adam's float32 state.": (
-        "상태가 더 작은 optimizer를 쓰거나, 학습하지 않을 파라미터를 freeze하세요. momentum이 있는 SGD는 파라미터마다 tensor 하나를 저장하고, "
-        "momentum이 없으면 저장하지 않습니다. 8-bit Adam의 상태는 float32 Adam의 4분의 1입니다."
+    "Use an optimizer with less state: SGD with momentum stores one tensor per parameter, and SGD without momentum stores none.": (
+        "상태가 더 작은 optimizer를 쓰세요. momentum이 있는 SGD는 파라미터마다 tensor 하나를 저장하고, momentum이 없으면 저장하지 않습니다."
     ),
-    "Freeze parameters that need no training, load the weights in half precision, or split the model across several GPUs (`legroom launch --strategy fsdp`). Even without optimizer state, weights and gradients need {size:size}.": (
+    "Use an optimizer with less state: 8-bit Adam stores a quarter of Adam's float32 state, and SGD without momentum stores none.": (
+        "상태가 더 작은 optimizer를 쓰세요. 8-bit Adam의 상태는 float32 Adam의 4분의 1이고, momentum이 없는 SGD는 상태를 저장하지 않습니다."
+    ),
+    "Use an optimizer with less state: SGD without momentum stores none.": (
+        "상태가 더 작은 optimizer를 쓰세요. momentum이 없는 SGD는 상태를 저장하지 않습니다."
+    ),
+    "Or freeze parameters that need no training.": "또는 학습하지 않을 파라미터를 freeze하세요.",
+    "Use at most {fraction:term} the current batch size as well.": "batch size도 지금의 {fraction} 이하로 줄이세요.",
+    "Freeze parameters that need no training, load the weights in half precision, or split the model across several GPUs (`legroom launch --strategy fsdp`).": (
         "학습하지 않을 파라미터를 freeze하거나, weight를 half precision으로 불러오거나, 모델을 여러 GPU에 나누세요"
-        "(`legroom launch --strategy fsdp`). optimizer 상태를 빼도 weight와 gradient에 {size}가 필요합니다."
+        "(`legroom launch --strategy fsdp`)."
+    ),
+    "Even without optimizer state, weights and gradients need {size:size} of {budget:size}.": (
+        "optimizer 상태를 빼도 weight와 gradient에 {budget} 중 {size}가 필요합니다."
+    ),
+    "Even without optimizer state, weights and gradients need {size:size} of {budget:size}, and activations need memory in addition.": (
+        "optimizer 상태를 빼도 weight와 gradient에 {budget} 중 {size}가 필요하고, activation에도 메모리가 필요합니다."
+    ),
+    "Weights and gradients need {size:size} of {budget:size}.": "weight와 gradient에 {budget} 중 {size}가 필요합니다.",
+    "Weights and gradients need {size:size} of {budget:size}, and activations need memory in addition.": (
+        "weight와 gradient에 {budget} 중 {size}가 필요하고, activation에도 메모리가 필요합니다."
+    ),
+    "Also call `optimizer.zero_grad()` before the forward pass: otherwise, the gradients of the previous step use memory during this pass.": (
+        "`optimizer.zero_grad()`도 forward pass 전에 호출하세요. 그러지 않으면 이전 step의 gradient가 forward pass 동안 메모리를 씁니다."
+    ),
+    "The next forward pass needs memory in addition to the optimizer state.": (
+        "다음 forward pass에는 optimizer 상태 외에도 메모리가 필요합니다."
+    ),
+    "The training after this evaluation needs more memory, which is included in the estimate.": (
+        "이 평가 다음의 학습에는 메모리가 더 필요하며, 이 추정에 포함되어 있습니다."
     ),
     "{optimizer:term} updates all parameters at once, which requires {size:size} of temporary memory.": (
         "{optimizer}에서 모든 파라미터를 한꺼번에 갱신하느라 임시 메모리 {size}가 필요합니다."

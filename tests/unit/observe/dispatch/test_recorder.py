@@ -329,7 +329,7 @@ def test_a_detached_recorder_records_nothing(recording: Recording) -> None:
     assert len(recording.events) == count
 
 
-def test_progress_is_the_fraction_of_modules_entered() -> None:
+def test_progress_is_the_fraction_of_the_outputs_that_exist() -> None:
     stack, seen = ModuleStack(), []
     model = nn.Sequential(nn.Identity(), nn.Identity(), nn.Identity())
     model[1].register_forward_hook(lambda *_: seen.append(stack.progress))
@@ -338,7 +338,7 @@ def test_progress_is_the_fraction_of_modules_entered() -> None:
         model(torch.ones(1))
     finally:
         stack.detach()
-    assert seen == [3 / 4]
+    assert seen == [1 / 5]  # one of three outputs; the loss and its gradient count as two more
     assert stack.progress is None
 
 

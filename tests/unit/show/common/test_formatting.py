@@ -16,6 +16,7 @@ def test_file_below_the_working_directory_is_relative(tmp_path, monkeypatch):
 def test_other_file_keeps_its_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert format_location("/elsewhere/train.py", 31) == "/elsewhere/train.py:31"
+    assert format_location("/elsewhere/jobs/../model/../net.py", 31) == "/elsewhere/net.py:31"
 
 
 def test_long_path_is_shortened_at_the_start():

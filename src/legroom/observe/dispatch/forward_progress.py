@@ -1,0 +1,84 @@
+"""Estimates the completed fraction of a forward pass, measured in the memory of its outputs.
+
+Layers differ in the size of their outputs: the last layer of a language model has one output per word of the
+vocabulary, and the first layers of a convolutional network have the largest images. So each layer counts with its
+number of channels, and with the image size that follows from the strides before it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+_CHANNELS = ("out_features", "out_channels", "embedding_dim", "num_features", "num_channels")
+_MAX_MODULES = 20_000
+
+
+def forward_progress(root: nn.Module, entered: int, last: int) -> float | None:
+    """Return the fraction of the outputs that exist while the module with the `id` `last` runs, including its output.
+
+    `entered` is the number of submodules that were called. The layers must be called about in the order in which they
+    are defined. Otherwise, the result is None.
+    """
+    modules = [module for name, module in root.named_modules() if name][:_MAX_MODULES]
+    position = next((index for index, module in enumerate(modules) if id(module) == last), None)
+    if position is None or abs(position + 1 - entered) > max(2, len(modules) // 4):
+        return None
+    sizes = _output_sizes(modules)
+    total = sum(sizes) + 2 * next(
+        (size for size in reversed(sizes) if size), 0.0
+    )  # the loss and its gradient
+    return sum(sizes[: position + 1]) / total if total else None
+
+
+def _output_sizes(modules: Sequence[nn.Module]) -> list[float]:
+    """Return the size of the output of each module relative to the others. A container has the size 0."""
+    sizes, channels, area = [], 1.0, 1.0
+    for module in modules:
+        area = min(area * _area_factor(module), 1.0)
+        is_layer = not any(module.children())
+        own = _channels(module, is_layer)
+        channels = own or channels
+        is_new = (is_layer or own) and not _returns_its_input(module)
+        sizes.append(channels * area if is_new else 0.0)
+    return sizes
+
+
+def _returns_its_input(module: nn.Module) -> bool:
+    if isinstance(module, nn.Identity | nn.Flatten | nn.Unflatten):
+        return True
+    return getattr(module, "inplace", None) is True or getattr(module, "p", None) == 0
+
+
+def _channels(module: nn.Module, is_layer: bool) -> float:
+    own = next((getattr(module, name) for name in _CHANNELS if hasattr(module, name)), None)
+    if own is None:
+        shape: Any = getattr(module, "normalized_shape", None)
+        own = shape[-1] if isinstance(shape, tuple) and shape else None
+    if isinstance(own, int) and is_layer:
+        return float(own)
+    # For example, a recurrent layer, or an attention layer whose projection has no module.
+    return float(sum(each.shape[0] for each in module.parameters(recurse=False) if each.ndim > 1))
+
+
+def _area_factor(module: nn.Module) -> float:
+    """Return the size of the module's output image divided by the size of its input image."""
+    kind = type(module).__name__
+    if kind.startswith("AdaptiveAvgPool"):
+        return 1 / 64
+    if kind.startswith("Upsample"):
+        return _product(getattr(module, "scale_factor", None) or 1, 2)
+    stride = getattr(module, "stride", None)
+    if stride is None or not kind.startswith(("Conv", "MaxPool", "AvgPool")):
+        return 1.0
+    dimensions = int(kind[-2]) if kind[-2:-1].isdecimal() else 2
+    if kind.startswith("ConvTranspose"):
+        return _product(stride, dimensions)
+    # A shortcut with stride runs in parallel with another layer that has the same stride.
+    is_shortcut = kind.startswith("Conv") and _product(getattr(module, "kernel_size", 1), dimensions) == 1
+    return 1.0 if is_shortcut else 1 / max(_product(stride, dimensions), 1)
+
+
+def _product(value: Any, dimensions: int) -> float:
+    return float(math.prod(value)) if isinstance(value, tuple | list) else float(value) ** dimensions

@@ -1,0 +1,39 @@
+"""The completed fraction of a forward pass counts the outputs of layers by their size."""
+
+import pytest
+from torch import nn
+
+from legroom.observe.dispatch.forward_progress import forward_progress
+
+
+def progress_at(model: nn.Module, position: int) -> float | None:
+    modules = [module for name, module in model.named_modules() if name]
+    return forward_progress(model, position + 1, id(modules[position]))
+
+
+def test_the_vocabulary_of_a_language_model_counts_at_the_end() -> None:
+    model = nn.Sequential(nn.Embedding(900, 10), nn.Linear(10, 10), nn.Linear(10, 900))
+    assert progress_at(model, 1) == pytest.approx(20 / (20 + 3 * 900))
+
+
+def test_layers_with_large_images_count_more() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.MaxPool2d(4), nn.Conv2d(16, 16, 3, stride=2), nn.ReLU())
+    assert progress_at(model, 0) == pytest.approx(16 / (16 + 1 + 1 / 4 + 1 / 4 + 2 / 4))
+
+
+def test_a_shortcut_with_stride_reduces_the_image_only_once() -> None:
+    def last(shortcut: nn.Module) -> float | None:
+        return progress_at(nn.Sequential(nn.Conv2d(8, 8, 3, stride=2), shortcut, nn.ReLU()), 2)
+
+    assert last(nn.Conv2d(8, 8, 1, stride=2)) == last(nn.Conv2d(8, 8, 1))
+
+
+def test_progress_is_unknown_if_layers_run_in_another_order() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)])
+    assert forward_progress(model, 1, id(model[11])) is None
+
+
+@pytest.mark.parametrize("layer", [nn.ReLU(inplace=True), nn.Identity(), nn.Dropout(0.0)])
+def test_layers_without_a_new_output_do_not_count(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4))
+    assert progress_at(model, 0) == progress_at(model, 1) == 1 / 4
