@@ -79,7 +79,7 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     # The next optimizer in the iteration may need more memory than this one.
     has_more = len(evidence.optimizers) > 1 and evidence.in_first_iteration
     is_uncertain = finding.code in ("LG102", "LG605", "LG606") and has_more
-    if finding.code == "LG606" and not finding.evidence["fits"]:
+    if not finding.evidence.get("fits", True):
         is_uncertain = True
     if is_uncertain or finding.saves < max(needed, evidence.oom.allocated // 20):
         return 4, -finding.saves, effort

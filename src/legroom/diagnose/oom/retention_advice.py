@@ -183,7 +183,7 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
         if evaluates
         else "Call `optimizer.zero_grad(set_to_none=True)` before the forward pass, unless you accumulate gradients."
     )
-    smaller = None if evaluates else _batch_without_old_gradients(evidence, size)
+    smaller, fits = (None, True) if evaluates else _batch_without_old_gradients(evidence, size)
     if smaller is not None:
         fix += f" {smaller.advice} as well."
     yield Finding(
@@ -192,22 +192,27 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
         fix=fix,
         bytes=size,
         saves=size,
-        evidence={"from_earlier_step": True, **(smaller.as_evidence() if smaller else {})},
+        evidence={"from_earlier_step": True, "fits": fits, **(smaller.as_evidence() if smaller else {})},
     )
 
 
-def _batch_without_old_gradients(evidence: Evidence, gradients: int) -> BatchChange | None:
-    """Return a batch size that fits if the old gradients are freed before the forward pass, or None if this is enough
-    with the current batch size or if no batch size is much larger than without this change.
+def _batch_without_old_gradients(evidence: Evidence, gradients: int) -> tuple[BatchChange | None, bool]:
+    """Return the batch size for a run that frees the old gradients before the forward pass, or None for the current
+    batch size, and whether the run is then expected to fit.
+
+    The backward pass allocates new gradients while it frees activations. About three quarters of the gradients are
+    expected to exist at its peak.
     """
-    fixed = evidence.oom.allocated - gradients - evidence.scaling_in_use
-    available = evidence.budget - 2 * evidence.unusable - fixed
-    if evidence.scaling <= available or available <= 0:
-        return None
-    with_gradients = max(available - gradients, 0)
-    if available * 0.9 < with_gradients * 1.25:
-        return None
-    return smaller_setting(evidence.setting, min(available / evidence.scaling * 0.9, 0.9))
+    fixed = evidence.oom.allocated - gradients - evidence.scaling_in_use + gradients * 3 // 4
+    available = evidence.budget - evidence.unusable - fixed
+    if evidence.scaling <= available:
+        return None, True
+    available -= evidence.unusable
+    with_gradients = max(available - gradients // 4, 0)
+    if available <= with_gradients * 1.25:
+        return None, False
+    smaller = smaller_setting(evidence.setting, min(available / evidence.scaling * 0.9, 0.9))
+    return smaller, smaller is not None
 
 
 def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:

@@ -303,8 +303,9 @@ def _for_next_pass(evidence: Evidence) -> tuple[str, BatchChange | None, bool]:
         if needed <= limit:
             return also, None, True
     fixed = evidence.live_bytes(Category.PARAMETER, Category.BUFFER) + evidence.optimizer_state
-    scaling = needed - fixed
-    fraction = min((limit - fixed) / scaling * 0.9, 0.9) if limit > fixed else 0
+    # How many gradients exist at the peak is unknown, so all of them are included and none are subtracted.
+    available = limit - fixed - evidence.live_bytes(Category.GRADIENT)
+    fraction = min(available / (needed - fixed) * 0.9, 0.9)
     smaller = smaller_setting(evidence.setting, fraction)
     if smaller is None:
         return also, None, False

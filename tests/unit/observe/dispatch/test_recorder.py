@@ -331,14 +331,14 @@ def test_a_detached_recorder_records_nothing(recording: Recording) -> None:
 
 def test_progress_is_the_fraction_of_the_outputs_that_exist() -> None:
     stack, seen = ModuleStack(), []
-    model = nn.Sequential(nn.Identity(), nn.Identity(), nn.Identity())
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
     model[1].register_forward_hook(lambda *_: seen.append(stack.progress))
     stack.attach()
     try:
         model(torch.ones(1))
     finally:
         stack.detach()
-    assert seen == [1 / 5]  # one of three outputs; the loss and its gradient count as two more
+    assert seen == [2 / 5]  # two of three outputs; the loss and its gradient count as two more
     assert stack.progress is None
 
 
