@@ -34,7 +34,7 @@ def follow_optimizers() -> None:
         if line is not None:
             _lines[optimizer] = line
 
-    torch.optim.Optimizer.__init__ = recorded  # type: ignore[method-assign]
+    torch.optim.Optimizer.__init__ = recorded  # type: ignore[method-assign, assignment]
 
 
 def unfollow_optimizers() -> None:
