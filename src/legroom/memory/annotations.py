@@ -55,6 +55,14 @@ class ProgramState(Annotation):
     """The shape of the first tensor argument, in the first call to the most recently called model."""
     input_shape: tuple[int, ...] = ()
     """The shape of the same argument, in the last call to this model."""
+    is_evaluation: bool | None = None
+    """True if the forward pass belongs to an evaluation, False if it belongs to a training step, and None if unknown."""
+    calls: int = 0
+    """How often the same line has called the model with gradients since the last backward pass."""
+    file: str = ""
+    line: int = 0
+    """The line that called the model, or 0 if unknown."""
+    function: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ batch size settings.
 """
 
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,9 +48,11 @@ def follow_settings(settings: ScriptSettings | None) -> None:
 
 def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
     first, last = (tuple(map(int, shape)) for shape in clock.input_shapes or ((), ()))
+    evidence = clock.passes.evidence(sys._getframe(1))
+    file, line, function = evidence.frame or ("", 0, "")
     yield ProgramState(
         seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size, clock.samples,
-        first, last,
+        first, last, evidence.is_evaluation, evidence.calls, file, line, function,
     )  # fmt: skip
     for optimizer in live_optimizers()[:MAX_OPTIMIZERS]:
         try:

@@ -23,6 +23,7 @@ from torch.utils.data import dataloader as _dataloader
 
 from legroom.observe.compiled import not_compiled
 from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.forward_passes import ForwardPasses
 from legroom.observe.optimizer_lines import follow_optimizers, unfollow_optimizers
 from legroom.observe.training_threads import register_training_thread
 
@@ -64,6 +65,7 @@ class TrainingClock:
         self.input_shapes: tuple[torch.Size, torch.Size] | None = None
         """The shapes of the first tensor argument in the first and the latest call of the most recently called
         model."""
+        self.passes = ForwardPasses()
         self._first_shapes: dict[int, torch.Size] = {}
         self._optimizer_is_new = False
         self.on_step_end = on_step_end
@@ -106,9 +108,13 @@ class TrainingClock:
 
     def went_backward(self) -> None:
         self.trains = self._went_backward = True
+        self.passes.went_backward()
 
     def model_called(self, model: nn.Module, args: Iterable[Any] = ()) -> None:
-        self._model_was_called, self.is_training = True, model.training
+        self._model_was_called = True
+        if self.is_training is None or any(True for _ in model.parameters()):
+            self.is_training = model.training  # a loss without parameters stays in training mode
+        self.passes.model_called(model)
         shape = next((each.shape for each in args if isinstance(each, torch.Tensor)), None)
         if shape is None:
             self.input_shapes = None
@@ -141,6 +147,7 @@ class TrainingClock:
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
             self._optimizer_is_new = True
+        self.passes.went_backward()  # the CUDA history does not record each backward pass
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, False)
         return self._with_closure_outside(args, kwargs)

@@ -30,11 +30,14 @@ RULES: tuple[Rule, ...] = (
     saving_advice.optimizer_state_does_not_fit,
     saving_advice.smaller_batch,
     saving_advice.autocast,
+    saving_advice.large_sample,
     saving_advice.checkpoint_activations,
     saving_advice.spill_activations,
 )
 """The advice rules. Changes that need the least effort come first."""
 
+NEGLIGIBLE = 0.1
+"""A change that saves less than this fraction of the missing memory is listed last."""
 _BLOCKING_CODES = ("LG601", "LG602")
 _RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")
 _SMALLER_GRAPH_CODES = ("LG603", "LG401", "LG604", "LG613")
@@ -59,7 +62,7 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
 def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, int]:
     # The output of a layer grows with the batch size. Other operations may broadcast by mistake.
     if finding.code == "LG601" and evidence.setting is not None and evidence.oom.module:
-        return 4, 0, effort
+        return (0 if evidence.is_single_sample else 4), 0, effort
     if finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits"):
         return 0, 0, effort
     if finding.code == "LG603" and evidence.has_whole_input:
@@ -79,6 +82,8 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     # The next optimizer in the iteration may need more memory than this one.
     has_more = len(evidence.optimizers) > 1 and evidence.in_first_iteration
     is_uncertain = finding.code in ("LG102", "LG605", "LG606") and has_more
+    if finding.saves < evidence.shortfall * NEGLIGIBLE and finding.code not in ("LG601", "LG605"):
+        return 7, -finding.saves, effort
     if not finding.evidence.get("fits", True):
         is_uncertain = True
     if is_uncertain or finding.saves < max(needed, evidence.oom.allocated // 20):

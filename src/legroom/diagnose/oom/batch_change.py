@@ -88,18 +88,22 @@ def choose_setting(
     *,
     batch_size: int | None,
     evaluates: bool,
+    shape: Sequence[int] = (),
 ) -> BatchSetting | None:
-    """Return the batch size setting of the failed run.
+    """Return the batch size setting of the failed run. `shape` is the shape of the model's last input, if known.
 
     An evaluation may have its own batch size. If the loader's batch size is known, the setting must be equal to that
     size, a multiple of it or a divisor of it. The setting is a multiple if the program uses several GPUs or
-    accumulates gradients.
+    accumulates gradients. If an evaluation has no loader, its setting must be a dimension of the model's input.
+    Otherwise, the setting of the training could be suggested, although the evaluation does not use it.
     """
     found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
     if not found:
         found = _given(arguments)
     own = [each for each in found if (each.rank >= EVALUATION_RANK) == evaluates]
     shared = [each for each in found if evaluates and each.rank < EVALUATION_RANK]
+    if evaluates and batch_size is None and shape:
+        own, shared = ([each for each in settings if each.value in shape] for settings in (own, shared))
     for settings in (own, shared):
         exact = [each for each in settings if batch_size in (None, each.value)]
         if exact:
@@ -107,7 +111,10 @@ def choose_setting(
     multiples = [
         each
         for each in (*own, *shared)
-        if batch_size and each.rank == 0 and (each.value % batch_size == 0 or batch_size % each.value == 0)
+        if batch_size
+        and batch_size > 1
+        and each.rank == 0
+        and (each.value % batch_size == 0 or batch_size % each.value == 0)
     ]
     return multiples[0] if multiples else None
 

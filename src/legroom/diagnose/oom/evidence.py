@@ -67,35 +67,67 @@ class Evidence:
     def program(self) -> ProgramState | None:
         return next((each for each in self.details if isinstance(each, ProgramState)), None)
 
+    @property
+    def model_call(self) -> Frame | None:
+        """The user's line that called the model, if known."""
+        program = self.program
+        if program is None or not program.line:
+            return None
+        return Frame(program.file, program.line, program.function)
+
     @cached_property
     def optimizers(self) -> list[LiveOptimizer]:
         return [each for each in self.details if isinstance(each, LiveOptimizer)]
 
     @cached_property
     def evaluates(self) -> bool:
-        """True if the failure was in an evaluation that saves nothing for a backward pass.
+        """True if the failure was in an evaluation, which needs no backward pass.
 
-        A custom autograd function and a checkpoint also run with gradients disabled. In that case, however, the model is
-        in training mode.
+        Without evidence from earlier forward passes, only a failure with gradients disabled counts. A custom autograd
+        function also runs with gradients disabled. In that case, however, the model is in training mode, and other
+        operations have saved activations.
         """
         program = self.program
-        if (
-            program is None
-            or program.gradients_enabled
-            or self.oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
-        ):
+        if program is None or self.oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER):
+            return False
+        if program.is_evaluation is not None:
+            return program.is_evaluation
+        if program.gradients_enabled:
             return False
         # A checkpoint runs without gradients too, before any operation has saved activations.
         return program.is_training is False or not (self.optimizers or self.live_bytes(Category.ACTIVATION))
 
+    @property
+    def is_proven_evaluation(self) -> bool:
+        """True if the failure was in an evaluation, and not only in a forward pass with gradients disabled."""
+        return self.evaluates and self.program is not None and self.program.is_evaluation is True
+
+    @property
+    def saves_nothing(self) -> bool:
+        """True if the failure was in an evaluation with gradients disabled."""
+        return self.evaluates and self.program is not None and not self.program.gradients_enabled
+
+    @property
+    def is_single_sample(self) -> bool:
+        """True if the last batch contains one sample, so a smaller batch is not possible."""
+        program = self.program
+        return program is not None and program.batch_size is not None and program.samples == 1
+
     @cached_property
     def setting(self) -> BatchSetting | None:
-        return None if self.has_other_input else self._possible_setting
+        if self.has_other_input:
+            return None
+        return self._choose_setting(self.program.input_shape if self.program else ())
 
     @cached_property
     def _possible_setting(self) -> BatchSetting | None:
+        return self._choose_setting(())
+
+    def _choose_setting(self, shape: tuple[int, ...]) -> BatchSetting | None:
         size = self.program.batch_size if self.program else None
-        return choose_setting(self.details, self.arguments, batch_size=size, evaluates=self.evaluates)
+        return choose_setting(
+            self.details, self.arguments, batch_size=size, evaluates=self.evaluates, shape=shape
+        )
 
     @cached_property
     def has_other_input(self) -> bool:

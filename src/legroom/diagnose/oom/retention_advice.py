@@ -11,7 +11,7 @@ from legroom.diagnose.oom.evidence import Evidence, bytes_of, heaviest_frame, lo
 from legroom.diagnose.report.growing_lines import describe_holder
 from legroom.findings import Finding
 from legroom.memory.event_base import Category, Frame, Phase
-from legroom.memory.events import Holder
+from legroom.memory.events import Alloc, Holder
 from legroom.observe.source.later_uses import assigned_names, is_used_later
 from legroom.units import format_size
 
@@ -20,6 +20,8 @@ EVALUATION_BATCHES = 3
 
 A training loop usually has at most two batches on the device: the current and a prefetched batch.
 """
+SMALLEST_BATCH = 0.01
+"""An input that is smaller than this fraction of the largest input is not a batch. It may be a constant."""
 
 
 def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
@@ -67,19 +69,45 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
     size = evidence.live_bytes(Category.ACTIVATION)
     if evidence.oom.phase not in (Phase.FORWARD, Phase.OTHER) or size < evidence.oom.allocated * 0.1:
         return
-    batches, frame = _batches_with_graphs(evidence)
+    if evidence.is_proven_evaluation and evidence.program is not None:
+        batches, frame = evidence.program.calls, evidence.model_call
+        if evidence.saves_nothing:
+            return
+    else:
+        batches, frame = _batches_with_graphs(evidence)
+        if batches < EVALUATION_BATCHES or _may_train(evidence):
+            return
+    message = (
+        f"{batches} batches ran without a backward pass, but autograd saved {format_size(size)} of activations that "
+        "no backward pass used."
+    )
     if batches < EVALUATION_BATCHES:
-        return
+        message = (
+            f"The evaluation runs with gradients enabled, so autograd saved {format_size(size)} of activations that "
+            "no backward pass needs."
+        )
     yield Finding(
         code="LG201",
-        message=f"{batches} batches ran without a backward pass, but autograd saved {format_size(size)} of "
-        "activations that no backward pass used.",
+        message=message,
         fix="Wrap the evaluation loop in `with torch.no_grad():` (or `torch.inference_mode()`).",
         **location(frame),
         bytes=size,
         saves=size,
         evidence={"batches_without_backward": batches},
     )
+
+
+def _may_train(evidence: Evidence) -> bool:
+    """Return whether the forward passes since the last backward pass may belong to one training step.
+
+    For example, a contrastive loss runs the model on several views of a batch before the backward pass.
+    """
+    program = evidence.program
+    if program is None:
+        return False
+    if program.is_evaluation is False:
+        return True
+    return program.is_training is True and bool(evidence.optimizers)
 
 
 def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
@@ -172,7 +200,10 @@ def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
 
 def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
     size = evidence.live_bytes(Category.GRADIENT)
-    if evidence.oom.phase is not Phase.FORWARD or size < evidence.oom.allocated * 0.05:
+    if (
+        evidence.oom.phase is not Phase.FORWARD
+        or size < max(evidence.oom.allocated, evidence.shortfall) * 0.05
+    ):
         return
     if len(evidence.optimizers) > 1 or _went_backward_in_this_step(evidence):
         return  # gradients of the other model, or accumulated gradients
@@ -223,10 +254,11 @@ def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
     """
     arrivals: Counter[Frame | None] = Counter()
     arriving = False
+    smallest = _smallest_batch(evidence)
     for allocation in evidence.allocations():
         if allocation.phase is Phase.BACKWARD:
             break
-        is_input = allocation.category is Category.INPUT
+        is_input = _is_batch(allocation, smallest)
         if is_input and not arriving:
             arrivals[allocation.frame] += 1
         arriving = is_input
@@ -250,10 +282,11 @@ def _batches_with_graphs(evidence: Evidence) -> tuple[int, Frame | None]:
     alive = {each.id for each in evidence.live(Category.ACTIVATION)}
     arrivals: Counter[Frame | None] = Counter()
     has_graph = False
+    smallest = _smallest_batch(evidence)
     for allocation in evidence.allocations():
         if allocation.phase is Phase.BACKWARD:
             break
-        if allocation.category is Category.INPUT:
+        if _is_batch(allocation, smallest):
             if has_graph:
                 arrivals[allocation.frame] += 1
             has_graph = False
@@ -263,6 +296,24 @@ def _batches_with_graphs(evidence: Evidence) -> tuple[int, Frame | None]:
         return 0, None
     ((frame, batches),) = arrivals.most_common(1)
     return batches, frame
+
+
+def _is_batch(allocation: Alloc, smallest: int) -> bool:
+    """Return whether an allocation may be a batch. Constants that a model copies to the device during its forward pass
+    are not batches, and neither are tensors that are much smaller than the batches.
+    """
+    return (
+        allocation.category is Category.INPUT and not allocation.module and allocation.block_bytes >= smallest
+    )
+
+
+def _smallest_batch(evidence: Evidence) -> int:
+    inputs = (
+        each.block_bytes
+        for each in evidence.allocations()
+        if each.category is Category.INPUT and not each.module
+    )
+    return int(max(inputs, default=0) * SMALLEST_BATCH)
 
 
 def _went_backward_in_this_step(evidence: Evidence) -> bool:

@@ -32,12 +32,15 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
     if oom.requested <= evidence.budget:
         return
+    smaller = "compute the result in chunks or reduce the batch size"
+    if evidence.is_single_sample:
+        smaller = "compute the result in chunks, or process smaller inputs: resize or crop the sample, or split it into tiles"
     yield Finding(
         code="LG601",
         message=f"This operation alone requires {format_size(oom.requested)}, but PyTorch can use at most "
         f"{format_size(evidence.budget)} on this device.",
         fix="Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. "
-        "If the shapes are correct, compute the result in chunks or reduce the batch size.",
+        f"If the shapes are correct, {smaller}.",
         **location(oom.frame),
         bytes=oom.requested,
         evidence={"requested": oom.requested, "budget": evidence.budget},
@@ -343,7 +346,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     scaling = evidence.scaling
     left = evidence.budget - fixed
     available = max(left - evidence.unusable, left // 3)
-    if evidence.scaling_so_far < evidence.budget * 0.2 or available <= 0:
+    if evidence.scaling_so_far < evidence.budget * 0.2 or available <= 0 or evidence.is_single_sample:
         return
     unfinished = evidence.is_unfinished
     margin, largest = 0.9, 0.9
@@ -416,8 +419,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
 
 def _scaling_kinds(evidence: Evidence) -> str:
     if evidence.live_bytes(Category.TEMPORARY) < evidence.scaling_in_use * 0.1:
-        return "Inputs and results" if evidence.evaluates else "Activations, inputs and results"
-    if evidence.evaluates:
+        return "Inputs and results" if evidence.saves_nothing else "Activations, inputs and results"
+    if evidence.saves_nothing:
         return "Inputs, results and temporary tensors"
     return "Activations, inputs, results and temporary tensors"
 
@@ -427,7 +430,41 @@ def _normalizes(evidence: Evidence) -> bool:
     return any("batch_norm" in each.op for each in evidence.state.live)
 
 
+def large_sample(evidence: Evidence) -> Iterator[Finding]:
+    """Suggest smaller inputs for an evaluation that processes one sample at a time."""
+    oom = evidence.oom
+    if not (evidence.saves_nothing and evidence.is_single_sample) or oom.requested > evidence.budget:
+        return
+    in_use = evidence.scaling_in_use
+    if evidence.scaling_so_far < evidence.budget * 0.2:
+        return
+    fix = (
+        "Process smaller inputs: resize or crop the sample, or split it into tiles and run the model on one tile at a "
+        "time. Tiles of half the size need about half the memory. For convolutions, let the tiles overlap."
+    )
+    if oom.op in _WITH_IN_PLACE_FORM:
+        fix = f"Use the in-place form of this operation, for example `nn.ReLU(inplace=True)`. {fix}"
+    yield Finding(
+        code="LG614",
+        message=f"The evaluation runs one sample at a time, so a smaller batch is not possible. This operation needs "
+        f"{format_size(oom.requested)} for its result, in addition to {format_size(in_use)} of inputs and results.",
+        fix=fix,
+        **location(oom.frame),
+        bytes=in_use + oom.requested,
+        saves=(in_use + oom.requested) // 2,
+    )
+
+
+_WITH_IN_PLACE_FORM = frozenset({
+    "aten.relu", "aten.leaky_relu", "aten.silu", "aten.elu", "aten.hardswish", "aten.hardtanh", "aten.sigmoid",
+    "aten.tanh", "aten.dropout", "aten.clamp_min", "aten.threshold",
+})  # fmt: skip
+
+
 def autocast(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.saves_nothing:
+        yield from _autocast_evaluation(evidence)
+        return
     size = evidence.live_bytes(Category.ACTIVATION)
     if size < evidence.budget * 0.2 or evidence.oom.phase is Phase.OPTIMIZER or _uses_autocast(evidence):
         return
@@ -435,6 +472,24 @@ def autocast(evidence: Evidence) -> Iterator[Finding]:
         code="LG401",
         message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of activations if they are float32.",
         fix='Wrap the forward pass and the loss in `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
+        bytes=size,
+        saves=int(size * AUTOCAST_SAVES),
+    )
+
+
+def _autocast_evaluation(evidence: Evidence) -> Iterator[Finding]:
+    size = evidence.scaling_so_far
+    oom = evidence.oom
+    if not evidence.is_single_sample or size < evidence.budget * 0.2:
+        return
+    if oom.phase is not Phase.FORWARD or oom.requested > 2 * evidence.budget:
+        return
+    if oom.op == "aten._to_copy" or _uses_autocast(evidence):
+        return
+    yield Finding(
+        code="LG401",
+        message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of results if they are float32.",
+        fix='Wrap the evaluation in `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
         bytes=size,
         saves=int(size * AUTOCAST_SAVES),
     )

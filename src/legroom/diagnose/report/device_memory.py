@@ -8,7 +8,7 @@ segments and fragments.
 from dataclasses import dataclass
 from typing import Any
 
-from legroom.memory.event_base import Category
+from legroom.memory.event_base import Category, Phase
 from legroom.memory.events import Oom
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import Holding, State
@@ -48,6 +48,9 @@ class MemorySnapshot:
     by_category: dict[str, int]
     top: tuple[Holding, ...]
     """The lines that allocated the most live bytes, largest first."""
+    between_passes: bool = False
+    """True if the forward pass of this step was complete and its backward pass had not begun, for example in the
+    computation of the loss or the accuracy."""
     coverage: float
     """The fraction of the live bytes that are attributed to a line in the user's code."""
 
@@ -173,4 +176,12 @@ def _snapshot(
         by_category={str(category): size for category, size in state.by_category().items()},
         top=tuple(state.top(TOP_LINES)),
         coverage=state.coverage(),
+        between_passes=phase == Phase.OTHER and _awaits_backward(state, step),
+    )
+
+
+def _awaits_backward(state: State, step: int) -> bool:
+    own = [each for each in state.live if each.step == step]
+    return any(each.category is Category.ACTIVATION for each in own) and not any(
+        each.phase is Phase.BACKWARD and each.category is not Category.GRADIENT for each in own
     )

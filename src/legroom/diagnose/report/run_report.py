@@ -66,6 +66,8 @@ class OomReport:
     advice: tuple[Finding, ...]
     ended_run: bool
     """True if the error ended the run, and False if the script caught it."""
+    in_evaluation: bool = False
+    """True if there is evidence that the program was evaluating a model."""
 
     @property
     def block(self) -> int:
@@ -409,6 +411,7 @@ def _oom_report(
         holders=tuple(holders),
         advice=advise(evidence),
         ended_run=_ended_with_oom(ending),
+        in_evaluation=evidence.is_proven_evaluation,
     )
 
 
@@ -460,6 +463,7 @@ def _oom_as_dict(oom: OomReport) -> dict[str, Any]:
         "device": event.device,
         "step": event.step,
         "phase": str(event.phase),
+        "in_evaluation": oom.in_evaluation,
         "module": event.module,
         "block_bytes": oom.block,
         "capacity_bytes": event.capacity,

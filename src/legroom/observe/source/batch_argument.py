@@ -16,6 +16,7 @@ _COUNTS = frozenset(
 _EVALUATION = frozenset(
     {"test", "eval", "evaluation", "val", "valid", "validation", "dev", "inference", "predict"}
 )
+_EVALUATING = _EVALUATION | {"testing", "evaluate", "evaluating", "validate", "validating", "infer"}
 _QUALIFIERS = frozenset(
     {
         "size",
@@ -51,6 +52,11 @@ def batch_size_rank(name: str) -> int | None:
     if _EVALUATION & {word.lower() for word in _WORD.findall(name)}:
         return EVALUATION_RANK
     return 0 if set(words) <= _SIZES | _QUALIFIERS else 2 if "batch" in joined else None
+
+
+def suggests_evaluation(name: str) -> bool:
+    """Return whether the name of a function suggests that the function evaluates a model, for example `run_test`."""
+    return not _EVALUATING.isdisjoint(word.lower() for word in _WORD.findall(name))
 
 
 @dataclass(frozen=True, slots=True)

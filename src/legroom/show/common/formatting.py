@@ -12,6 +12,8 @@ _PHASES = {
     Phase.OPTIMIZER: "in the optimizer step",
     Phase.OTHER: "outside forward and backward",
 }
+BETWEEN_PASSES = "between the forward and the backward pass"
+"""Memory was used after the forward pass, for example by the loss function, and the backward pass had not begun."""
 
 
 def format_phase(phase: str) -> str:

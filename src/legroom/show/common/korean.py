@@ -47,6 +47,10 @@ CATALOGUE = {
     "in the backward pass": "backward pass",
     "in the optimizer step": "optimizer step",
     "outside forward and backward": "forward와 backward 밖",
+    "between the forward and the backward pass": "forward와 backward 사이",
+    "Out of memory in the evaluation.": "평가에서 메모리가 부족해졌습니다.",
+    "Out of memory in the evaluation, at {place}.": "{place}, 평가에서 메모리가 부족해졌습니다.",
+    "Out of memory in the evaluation after {steps}, at {place}.": "{place}, {steps} 후의 평가에서 메모리가 부족해졌습니다.",
     "Out of memory at step {step:number} {phase:term}.": "step {step}의 {phase}에서 메모리가 부족해졌습니다.",
     "Out of memory at step {step:number} {phase:term}, at {place}.": "{place}, step {step}의 {phase}에서 메모리가 부족해졌습니다.",
     "Out of memory on {device:term} at step {step:number} {phase:term}.": (
@@ -155,6 +159,9 @@ CATALOGUE = {
     ),
     "{batches:number} batches ran without a backward pass, but autograd saved {size:size} of activations that no backward pass used.": (
         "batch {batches}개를 backward pass 없이 실행했는데, autograd가 쓰이지 않을 activation을 {size} 저장했습니다."
+    ),
+    "The evaluation runs with gradients enabled, so autograd saved {size:size} of activations that no backward pass needs.": (
+        "gradient를 켠 채로 평가해서, 필요 없는 activation을 autograd가 {size} 저장했습니다."
     ),
     "Wrap the evaluation loop in `with torch.no_grad():` (or `torch.inference_mode()`).": (
         "평가 반복문을 `with torch.no_grad():`(또는 `torch.inference_mode()`)로 감싸세요."

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from legroom.diagnose.report.device_memory import MemorySnapshot
 from legroom.diagnose.report.device_summary import DeviceSummary
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.run_report import OomReport, RunReport
@@ -19,6 +20,7 @@ from legroom.memory.annotations import ExitReason, SpillTotals
 from legroom.memory.events import Holder
 from legroom.show.common.code_frame import code_frame
 from legroom.show.common.formatting import (
+    BETWEEN_PASSES,
     clean,
     format_count,
     format_duration,
@@ -159,9 +161,20 @@ def _run_summary(report: RunReport) -> str:
         most = f", {part} from {format_location(top.file, top.line)}"
     return (
         f"{ended} Peak memory: {format_size(peak.allocated)} allocated{_reserved(report)} of "
-        f"{format_size(peak.capacity)} at step {peak.step} "
-        f"{format_phase(peak.phase)}{most}.{_growth_summary(report)}"
+        f"{format_size(peak.capacity)} {_moment(peak)}{most}.{_growth_summary(report)}"
     )
+
+
+def _moment(snapshot: MemorySnapshot) -> str:
+    phase = BETWEEN_PASSES if snapshot.between_passes else format_phase(snapshot.phase)
+    return f"at step {snapshot.step} {phase}"
+
+
+def _moment_of_failure(oom: OomReport) -> str:
+    if not oom.in_evaluation:
+        return _moment(oom.snapshot)
+    steps = oom.event.step
+    return f"in the evaluation after {format_count(steps, 'step')}" if steps else "in the evaluation"
 
 
 def _reserved(report: RunReport) -> str:
@@ -221,7 +234,7 @@ def _oom_summary(report: RunReport, oom: OomReport) -> str:
         on_device = f" on {report.device.title}"
     where = f", at {format_frame(event.frame)}" if event.frame else ""
     return (
-        f"Out of memory{on_device} at step {event.step} {format_phase(event.phase)}{where}. "
+        f"Out of memory{on_device} {_moment_of_failure(oom)}{where}. "
         f"Tried to allocate {_block(oom)}; {format_size(oom.free)} of "
         f"{format_size(event.capacity)} free."
     )

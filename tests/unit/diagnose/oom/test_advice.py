@@ -1132,3 +1132,102 @@ def test_a_checkpoint_in_the_first_layer_is_training(make_run):
     add_state(run, gradients=False, training=True)
     add_optimizer(run, "AdamW", trainable=300, state=600)
     assert "LG605" in run.advice()
+
+
+# --- evaluation or training
+
+
+def add_call(run, is_evaluation, *, gradients=True, calls=1, batch_size=None, samples=None, shape=()):
+    state = ProgramState(
+        0.5,
+        gradients,
+        True,
+        batch_size,
+        samples,
+        (),
+        shape,
+        is_evaluation,
+        calls,
+        "/project/eval.py",
+        9,
+        "evaluate",
+    )
+    run.events.append(state)
+
+
+def test_evaluation_with_gradients_suggests_no_grad_first_and_is_named(training):
+    training.oom(100)
+    add_call(training, True)
+    finding = next(iter(training.advice().values()))
+    assert (finding.code, finding.file, finding.line) == ("LG201", "/project/eval.py", 9)
+    report = training.report()
+    assert report.oom is not None
+    assert report.oom.in_evaluation
+    assert report.as_json()["oom"]["in_evaluation"] is True
+
+
+def test_training_step_never_suggests_no_grad(training):
+    for _ in range(4):
+        training.alloc(5, INPUT, line=40)
+        training.alloc(20, ACTIVATION)
+    training.oom(200)
+    add_call(training, False, calls=4)
+    assert "LG201" not in training.advice()
+
+
+def test_constants_that_the_model_copies_to_the_device_are_not_batches(training):
+    for _ in range(4):
+        training.alloc(5, INPUT, line=40, module="encoder.layers.0")
+        training.alloc(20, ACTIVATION)
+    training.oom(200)
+    assert "LG201" not in training.advice()
+
+
+def test_views_of_the_first_step_are_not_an_evaluation(training):
+    for _ in range(4):
+        training.alloc(5, INPUT, line=40)
+        training.alloc(20, ACTIVATION)
+    training.oom(200)
+    add_state(training)
+    add_optimizer(training)
+    assert "LG201" not in training.advice()
+
+
+def test_batch_size_of_the_training_is_not_suggested_for_an_evaluation_that_does_not_use_it(make_run):
+    run = make_run()
+    run.alloc(700, TEMPORARY)
+    run.oom(400)
+    add_call(run, True, gradients=False, shape=(35, 10))
+    add_setting(run, "--batch-size", 4)
+    assert "Use at most half the current batch size for the evaluation" in run.advice()["LG603"].fix
+
+
+def test_constant_that_sets_the_batch_size_of_the_evaluation_is_named(make_run):
+    run = make_run()
+    run.alloc(700, TEMPORARY)
+    run.oom(400)
+    add_call(run, True, gradients=False, shape=(35, 10))
+    add_setting(run, "--batch-size", 4)
+    add_setting(run, "eval_batch_size", 10, rank=6, file="/project/train.py", line=30)
+    assert "in train.py, line 30 (currently 10)" in run.advice()["LG603"].fix
+
+
+def test_evaluation_of_one_sample_suggests_smaller_inputs_and_no_smaller_batch(make_run):
+    run = make_run()
+    run.alloc(1, GRADIENT)
+    run.alloc(700, RESULT)
+    run.oom(400)
+    add_call(run, True, gradients=False, batch_size=1, samples=1)
+    advice = run.advice()
+    assert list(advice)[:2] == ["LG401", "LG614"]
+    assert not {"LG603", "LG103"}.intersection(advice)
+
+
+def test_operation_larger_than_the_device_does_not_suggest_a_smaller_batch_of_one(make_run):
+    run = make_run()
+    run.alloc(1, RESULT)
+    run.oom(2000, op="aten.convolution")
+    add_call(run, True, gradients=False, batch_size=1, samples=1)
+    finding = next(iter(run.advice().values()))
+    assert finding.code == "LG601"
+    assert "reduce the batch size" not in finding.fix

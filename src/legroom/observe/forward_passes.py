@@ -1,0 +1,273 @@
+"""Recognizes evaluations by comparing the calls of models with the backward passes of the program.
+
+A program does not declare whether it trains or evaluates, and neither the mode of the model nor disabled gradients are
+sufficient evidence. A training step may run a teacher model without gradients, or a discriminator in evaluation mode.
+This module therefore compares the call stack of every forward pass with the call stacks of backward passes. A forward
+pass from a loop that runs backward passes is training. A forward pass from another function is an evaluation if there
+is evidence: the trained model is now in evaluation mode, the same line runs the model repeatedly without a backward
+pass, or the name of the function suggests an evaluation.
+"""
+
+import re
+import sys
+import weakref
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from legroom.memory.event_base import Frame
+from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.source.batch_argument import suggests_evaluation
+from legroom.observe.source.files import LOOPS, tree_of
+from legroom.observe.source.user_files import INTERNAL, USER, kind_of
+
+MAX_DEPTH, MAX_CHAINS = 48, 1000
+_TRAINING_NAME = re.compile(r"(?:^|_)(?:train|training|fit|learn|pretrain|finetune)(?:$|_)", re.IGNORECASE)
+_BACKWARD_NAMES = {"backward", "manual_backward"}
+
+
+class Line(NamedTuple):
+    """A line of a running function."""
+
+    code: CodeType
+    number: int
+
+
+CallChain = tuple[Line, ...]
+"""The running lines outside the model and outside torch, outermost first."""
+
+
+class ForwardEvidence(NamedTuple):
+    """Whether the latest forward pass is part of an evaluation."""
+
+    is_evaluation: bool | None
+    """True for an evaluation, False for a training step, and None if unknown."""
+    calls: int
+    """How often the same line has called a model with gradients since the last backward pass."""
+    frame: Frame | None
+    """The user's line that called the model."""
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of models from one place since the last backward pass."""
+
+    with_gradients: int = 0
+    models: dict[int, tuple[Any, bool]] = field(default_factory=dict)
+    """Maps the `id` of each model to a weak reference and to the model's mode."""
+
+    def only_evaluates(self, in_training: set[int]) -> bool:
+        """Return whether all models were in evaluation mode, and other calls ran the same models in training mode."""
+        return bool(self.models) and all(
+            not training and key in in_training for key, (_, training) in self.models.items()
+        )
+
+
+class ForwardPasses:
+    def __init__(self) -> None:
+        self._pending: dict[CallChain, _Calls] = {}
+        self._last: CallChain | None = None
+        self._trained: dict[CallChain, set[bool]] = {}
+        """The modes of the models whose forward passes from this place were followed by a backward pass."""
+        self._most: dict[Line, tuple[int, int]] = {}
+        """For each line that calls a model: the largest number of calls before a backward pass, and the number of
+        backward passes."""
+        self._backward: dict[CallChain, None] = {}
+        self._modes: dict[int, tuple[Any, set[bool]]] = {}
+        """The modes in which each model was trained, by the model's `id`."""
+
+    def model_called(self, model: nn.Module) -> None:
+        """Record a call of a model. Call this method in a forward pre-hook of torch."""
+        if current_node() is not None:
+            return  # recomputed for a checkpoint
+        chain = _chain(sys._getframe(1))
+        calls = self._pending.get(chain)
+        if calls is None:
+            if len(self._pending) >= MAX_CHAINS:
+                return
+            calls = self._pending[chain] = _Calls()
+        calls.with_gradients += torch.is_grad_enabled()
+        if any(True for _ in model.parameters()):
+            calls.models[id(model)] = weakref.ref(model), model.training
+        self._last = chain
+
+    def went_backward(self) -> None:
+        """Record a backward pass. Call this method on the thread that runs it."""
+        if not self._pending:
+            return
+        chain = _chain(sys._getframe(1))
+        if len(self._backward) < MAX_CHAINS:
+            self._backward.setdefault(chain)
+        pending, self._pending = list(self._pending.items()), {}
+        in_training = {key for _, calls in pending for key, (_, training) in calls.models.items() if training}
+        used = [
+            (_common(each, chain), each, calls)
+            for each, calls in pending
+            if calls.with_gradients and not calls.only_evaluates(in_training)
+        ]
+        nearest = max((depth for depth, _, _ in used), default=0)
+        for depth, each, calls in used:
+            if depth < nearest or len(self._trained) >= MAX_CHAINS:
+                continue  # another function ran the model, such as an evaluation before this training step
+            most, passes = self._most.get(each[-1], (0, 0)) if each else (0, 0)
+            if each:
+                self._most[each[-1]] = max(most, calls.with_gradients), passes + 1
+            modes = self._trained.setdefault(each, set())
+            for key, (model, training) in calls.models.items():
+                modes.add(training)
+                known = self._modes.get(key)
+                if known is None or known[0]() is None:
+                    known = self._modes[key] = model, set()
+                known[1].add(training)
+
+    def evidence(self, frame: FrameType | None) -> ForwardEvidence:
+        """Return the evidence for the latest forward pass. `frame` is the frame that is running."""
+        chain = self._last
+        if not chain or not _is_running(chain, _chain(frame)):
+            return ForwardEvidence(None, 0, None)
+        calls = self._pending.get(chain)
+        count = calls.with_gradients if calls is not None else 0
+        return ForwardEvidence(self._is_evaluation(chain, count), count, _frame_of(chain))
+
+    def _is_evaluation(self, chain: CallChain, count: int) -> bool | None:
+        if chain not in self._pending:
+            return None  # the backward pass of these forward passes has begun
+        most, passes = self._most.get(chain[-1], (0, 0))
+        one_each = most == 1 and passes >= 2
+        switched = self._switched_models(chain)
+        modes = self._trained.get(chain)
+        if modes is not None:
+            # The same line trains and evaluates, for example in a loop over the phases of an epoch.
+            return (switched and modes == {True}) or (one_each and count >= 3)
+        if self._is_in_training_loop(chain):
+            return False
+        if switched or (one_each and count >= 2) or self._is_named(chain, count):
+            return True
+        return None
+
+    def _switched_models(self, chain: CallChain) -> bool:
+        """Return whether the running function called a model in evaluation mode that was trained in training mode."""
+        for each, calls in list(self._pending.items()):
+            if each[:-1] != chain[:-1] or each[-1].code is not chain[-1].code:
+                continue
+            for key, (reference, training) in calls.models.items():
+                model = reference()
+                trained, modes = self._modes.get(key, (reference, set()))
+                if (
+                    model is not None
+                    and trained() is model
+                    and not training
+                    and not model.training
+                    and modes == {True}
+                ):
+                    return True
+        return False
+
+    def _is_in_training_loop(self, chain: CallChain) -> bool:
+        """Return whether the innermost loop around the call also runs backward passes."""
+        for backward in list(self._backward):
+            depth = _shared(chain, backward)
+            if (
+                depth != len(chain) - 1
+                or len(backward) <= depth
+                or backward[depth].code is not chain[-1].code
+            ):
+                continue
+            if _in_same_loop(chain[-1], backward[depth].number):
+                return True
+        return False
+
+    def _is_named(self, chain: CallChain, count: int) -> bool:
+        """Return whether a function name suggests an evaluation, and the function has run no backward pass."""
+        known = {line.code for each in (*self._trained, *self._backward) for line in each}
+        own = chain[max((_shared(chain, each) for each in list(self._backward)), default=0) :]
+        for position, line in enumerate(own):
+            name = line.code.co_name
+            if line.code in known or not suggests_evaluation(name) or _TRAINING_NAME.search(name):
+                continue
+            inner = [each.code for each in own[position:] if each.code not in known]
+            if any(_BACKWARD_NAMES.intersection(code.co_names) for code in inner):
+                return False
+            return bool(self._backward) or not count or self._all_in_evaluation_mode(chain)
+        return False
+
+    def _all_in_evaluation_mode(self, chain: CallChain) -> bool:
+        modes = [training for _, training in self._pending[chain].models.values()]
+        return bool(modes) and not any(modes)
+
+
+def _chain(frame: FrameType | None) -> CallChain:
+    lines: list[Line] = []
+    while frame is not None and len(lines) < MAX_DEPTH:
+        code = frame.f_code
+        if kind_of(code.co_filename) != INTERNAL:
+            lines.append(Line(code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(reversed(lines))
+
+
+def _shared(first: CallChain, second: CallChain) -> int:
+    """Return how many of the outermost lines are equal."""
+    shared = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared
+
+
+def _common(first: CallChain, second: CallChain) -> int:
+    """Return how many of the outermost functions are the same running functions."""
+    shared = _shared(first, second)
+    if shared < min(len(first), len(second)) and first[shared].code is second[shared].code:
+        shared += 1
+    return shared
+
+
+def _is_running(chain: CallChain, running: CallChain) -> bool:
+    """Return whether the function that called the model is still running, in the same loop."""
+    last = len(chain) - 1
+    if len(running) <= last or running[:last] != chain[:last] or running[last].code is not chain[last].code:
+        return False
+    return running[last].number == chain[last].number or _in_same_loop(chain[last], running[last].number)
+
+
+def _in_same_loop(line: Line, other: int) -> bool:
+    """Return whether the innermost loop around `line` also contains the line `other` of the same function.
+
+    If the function has no loop around `line`, or its source is unknown, the result is True.
+    """
+    tree = tree_of(line.code.co_filename)
+    stack: list[Any] = [] if tree is None else [tree]
+    innermost = None
+    while stack:
+        node = stack.pop()
+        for child in getattr(node, "body", ()):
+            stack.extend(_at(child, line.number))
+        for name in ("orelse", "finalbody", "handlers", "cases"):
+            for child in getattr(node, name, ()):
+                stack.extend(_at(child, line.number))
+        first = getattr(node, "lineno", 0)
+        if isinstance(node, LOOPS) and first >= line.code.co_firstlineno:
+            innermost = node
+    return innermost is None or innermost.lineno <= other <= (innermost.end_lineno or 0)
+
+
+def _at(node: Any, number: int) -> list[Any]:
+    first = getattr(node, "lineno", None)
+    if first is None:  # a `case` block has no line
+        return [node]
+    return [node] if first <= number <= (node.end_lineno or 0) else []
+
+
+def _frame_of(chain: CallChain) -> Frame | None:
+    """Return the user's innermost line outside the `forward` methods that the program calls without hooks, as in
+    `self.model.forward(x)`."""
+    lines = [line for line in reversed(chain) if kind_of(line.code.co_filename) == USER]
+    outside = [line for line in lines if line.code.co_name != "forward"]
+    for line in (*outside, *lines):
+        return Frame(line.code.co_filename, line.number, line.code.co_name)
+    return None
