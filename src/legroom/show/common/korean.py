@@ -197,6 +197,26 @@ CATALOGUE = {
         "이 줄의 shape을 확인하세요. 의도하지 않은 broadcast나 잘못된 차원이 흔한 원인입니다. shape이 맞다면 결과를 나누어 계산하거나 batch size를 "
         "줄이세요."
     ),
+    "Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. If the shapes are correct, compute the result in chunks, or process smaller inputs: resize or crop the sample, or split it into tiles.": (
+        "이 줄의 shape을 확인하세요. 의도하지 않은 broadcast나 잘못된 차원이 흔한 원인입니다. shape이 맞다면 결과를 나누어 계산하거나, 입력을 "
+        "줄이세요(크기를 줄이거나 자르거나 tile로 나누기)."
+    ),
+    "Autocast to bfloat16 would roughly halve the {size:size} of results if they are float32.": (
+        "결과 {size}가 float32라면 bfloat16 autocast로 약 절반이 됩니다."
+    ),
+    'Wrap the evaluation in `with torch.autocast("cuda", dtype=torch.bfloat16):`.': (
+        '평가를 `with torch.autocast("cuda", dtype=torch.bfloat16):`로 감싸세요.'
+    ),
+    "The evaluation runs one sample at a time, so a smaller batch is not possible. This operation needs {requested:size} for its result, in addition to {size:size} of inputs and results.": (
+        "평가에서 sample을 하나씩 실행하므로 batch size를 더 줄일 수 없습니다. 입력과 결과 {size}에 더해, 이 연산의 결과에 {requested}가 필요합니다."
+    ),
+    "Use the in-place form of this operation, for example `nn.ReLU(inplace=True)`.": (
+        "이 연산의 in-place 형태를 쓰세요. 예: `nn.ReLU(inplace=True)`."
+    ),
+    "Process smaller inputs: resize or crop the sample, or split it into tiles and run the model on one tile at a time. Tiles of half the size need about half the memory. For convolutions, let the tiles overlap.": (
+        "입력을 줄이세요. sample의 크기를 줄이거나 자르거나, tile로 나누어 한 번에 하나씩 실행하세요. tile 크기가 절반이면 메모리도 약 절반이 됩니다. "
+        "convolution이면 tile을 겹치게 하세요."
+    ),
     "The weights do not fit. With {weights:size} of weights on the device, an allocation of {requested:size} failed. In addition to the weights, training with Adam needs gradients and optimizer state, which together are three times as large.": (
         "weight가 메모리에 들어가지 않습니다. device에 weight {weights}가 있는 상태에서 {requested}를 할당하지 못했습니다. gradient와 Adam의 상태에는 "
         "weight의 세 배가 더 필요합니다."
