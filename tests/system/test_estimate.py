@@ -84,8 +84,9 @@ def test_an_unmodified_script_is_estimated_and_leaves_no_files(tmp_path: Path) -
     assert answer["batch_setting"] == {
         "name": "--batch-size",
         "value": 32,
-        "change": f"Use `--batch-size {largest}`",
+        "change": f"Use `--batch-size {answer['recommended_batch_size']}`",
     }
+    assert 0.85 * largest < answer["recommended_batch_size"] <= largest
     assert answer["by_category"]["parameter"] >= (256 * 2048 + 2048 + 20480 + 10) * 4
     assert answer["top"][0]["file"].endswith("train.py")
     assert answer["options"]
@@ -157,6 +158,26 @@ for epoch in range(3):
     assert evaluated["notes"][0] == "The evaluation at train.py:9 was not traced and may need more memory"
     before = answer_of(estimate(tmp_path, script.replace("for epoch", "evaluate()\nfor epoch")))
     assert not any("was not traced and" in note for note in before["notes"])
+
+
+def test_a_partial_last_batch_is_not_the_batch_size(tmp_path: Path) -> None:
+    script = TRAINING.replace("(300", "(260").replace("default=64", "default=200")
+    answer = answer_of(estimate(tmp_path, script, gpu="40MiB"))
+    assert answer["batch_size"] == 200
+    assert answer["batch_setting"]["value"] == 200
+    full = answer_of(estimate(tmp_path, TRAINING, gpu="40MiB", before=("--batch-size", "200")))
+    assert answer["peak_allocated_bytes"] == full["peak_allocated_bytes"]
+
+
+def test_a_validation_with_gradients_is_estimated_with_two_autograd_graphs(tmp_path: Path) -> None:
+    script = VALIDATION.replace("with torch.no_grad():", "if True:").replace(
+        "correct += wide.argmax(1).cpu().numpy().sum()", "loss = wide.exp().sum()"
+    )
+    answer = answer_of(estimate(tmp_path, f"VALIDATION_BATCH, VALIDATION_WIDTH = 100, 100\n{script}"))
+    assert answer["decided_by"] == "validation"
+    assert answer["peak_allocated_bytes"] > 3 * 100 * 2048 * 100 * 4
+    (note,) = [note for note in answer["notes"] if "no_grad" in note]
+    assert note.startswith("The validation at train.py:")
 
 
 def test_code_after_the_training_is_not_called_a_validation_loop(tmp_path: Path) -> None:

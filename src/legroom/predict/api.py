@@ -88,9 +88,9 @@ def plan(
 
     largest: Trace | None = None
     if not current.fits and trace.batch_size is not None:
-        search = traced.search(trace)
+        search = traced.search(trace, safe=True)
         largest = None if search.largest is None else search.traces[search.largest]
-    return finish_plan(current, start_plan(current, start), start, largest=largest)
+    return finish_plan(current, start_plan(current, start), start, smaller=largest)
 
 
 def _default_gpu() -> GpuSpec:

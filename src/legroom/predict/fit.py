@@ -8,6 +8,8 @@ from typing import Literal
 
 from legroom.gpus.catalog import cublas_handle_bytes
 from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.memory.event_base import Category
+from legroom.memory.events import Alloc
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict import uncertainty
 from legroom.predict.requests import ReplayPeaks, replay_requests
@@ -82,6 +84,22 @@ def verdict(trace: Trace, peaks: ReplayPeaks) -> FitVerdict:
     capacity = available_bytes(trace)
     if replay(trace, capacity).failed_at is not None:
         return "does-not-fit"
-    if replay(trace, capacity, extra=safety_margin(trace, peaks)).failed_at is not None:
-        return "uncertain"
-    return "fits"
+    return "fits" if fits_with_margin(trace, capacity, peaks) else "uncertain"
+
+
+def fits_with_margin(trace: Trace, capacity: int, peaks: ReplayPeaks | None = None) -> bool:
+    """Return whether a trace also fits if `safety_margin` bytes of the capacity are not available."""
+    margin = safety_margin(trace, peaks or replay(trace))
+    return replay(trace, capacity, extra=margin).failed_at is None
+
+
+def fits_without_workspaces(trace: Trace, capacity: int) -> bool:
+    """Return whether a trace also fits if its kernels need no workspace, as on a virtual GPU.
+
+    Without the workspaces, the allocator places the other blocks in different segments. Close to the limit, the free
+    memory can then be more fragmented, and the script runs out of memory although it requests less.
+    """
+    without = {
+        event.id: 0 for event in trace.events if type(event) is Alloc and event.category is Category.WORKSPACE
+    }
+    return replay_requests(trace.requests(instead=without), capacity).failed_at is None

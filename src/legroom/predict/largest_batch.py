@@ -7,13 +7,13 @@ been traced and replayed with the capacity of the GPU.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.predict import uncertainty
 from legroom.predict.extrapolate import extrapolation
-from legroom.predict.fit import replay, safety_margin
+from legroom.predict.fit import fits_with_margin, fits_without_workspaces, replay
 from legroom.predict.requests import ReplayPeaks
 from legroom.predict.tracing.script import OutOfTime
 from legroom.predict.tracing.trace import Trace
@@ -54,6 +54,7 @@ def largest_batch(
     *,
     start: int,
     known: Trace | None = None,
+    seen: Mapping[int, Trace] | None = None,
     multiple_of: int = 1,
     max_traces: int = 20,
     safe: bool = False,
@@ -63,12 +64,18 @@ def largest_batch(
     With `safe`, a size must also fit with the safety margin.
 
     The workspaces of some kernels and the addresses of segments are uncertain. A size fits only if it fits in every
-    possible case (see `uncertainty`). The search stops after `max_traces` traces, when `time.monotonic()` reaches
+    possible case (see `uncertainty`). With `safe`, it fits only if its safe bound fits, and if it also fits without the
+    workspaces of kernels. `seen` contains traces of other sizes, which the search reuses. The search stops after `max_traces` traces, when `time.monotonic()` reaches
     `deadline`, or if `trace_at` raises `OutOfTime`. The result is then the largest size that was found to fit.
     """
     searcher = _Searcher(trace_at, capacity, multiple_of, safe)
     try:
-        if known is not None and start % multiple_of == 0:
+        for size, trace in (seen or {}).items():
+            if size % multiple_of == 0:
+                searcher.add(size, trace)
+        if start in searcher.search.tried:
+            pass
+        elif known is not None and start % multiple_of == 0:
             searcher.add(start, known)
         else:
             searcher.try_size(start)
@@ -201,5 +208,5 @@ class _Searcher:
 
     def _fits(self, trace: Trace) -> bool:
         if self._safe:
-            return replay(trace, self._capacity, extra=safety_margin(trace, replay(trace))).failed_at is None
+            return fits_with_margin(trace, self._capacity) and fits_without_workspaces(trace, self._capacity)
         return uncertainty.fits(trace, self._capacity)

@@ -33,6 +33,10 @@ ShowProgress = Callable[[str], None]
 
 SEARCH_SECONDS = 60.0
 """The search for the largest batch size stops after this many seconds, and returns the best result so far."""
+MAX_TRACE_WITH_VALUES = 15.0
+"""If a trace with real values takes longer than this number of seconds, other batch sizes are not traced."""
+MAX_SAFE_TRACES = 4
+"""The maximum number of additional traces for the recommended batch size."""
 NO_SETTING = "Legroom found no DataLoader and no argument for the batch size"
 NO_VALIDATION_NOTE = "No validation was traced. The estimate covers only the training steps"
 
@@ -50,6 +54,10 @@ class ScriptEstimate:
     """The argument, variable or line that sets the batch size of the script, or None if it is unknown."""
     only_size_reason: str = NO_SETTING
     """The reason why no other batch size was traced, if the batch size is unknown."""
+    full_batch_size: int | None = None
+    """The batch size of the DataLoader, if the data set is smaller than one batch. Otherwise None."""
+    recommended: int | None = None
+    """The largest traced batch size that fits with a safety margin, or None if no traced size does."""
     fits_virtual_gpu: bool = True
     """Whether the script, if it fits, also fits on a virtual GPU, which needs more memory for dropout."""
     virtual_batch_size: int | None = None
@@ -57,24 +65,46 @@ class ScriptEstimate:
 
     @property
     def batch_change(self) -> str:
-        """An instruction that sets the largest batch size, or "" if the setting is unknown.
+        """An instruction that sets the recommended batch size, or "" if the setting is unknown or already has this
+        value.
 
         With gradient accumulation or several GPUs, the value of the setting may be a multiple of the traced batch size.
         """
-        size, largest = self.estimate.batch_size, self.estimate.max_batch_size
-        if self.batch_setting is None or not size or largest is None:
+        setting, value = self.batch_setting, self._setting_value(self.recommended)
+        return "" if setting is None or value in (None, setting.value) else setting.how(value or 1)
+
+    @property
+    def next_change(self) -> str:
+        """What the user must do before the script fits, for example `after the change in train.py:12`, or "" if the
+        script itself fits, or if only an argument changes.
+        """
+        if self.estimate.fits or self.fitting_command:
             return ""
-        return self.batch_setting.how(max(1, largest * self.batch_setting.value // size))
+        setting = self.batch_setting
+        value = None if setting is None else self._setting_value(self.recommended)
+        if setting is not None and value is not None and value < setting.value and not setting.arguments:
+            if setting.variable:
+                return f"after setting {setting.text_with(value)}"
+            return f"after the change in {setting.file_name}:{setting.line}"
+        if any(option.verdict != "does-not-fit" for option in self.options):
+            return "after a change that makes the script fit"
+        return ""
+
+    def _setting_value(self, size: int | None) -> int | None:
+        current = self.full_batch_size or self.estimate.batch_size
+        if self.batch_setting is None or not current or size is None:
+            return None
+        return max(1, size * self.batch_setting.value // current)
 
     @property
     def fitting_command(self) -> str:
         """The command line of the script with the largest batch size that fits on a virtual GPU, or "" if no argument
         sets the batch size.
         """
-        setting, size, largest = self.batch_setting, self.estimate.batch_size, self.virtual_batch_size
-        if setting is None or setting.arguments is None or not size or largest is None:
+        setting, value = self.batch_setting, self._setting_value(self.virtual_batch_size)
+        if setting is None or setting.arguments is None or value is None or value == setting.value:
             return ""
-        text = setting.text_with(max(1, largest * setting.value // size))
+        text = setting.text_with(value)
         if not setting.is_given:
             return f"{self.script} {text}"
         given = re.compile(rf"(?<!\S){re.escape(setting.text_with(setting.value))}(?!\S)")
@@ -91,6 +121,7 @@ class ScriptEstimate:
                 "value": self.batch_setting.value,
                 "change": self.batch_change,
             },
+            "recommended_batch_size": self.recommended,
             "batches_tried": {}
             if self.search is None
             else {str(k): v for k, v in sorted(self.search.tried.items())},
@@ -213,14 +244,18 @@ class _ScriptJob:
             if size is not None and mode == "fake":
                 double = size * 2 // self.multiple_of * self.multiple_of
                 ahead[double] = traced.start(double, with_uncertainty=False)
+            started = time.monotonic()
             current = estimate_from_trace(first.result())
+            seconds = time.monotonic() - started
             trace = current.trace
             if trace.trains and trace.validation_starts is None and not trace.untraced_evaluation:
                 notes = (*notes, NO_VALIDATION_NOTE)
             current = replace(current, notes=(*current.notes, *notes))
             self.on_verdict(current)
-            # Traces with real values are too slow for a search, and a partial step at another batch size is of little use.
-            if mode == "cpu" or current.trace.is_partial:
+            # Traces with real values are slow, and larger batches may need too much host memory. A partial step at
+            # another batch size is of little use.
+            is_slow = mode == "cpu" and (current.fits or seconds > MAX_TRACE_WITH_VALUES)
+            if is_slow or current.trace.is_partial:
                 return ScriptEstimate(
                     script=self._command,
                     estimate=current,
@@ -260,9 +295,14 @@ class _ScriptJob:
             return pending.result(deadline - time.monotonic())
 
         with_options = self.plan or not current.fits
-        started = start_plan(current, start_with) if with_options else []
-        check = SettingCheck(self.script, self.gpu, self.steps, traced, environment, deadline)
+        has_values = current.mode == "cpu"
+        started = start_plan(current, start_with) if with_options and not has_values else []
+        check = SettingCheck(
+            self.script, self.gpu, self.steps, traced, environment, deadline, mode=current.mode
+        )
         search: BatchSearch | None = None
+        recommended: int | None = None
+        trace_at: Callable[[int], Trace] = by_loader
         failure: CannotTrace | None = None
         # The check is closed first, so an interrupted search does not wait for it.
         with ThreadPoolExecutor(1) as pool, contextlib.closing(check):
@@ -274,17 +314,22 @@ class _ScriptJob:
                     failure = error
                 setting = checking.result()
                 if failure is not None and setting is not None and setting.value == current.batch_size:
-                    search, failure = self._search_by_setting(setting, check, current, deadline)
+                    trace_at = self._by_setting(setting, check)
+                    search, failure = self._search_by_setting(trace_at, current, deadline)
             else:
                 self.show_progress("looking for the argument that sets the batch size")
                 setting = check.by_trace(current.trace)
                 if setting is not None:
                     current = replace(current, batch_size=setting.value)
-                    search, failure = self._search_by_setting(setting, check, current, deadline)
+                    trace_at = self._by_setting(setting, check)
+                    search, failure = self._search_by_setting(trace_at, current, deadline)
+            if search is not None:
+                recommended = self._recommended(search, trace_at, current, deadline)
+        reason = check.reason or NO_SETTING
         if failure is not None:
             note = f"No other batch size could be traced: {failure}"
-            current = replace(current, notes=(*current.notes, note))
-        largest = None if search is None or search.largest is None else search.traces[search.largest]
+            current = replace(current, notes=(note, *current.notes))
+            reason = ""  # the note contains it
         result = ScriptEstimate(
             script=self._command,
             estimate=replace(current, max_batch_size=None if search is None else search.largest),
@@ -292,15 +337,18 @@ class _ScriptJob:
             options=(),
             options_tried=with_options,
             batch_setting=setting,
-            only_size_reason=check.reason or NO_SETTING,
+            only_size_reason=reason,
+            full_batch_size=check.full_batch_size(current.batch_size),
+            recommended=recommended,
             fits_virtual_gpu=not current.fits or fits_virtual_gpu(current.trace),
-            virtual_batch_size=None if current.fits or search is None else _virtual_batch_size(search),
+            virtual_batch_size=None
+            if current.fits or search is None
+            else _virtual_batch_size(search, recommended or 0),
         )
         if not with_options:
             return result
-        if largest is not None:
-            largest.uncertain_bytes = largest.uncertain_bytes or uncertain_bytes(largest)
-        options = finish_plan(current, started, start_with, largest=largest, how=result.batch_change)
+        smaller = None if search is None or recommended is None else search.traces[recommended]
+        options = finish_plan(current, started, start_with, smaller=smaller, how=result.batch_change)
         return replace(result, options=tuple(options))
 
     def _search(self, trace_at: Callable[[int], Trace], current: Estimate, deadline: float) -> BatchSearch:
@@ -314,14 +362,51 @@ class _ScriptJob:
             deadline=deadline,
         )
 
+    def _recommended(
+        self, search: BatchSearch, trace_at: Callable[[int], Trace], current: Estimate, deadline: float
+    ) -> int | None:
+        """Return the largest batch size whose safe bound fits, and add the traces of this search to `search`.
+
+        At the largest size that fits, a step may fit only because PyTorch frees its cache. A longer run can then still
+        run out of memory, because its free memory becomes more fragmented.
+        """
+        assert current.batch_size is not None
+
+        def with_uncertainty(size: int) -> Trace:
+            trace = trace_at(size)
+            trace.uncertain_bytes = uncertain_bytes(trace)
+            trace.batch_size = size
+            return trace
+
+        for size, trace in search.traces.items():
+            trace.uncertain_bytes = trace.uncertain_bytes or uncertain_bytes(trace)
+            trace.batch_size = size
+        try:
+            safe = largest_batch(
+                with_uncertainty,
+                available_bytes(current.trace),
+                start=current.batch_size,
+                seen=dict(search.traces),
+                multiple_of=self.multiple_of,
+                max_traces=len(search.traces) + MAX_SAFE_TRACES,
+                safe=True,
+                deadline=deadline,
+            )
+        except CannotTrace:
+            return None
+        search.traces.update(safe.traces)
+        if current.fits and current.batch_size > (safe.largest or 0):
+            return current.batch_size
+        return safe.largest
+
     def _search_by_setting(
-        self, setting: BatchSetting, check: SettingCheck, current: Estimate, deadline: float
+        self, trace_at: Callable[[int], Trace], current: Estimate, deadline: float
     ) -> tuple[BatchSearch | None, CannotTrace | None]:
         """Search for the largest batch size by starting the script again for each size. Return the result of the
         search, or the reason why it failed.
         """
         try:
-            return self._search(self._by_setting(setting, check), current, deadline), None
+            return self._search(trace_at, current, deadline), None
         except CannotTrace as failure:
             return None, failure
 
@@ -339,8 +424,8 @@ class _ScriptJob:
         return trace_at
 
 
-def _virtual_batch_size(search: BatchSearch) -> int | None:
-    fitting = sorted((size for size, fits in search.tried.items() if fits), reverse=True)
+def _virtual_batch_size(search: BatchSearch, recommended: int) -> int | None:
+    fitting = sorted((size for size in search.traces if size <= recommended), reverse=True)
     return next((size for size in fitting if fits_virtual_gpu(search.traces[size])), None)
 
 

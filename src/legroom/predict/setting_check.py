@@ -9,7 +9,7 @@ from legroom.memory.events import Alloc
 from legroom.observe.script import Script
 from legroom.observe.source.batch_setting import BatchSetting
 from legroom.predict.tracing.script import CannotTrace, OutOfTime, TracedScript
-from legroom.predict.tracing.trace import Trace
+from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 
 MAX_CHECKED = 5
@@ -27,6 +27,7 @@ class SettingCheck:
     traced: TracedScript
     environment: Mapping[str, str]
     deadline: float
+    mode: Mode = "fake"
     _running: WorkerProcess | None = None
     _first: tuple[BatchSetting, int, Trace] | None = None
     """The trace of a successful check, which the search for the largest batch size reuses."""
@@ -36,8 +37,11 @@ class SettingCheck:
     def for_loader(self, size: int) -> BatchSetting | None:
         """Return the setting that changes the batch size of the script's DataLoader. `size` is the current batch size.
 
+        If the data set is smaller than one batch, `size` is smaller than the batch size of the DataLoader.
+
         If the deadline prevents a check, the most likely candidate is returned, provided that its value is `size`.
         """
+        size = self.full_batch_size(size) or size
         for setting in self.traced.settings[:MAX_CHECKED]:
             try:
                 with self._restarted(setting, setting.value * 2) as again:
@@ -49,6 +53,11 @@ class SettingCheck:
             if found == 2 * size:
                 return setting
         return None
+
+    def full_batch_size(self, size: int | None) -> int | None:
+        """Return the batch size of the DataLoader if its batches are smaller, or None."""
+        full = self.traced.batch_size
+        return full if full and size and size < full else None
 
     def by_trace(self, current: Trace) -> BatchSetting | None:
         for setting in self.traced.settings[:MAX_CHECKED]:
@@ -97,12 +106,13 @@ class SettingCheck:
         process = start_tracing(
             setting.script_with(self.script, size),
             self.gpu,
+            mode=self.mode,
             steps=self.steps,
             **options,
         )
         self._running = process
         try:
-            return TracedScript(process, self.gpu, timeout=left)
+            return TracedScript(process, self.gpu, mode=self.mode, timeout=left)
         except BaseException:
             process.close()
             raise

@@ -7,7 +7,7 @@ workspaces of CUDA libraries do not exist.
 
 from legroom.memory.event_base import Category
 from legroom.memory.events import Alloc
-from legroom.predict.fit import MIN_MARGIN, available_bytes
+from legroom.predict.fit import MIN_MARGIN, available_bytes, fits_without_workspaces
 from legroom.predict.requests import replay_requests
 from legroom.predict.tracing.trace import Trace
 
@@ -37,7 +37,7 @@ def fits_virtual_gpu(trace: Trace) -> bool:
             masks += 1
         mask = None
     if not masks:
-        return True
+        return fits_without_workspaces(trace, available_bytes(trace))
     requests = list(trace.requests(instead=instead))
     uses_attention = any(type(event) is Alloc and _FUSED_ATTENTION in event.op for event in trace.events)
     extra = replay_requests(requests, None).reserved if uses_attention else MIN_MARGIN

@@ -134,3 +134,19 @@ def test_a_search_without_time_returns_its_best_bounds() -> None:
     search = largest_batch(linear, 700 * MiB, start=400, deadline=time.monotonic() - 1)
     assert (search.largest, search.smallest_too_large, search.is_complete) == (200, 400, False)
     assert largest_batch(linear, 700 * MiB, start=64, deadline=time.monotonic() + 60).is_complete
+
+
+def test_the_safe_search_reuses_the_traces_of_another_search() -> None:
+    first = largest_batch(linear, 700 * MiB, start=10)
+    traced: list[int] = []
+
+    def trace_at(size: int) -> Trace:
+        traced.append(size)
+        return linear(size)
+
+    safe = largest_batch(trace_at, 700 * MiB, start=10, seen=first.traces, safe=True)
+    assert safe.largest is not None
+    assert first.largest is not None
+    assert safe.largest < first.largest
+    assert not set(traced) & set(first.traces)
+    assert replay(safe.traces[safe.largest]).reserved < 700 * MiB * 0.97

@@ -48,11 +48,15 @@ class BatchSetting:
             "edits": {self.file: self.content.replace(SIZE, str(size))} if self.file else {},
         }
 
+    @property
+    def file_name(self) -> str:
+        return os.path.basename(cell_name(self.file) or self.file)
+
     def how(self, size: int) -> str:
         """Return an instruction for changing the batch size, without a period at the end."""
         text = self.text_with(size)
         if self.file:
-            return f"Set `{text}` in {os.path.basename(cell_name(self.file) or self.file)}, line {self.line}"
+            return f"Set `{text}` in {self.file_name}, line {self.line}"
         if self.variable:
             return f"Set the environment variable `{text}`"
         return f"Use `{text}`" if self.is_given else f"Add `{text}`"

@@ -60,10 +60,16 @@ class TensorReads:
         if force and self._device_index(tensor) is not None:
             return self._to_host(tensor.detach()).resolve_conj().resolve_neg().numpy()
         self._reject_numpy(tensor)
+        if isinstance(tensor, FakeTensor) and (force or not tensor.requires_grad):
+            return self._host_copy(
+                tensor.detach()
+            ).numpy()  # computed on the host with a parameter without data
         return tensor.numpy(force=force)
 
     def _array(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         self._reject_numpy(tensor)
+        if isinstance(tensor, FakeTensor) and not tensor.requires_grad:
+            return self._host_copy(tensor).__array__(*args, **kwargs)
         return tensor.__array__(*args, **kwargs)
 
     def _reject_numpy(self, tensor: Any) -> None:

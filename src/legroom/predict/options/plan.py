@@ -82,13 +82,13 @@ def finish_plan(
     started: Sequence[tuple[MemoryOption, Callable[[], Trace]]],
     start: StartTrace,
     *,
-    largest: Trace | None = None,
+    smaller: Trace | None = None,
     how: str = "",
 ) -> list[PlannedOption]:
     """Return every option that saves memory, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest` is the trace of the largest batch size that fits. If the current batch size does not fit, the batch size
-    of `largest` is also listed as an option, and `how` describes how to set it. If no single option is enough, options
+    `smaller` is the trace of the largest batch size that surely fits. If it is smaller than the current batch size, and
+    the current batch size may not fit, it is also listed as an option, and `how` describes how to set it. If no single option is enough, options
     are combined, cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
@@ -97,8 +97,8 @@ def finish_plan(
         if planned is not None:
             helpful[option] = planned
     plan = list(helpful.values())
-    if not current.fits and largest is not None:
-        plan.insert(1 if MemoryOption.FUSED in helpful else 0, _smaller_batch(current, largest, how))
+    if not current.fits and smaller is not None and _is_smaller(smaller, current):
+        plan.insert(1 if MemoryOption.FUSED in helpful else 0, _smaller_batch(current, smaller, how))
     if not current.fits and not any(planned.fits for planned in plan):
         combined: tuple[MemoryOption, ...] = ()
         for option in helpful:
@@ -122,13 +122,17 @@ def _planned(
     return planned if planned.saves > MIN_SAVING * current.peak_device else None
 
 
-def _smaller_batch(current: Estimate, largest: Trace, how: str) -> PlannedOption:
-    size = largest.batch_size or 1
+def _is_smaller(other: Trace, current: Estimate) -> bool:
+    return (other.batch_size or 0) < (current.batch_size or 0)
+
+
+def _smaller_batch(current: Estimate, smaller: Trace, how: str) -> PlannedOption:
+    size = smaller.batch_size or 1
     how = how or f"pass `batch_size={size}` to the DataLoader"
     micro_batches = -(-(current.batch_size or size) // size)
     return _judged(
         current,
-        largest,
+        smaller,
         f"batch size {size}",
         cost=f"smaller steps, or gradient accumulation over {micro_batches} batches for the same step",
         how=how,

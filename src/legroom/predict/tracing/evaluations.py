@@ -26,6 +26,8 @@ _EVALUATES = re.compile(
     r"_*(eval|evaluate|evaluation|val|valid|validate|validation|test|testing)"
     r"(_(all|batch|data|epoch|iter|loop|loss|model|net|network|one_epoch|set|step))?"
 )
+_TRAINING_FLAGS = re.compile(r"(is_?|do_?)?(train|training)(_mode)?")
+"""Parameters that show whether a function trains or evaluates, if the same function does both."""
 _LIBRARIES = ("torch", "numpy")
 _MARKS = (*_CONTEXTS, "eval", "val", "test")
 """Parts of the names in an evaluation. A file without them is not parsed."""
@@ -93,6 +95,7 @@ def _first_untraced(files: list[str], executed: set[tuple[str, int]]) -> str:
             if tree is not None:
                 trees[file] = _without_main(tree) if number else tree
     functions: dict[str, list[_Evaluation]] = {}
+    shared = _functions_that_train(trees.values())
     for file, tree in trees.items():
         imported = _imported(tree)
         for node in ast.walk(tree):
@@ -105,7 +108,7 @@ def _first_untraced(files: list[str], executed: set[tuple[str, int]]) -> str:
     # A call may refer to any function of this name. If one of them ran, the call is assumed to refer to it.
     functions = {name: found for name, found in functions.items() if not any(map(has_run, found))}
     for file, tree in trees.items():
-        missed = [found for found in _evaluations(file, tree, functions) if not has_run(found)]
+        missed = [found for found in _evaluations(file, tree, functions, shared) if not has_run(found)]
         if missed:
             first = min(missed, key=lambda each: (not each.is_certain, each.file != file, each.first))
             return f"{os.path.basename(first.file)}:{first.first}"
@@ -121,7 +124,10 @@ def _without_main(tree: ast.Module) -> ast.Module:
 
 
 def _evaluations(
-    file: str, tree: ast.Module, functions: dict[str, list[_Evaluation]]
+    file: str,
+    tree: ast.Module,
+    functions: dict[str, list[_Evaluation]],
+    shared: dict[str, ast.FunctionDef],
 ) -> Iterator[_Evaluation]:
     imported = _imported(tree)
     parts = {
@@ -146,6 +152,31 @@ def _evaluations(
                 yield _span(file, node, is_certain=True)
             elif _EVALUATES.fullmatch(name):
                 yield from functions.get(name, ())
+            elif name in shared and _turns_training_off(node, shared[name]):
+                yield _span(file, node, is_certain=True)
+
+
+def _functions_that_train(trees: Iterable[ast.Module]) -> dict[str, ast.FunctionDef]:
+    """Return the functions that run a backward pass and have a parameter that turns it off, by name."""
+    return {
+        node.name: node
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(_TRAINING_FLAGS.fullmatch(each.arg) for each in (*node.args.args, *node.args.kwonlyargs))
+        and any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in ast.walk(node))
+    }
+
+
+def _turns_training_off(call: ast.Call, function: ast.FunctionDef) -> bool:
+    names = [each.arg for each in function.args.args]
+    if names[:1] == ["self"]:
+        names = names[1:]
+    passed = [*zip(names, call.args, strict=False), *((each.arg or "", each.value) for each in call.keywords)]
+    return any(
+        _TRAINING_FLAGS.fullmatch(name) and isinstance(value, ast.Constant) and value.value is False
+        for name, value in passed
+    )
 
 
 def _calls_model(node: ast.AST, imported: set[str]) -> bool:

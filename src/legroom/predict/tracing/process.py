@@ -51,7 +51,7 @@ from legroom.predict.sandbox.sandbox import Sandbox
 from legroom.predict.tracing.evaluations import ExecutedLines, untraced_evaluation
 from legroom.predict.tracing.own_failures import fails_without_legroom
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports, instances_of
-from legroom.predict.tracing.resize import batch_size_of, resized, sample_shapes
+from legroom.predict.tracing.resize import batch_size_of, full_batch_size, resized, sample_shapes
 from legroom.predict.tracing.running_line import report_running_line
 from legroom.predict.tracing.started_processes import (
     first_spawned_rank_in_this_process,
@@ -68,7 +68,11 @@ MAX_ERROR_LENGTH = 300
 """The maximum length of the script's error message in a report. The complete message is in the output of the
 script."""
 MAX_VALIDATION = 10.0
-"""The maximum processor time in seconds for tracing the first validation batch after the training steps."""
+"""The maximum processor time in seconds for tracing the first validation batches after the training steps."""
+VALIDATION_BATCHES = 2
+"""The number of validation batches to trace. The second batch needs more memory than the first if the results of the
+first batch, such as the autograd graph of its loss, are freed only after the second forward pass.
+"""
 MAX_EVALUATION = 3.0
 """The maximum time in seconds for an evaluation that runs before training. A longer evaluation is stopped, because the
 estimate covers only training.
@@ -111,6 +115,8 @@ class TracingProcess:
         self._batch_size: int | None = None
         self._loader: Any = None
         self._batches = 0
+        self._full_size: int | None = None
+        """The number of samples in a full training batch, or None if it is unknown."""
         self._sample_shapes: tuple[torch.Size, ...] | None = None
         self._evaluation_ends: float | None = None
         """The time at which to stop an evaluation that runs before the training (see `_training_follows`)."""
@@ -286,7 +292,8 @@ class TracingProcess:
                 self._end("traced")  # the next epoch
             if self._loader is None or (self._is_before_training() and not evaluates):
                 self._loader, self._batches, self._sample_shapes = loader, 0, None
-                self._batch_size = self._resize_to or loader.batch_size
+                self._full_size = full_batch_size(loader)
+                self._batch_size = self._resize_to or self._full_size
                 self._serve()
             iterator: Any = plain_iter(loader)
             iterator._legroom_loader, iterator._legroom_evaluates = weakref.ref(loader), evaluates
@@ -302,16 +309,19 @@ class TracingProcess:
             if self._validation_starts is not None:
                 if is_training:  # end the epoch, so that the script continues with its validation
                     raise StopIteration
-                if self._validation_batches:
-                    self._end("traced")
+                if self._validation_batches == VALIDATION_BATCHES:
+                    self._end_validation_loop()
                 self._validation_batches += 1
             batch = plain_next(iterator)
             if is_training:
                 self._batches += 1
-                if self._resize_to is not None:
-                    batch = resized(batch, self._resize_to)
-                self._batch_size = batch_size_of(batch) or self._batch_size
+                batch = self._resized(batch)
                 self._compare_shapes(sample_shapes(batch))
+            elif self._validation_starts is not None and self._resize_to is not None:
+                loader = getattr(iterator, "_legroom_loader", _no_loader)()
+                # The same setting usually determines two equal batch sizes.
+                if loader is not None and full_batch_size(loader) == self._full_size != 1:
+                    batch = resized(batch, self._resize_to)
             return batch
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
@@ -319,6 +329,35 @@ class TracingProcess:
         yield
         DataLoader.__iter__ = plain_iter  # type: ignore[method-assign]
         _dataloader._BaseDataLoaderIter.__next__ = plain_next  # type: ignore[method-assign]
+
+    def _resized(self, batch: Any) -> Any:
+        """Return a training batch with the requested number of samples. A partial batch at the end of an epoch gets as
+        many samples as a full batch, because the next epoch starts with a full batch.
+        """
+        size = batch_size_of(batch)
+        if self._resize_to is not None:
+            batch = resized(batch, self._resize_to)
+            self._batch_size = batch_size_of(batch) or self._batch_size
+        elif self._batches == 1:
+            if size is not None and self._full_size is not None and size < self._full_size:
+                self._note(
+                    f"The first batch has only {size} samples, but the batch size is {self._full_size}. The estimate "
+                    f"is for batches of {size} samples"
+                )
+            self._batch_size = size or self._batch_size
+        elif size is not None and self._batch_size is not None and size < self._batch_size == self._full_size:
+            batch = resized(batch, self._full_size)
+        else:
+            self._batch_size = max(size or 0, self._batch_size or 0) or None
+        return batch
+
+    def _end_validation_loop(self) -> NoReturn:
+        if torch.is_grad_enabled():
+            self._note(
+                f"The validation{_where().replace(', ', ' at ', 1)} runs with gradients enabled. "
+                "Wrap it in `torch.no_grad()` to reduce its memory use"
+            )
+        self._end("traced")
 
     def _compare_shapes(self, shapes: tuple[torch.Size, ...]) -> None:
         if self._sample_shapes not in (None, shapes):
@@ -464,7 +503,7 @@ class TracingProcess:
         clock.on_step_end = on_step_end
 
     def _training_traced(self) -> None:
-        """Stop tracing training steps. If a DataLoader provides the batches, the first validation batch is also traced."""
+        """Stop tracing training steps. If a DataLoader provides the batches, validation batches are also traced."""
         is_fed = self.device.recorder.clock.trains and isinstance(self._loader, DataLoader)
         if self._validation_starts is not None or not is_fed:
             self._end("traced")

@@ -18,6 +18,14 @@ def batch_size_of(batch: Any) -> int | None:
     return max(counts, key=lambda size: (counts[size], size)) if counts else None
 
 
+def full_batch_size(loader: Any) -> int | None:
+    """Return the batch size of a DataLoader or of its batch sampler, or None if it has no fixed batch size."""
+    size = loader.batch_size
+    if size is None:
+        size = getattr(loader.batch_sampler, "batch_size", None)
+    return size if type(size) is int and size > 0 else None
+
+
 def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
     """Return the shapes of the tensors without the batch dimension. The shapes differ between batches if each batch is
     padded to its longest sample.

@@ -103,19 +103,19 @@ def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
     estimate = result.estimate
     fitting = "" if estimate.fits else result.fitting_command
     if fitting:
-        is_smaller = result.virtual_batch_size != estimate.max_batch_size
+        is_smaller = result.virtual_batch_size != result.recommended
         yield (
             f"legroom run --gpu {estimate.gpu.name} {fitting}",
-            "a virtual GPU needs more memory for dropout, so run a smaller batch"
+            "a virtual GPU may need more memory, so run a smaller batch"
             if is_smaller
             else "run the batch size that fits on a virtual GPU",
         )
     elif result.fits_virtual_gpu:
-        yield f"legroom run --gpu {estimate.gpu.name} {result.script}", "run it on a virtual GPU"
+        yield f"legroom run --gpu {estimate.gpu.name} {result.script}", _remark(result)
     else:
         yield (
             f"legroom run {result.script}",
-            "run it on a real GPU; a virtual GPU needs more memory for dropout",
+            "run it on a real GPU; a virtual GPU may need more memory",
         )
     if result.options or estimate.notes:
         yield (
@@ -127,6 +127,16 @@ def _next_commands(result: ScriptEstimate) -> Iterator[tuple[str, str]]:
             f"legroom estimate --plan --gpu {estimate.gpu.name} {result.script}",
             "list options that save memory",
         )
+
+
+def _remark(result: ScriptEstimate) -> str:
+    """Return the remark for the command that runs the script with its current batch size on a virtual GPU."""
+    match result.estimate.verdict:
+        case "fits":
+            return "run it on a virtual GPU"
+        case "uncertain":
+            return result.next_change or "check on a virtual GPU whether it fits"
+    return result.next_change or "see on a virtual GPU where it runs out of memory"
 
 
 def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
@@ -188,12 +198,17 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
         )
     if not result.fits_virtual_gpu:
         yield Text(
-            "A virtual GPU needs more memory for dropout than a real GPU, so the script may not fit on a virtual GPU of "
-            "the same size.",
+            "A virtual GPU may need more memory than a real GPU, for example for dropout, so the script may not fit on a "
+            "virtual GPU of the same size.",
             style="dim",
         )
-    yield Text("To run the script on a virtual GPU of the same size:")
-    yield verbatim(f"  legroom run --gpu {estimate.gpu.name} {result.script}", style="bold cyan")
+    fitting = "" if estimate.fits else result.fitting_command
+    change = f", {result.next_change}" if result.next_change else ""
+    if not (estimate.fits or fitting or change):
+        yield Text("To see where the script runs out of memory on a virtual GPU of the same size:")
+    else:
+        yield Text(f"To run the script on a virtual GPU of the same size{change}:")
+    yield verbatim(f"  legroom run --gpu {estimate.gpu.name} {fitting or result.script}", style="bold cyan")
     if estimate.fits and estimate.trace.trains and not result.options_tried:
         yield Text("To list options that save memory:")
         yield verbatim(
@@ -215,7 +230,8 @@ def format_verdict(estimate: Estimate) -> str:
                 f"On a GPU with more memory, the script would use {format_size(estimate.peak_device)}.{where}"
             )
         case "fits":
-            return f"Fits: needs {needs} (at most {format_size(estimate.safe)}).{where}"
+            fits = "Training fits" if estimate.trace.untraced_evaluation else "Fits"
+            return f"{fits}: needs {needs} (at most {format_size(estimate.safe)}).{where}"
         case "uncertain":
             return f"May not fit: needs about {needs}, possibly up to {format_size(estimate.safe)}.{where}"
     over = estimate.peak_device - estimate.gpu.total
@@ -230,20 +246,40 @@ def _batch(result: ScriptEstimate) -> str:
     if size is None:
         return f"Only this batch size was traced, because {result.only_size_reason}."
     if result.search is None:
-        return f"The script was traced with batch size {size}."
+        because = f", because {result.only_size_reason}" if result.only_size_reason else ""
+        return f"Only batch size {size} was traced{because}."
     if largest is None and result.estimate.decided_by == "validation":
         return "No training batch size fits, because validation alone needs too much memory."
+    if largest is None and not result.search.is_complete:
+        return (
+            f"Batch size {min(result.search.tried)} does not fit either (current: {size}). Smaller sizes were not "
+            f"traced, because the search stopped after {SEARCH_SECONDS:.0f} seconds."
+        )
     if largest is None:
         return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
     if largest > 0.99 * MAX_BATCH:
-        return f"Even batch size {largest} fits (current: {size}). Larger batch sizes were not traced."
+        return (
+            f"All batch sizes that were traced fit, from {min(result.search.tried)} to {largest} (current: {size}). "
+            "Memory use may not depend on the batch size, for example if the data set is smaller than a batch."
+        )
     change = f" {result.batch_change}." if result.batch_change else ""
     if not result.search.is_complete:
         over = result.search.smallest_too_large
         bound = f" Batch size {over} does not fit." if over is not None else ""
         return (
             f"Batch size {largest} fits (current: {size}).{bound} Other sizes were not traced, because the search "
-            f"stopped after {SEARCH_SECONDS:.0f} seconds.{change if largest != size else ''}"
+            f"stopped after {SEARCH_SECONDS:.0f} seconds.{change}"
+        )
+    safe = result.recommended
+    if safe is None:
+        return (
+            f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace, but no batch size "
+            "that was traced fits with a safety margin."
+        )
+    if safe < largest:
+        return (
+            f"Largest batch size that fits: {largest}, or {safe} with a safety margin (current: {size}). "
+            f"Confirmed by traces.{change}"
         )
     return f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace.{change}"
 
@@ -276,7 +312,7 @@ def _option(option: PlannedOption, name_width: int, total: int) -> Text:
     peak = total if frees_cache else option.peak_device
     head = Text(f"  {option.name:<{name_width}}  {format_size(peak):>9}  ")
     verdict, style = _OPTION_VERDICTS[option.verdict]
-    head.append(f"{verdict} after the cache is freed" if frees_cache else verdict, style)
+    head.append(f"{verdict}, because PyTorch frees its cache" if frees_cache else verdict, style)
     return head
 
 
@@ -286,7 +322,7 @@ def _how(option: PlannedOption) -> str:
 
 _OPTION_VERDICTS = {
     "fits": ("fits", "green"),
-    "uncertain": ("just fits", "yellow"),
+    "uncertain": ("may fit", "yellow"),
     "does-not-fit": ("not enough alone", "dim"),
 }
 

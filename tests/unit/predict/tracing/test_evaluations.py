@@ -97,3 +97,32 @@ def test_the_lines_that_evaluate_are_recorded(recorded: ExecutedLines, tmp_path:
     kinds.pop(path, None)
     assert {line for file, line in recorded.lines if file == path} == {1, 2, 4}
     assert not any(file.startswith(torch.__path__[0]) for file, _ in recorded.lines)
+
+
+SHARED = """
+def iteration(data, {flag}=True):
+    loss = model(data).sum()
+    if {flag}:
+        loss.backward()
+
+iteration(data)
+iteration({call})
+"""
+
+
+@pytest.mark.parametrize(
+    ("flag", "call"),
+    [("train", "data, train=False"), ("train", "data, False"), ("is_training", "data, is_training=False")],
+)
+def test_a_call_of_a_training_function_without_a_backward_pass_is_an_evaluation(
+    flag: str, call: str, tmp_path: Path
+) -> None:
+    code = SHARED.format(flag=flag, call=call)
+    line = (TRAINING + code).splitlines().index(f"iteration({call})") + 1
+    assert found_in(tmp_path, f"# eval{code}") == f"train.py:{line}"
+
+
+@pytest.mark.parametrize("call", ["data", "data, True", "data, train=is_first"])
+def test_a_call_that_trains_is_not_an_evaluation(call: str, tmp_path: Path) -> None:
+    code = SHARED.format(flag="train", call=call)
+    assert found_in(tmp_path, f"# eval{code}MNIST(root, train=False)\n") == ""

@@ -4,8 +4,9 @@ from collections import namedtuple
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from legroom.predict.tracing.resize import batch_size_of, resized, sample_shapes
+from legroom.predict.tracing.resize import batch_size_of, full_batch_size, resized, sample_shapes
 
 Pair = namedtuple("Pair", "image label")
 
@@ -47,3 +48,11 @@ def test_sample_shapes_depend_on_the_padding_and_not_on_the_batch_size() -> None
 
     assert sample_shapes(batch(8, 30)) == sample_shapes(batch(3, 30))
     assert sample_shapes(batch(8, 30)) != sample_shapes(batch(8, 31))
+
+
+def test_the_full_batch_size_is_the_one_of_the_loader_or_of_its_sampler() -> None:
+    data = TensorDataset(torch.zeros(10, 2))
+    sampler = BatchSampler(SequentialSampler(data), batch_size=3, drop_last=False)
+    assert full_batch_size(DataLoader(data, 4)) == 4
+    assert full_batch_size(DataLoader(data, batch_sampler=sampler)) == 3
+    assert full_batch_size(DataLoader(data, batch_size=None)) is None
