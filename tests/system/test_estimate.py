@@ -371,7 +371,7 @@ for _ in range(2):
     answer = answer_of(estimate(tmp_path, script, gpu="1GiB"))
     assert answer["batch_size"] == 4000
     largest = answer["max_batch_size"]
-    assert answer["batch_setting"]["change"] == f"Add `--batchSize {largest}`"
+    assert answer["batch_setting"]["change"] == f"Add `--batchSize {answer['recommended_batch_size']}`"
     assert answer["batches_tried"][str(largest)]
     assert (
         0.9
