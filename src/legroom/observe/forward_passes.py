@@ -24,7 +24,7 @@ from legroom.observe.source.batch_argument import suggests_evaluation
 from legroom.observe.source.files import LOOPS, tree_of
 from legroom.observe.source.user_files import INTERNAL, USER, kind_of
 
-MAX_DEPTH, MAX_CHAINS = 48, 1000
+MAX_DEPTH, MAX_CHAINS, MAX_MODELS = 48, 1000, 1000
 _TRAINING_NAME = re.compile(r"(?:^|_)(?:train|training|fit|learn|pretrain|finetune)(?:$|_)", re.IGNORECASE)
 _BACKWARD_NAMES = {"backward", "manual_backward"}
 
@@ -90,7 +90,7 @@ class ForwardPasses:
                 return
             calls = self._pending[chain] = _Calls()
         calls.with_gradients += torch.is_grad_enabled()
-        if any(True for _ in model.parameters()):
+        if len(calls.models) < MAX_MODELS and _has_parameters(model):
             calls.models[id(model)] = weakref.ref(model), model.training
         self._last = chain
 
@@ -119,6 +119,8 @@ class ForwardPasses:
             for key, (model, training) in calls.models.items():
                 modes.add(training)
                 known = self._modes.get(key)
+                if known is None and len(self._modes) >= MAX_MODELS:
+                    continue
                 if known is None or known[0]() is None:
                     known = self._modes[key] = model, set()
                 known[1].add(training)
@@ -197,6 +199,10 @@ class ForwardPasses:
     def _all_in_evaluation_mode(self, chain: CallChain) -> bool:
         modes = [training for _, training in self._pending[chain].models.values()]
         return bool(modes) and not any(modes)
+
+
+def _has_parameters(model: nn.Module) -> bool:
+    return any(each._parameters for each in model.modules())
 
 
 def _chain(frame: FrameType | None) -> CallChain:
