@@ -13,6 +13,7 @@ from torch import nn
 
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, Markers
 from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.dispatch.forward_progress import pixels_of
 from legroom.observe.dispatch.module_names import ModuleNames
 
 _is_compiling = torch.compiler.is_compiling
@@ -36,7 +37,7 @@ class ModuleMarkers:
         self._path = ""
         self._names: dict[int, str] = {}
         """The path of each module inside the running root module, by `id`."""
-        self._entered = self._last = 0
+        self._entered = self._last = self._pixels = 0
         self._known = ModuleNames()
         self._recomputes = False
         """True while a checkpoint recomputes its forward pass during the backward pass."""
@@ -91,7 +92,7 @@ class ModuleMarkers:
         """
         if not self._path or self._recomputes:
             return None
-        return self._known.progress(self._names, self._entered, self._last)
+        return self._known.progress(self._names, self._entered, self._last, self._pixels)
 
     def _activity(self) -> str:
         if self._recomputes:
@@ -103,7 +104,7 @@ class ModuleMarkers:
         # A checkpoint runs a part of a model. The names of its modules come from the whole model.
         self._names = self._known.containing(module) if self._recomputes else self._known.below(module)
         self._path = path = self._names.get(id(module)) or type(module).__name__
-        self._entered = 1
+        self._entered, self._pixels = 1, pixels_of(args)
         if self._recomputes:
             self._markers.enter_module(BACKWARD, path)
         else:

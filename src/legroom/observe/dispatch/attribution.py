@@ -19,6 +19,7 @@ from torch.nn.modules import module as _hooks
 
 from legroom.memory.event_base import Frame, Phase
 from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, next_sequence_nr
+from legroom.observe.dispatch.forward_progress import pixels_of
 from legroom.observe.dispatch.module_names import ModuleNames
 from legroom.observe.source.user_files import LIBRARY, USER, is_user_file, kind_of, kinds
 
@@ -140,7 +141,7 @@ class ModuleStack(threading.local):
         self.path = ""
         self.stack: list[str] = []
         self._names: dict[int, str] = {}
-        self._entered = self._last = 0
+        self._entered = self._last = self._pixels = 0
         self._known = ModuleNames()
         self._on_enter = on_enter
         self._handles: list[Any] = []
@@ -164,13 +165,15 @@ class ModuleStack(threading.local):
         """The approximate fraction of the root module's forward pass that is complete. The fraction is None outside the
         root module, and if submodules are called repeatedly.
         """
-        return self._known.progress(self._names, self._entered, self._last) if self.stack else None
+        return (
+            self._known.progress(self._names, self._entered, self._last, self._pixels) if self.stack else None
+        )
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         root = not self.stack
         if root:
             self._names = self._known.below(module)
-            self._entered = 0
+            self._entered, self._pixels = 0, pixels_of(args)
         self._entered += 1
         self._last = id(module)
         self.path = self._names.get(self._last) or type(module).__name__

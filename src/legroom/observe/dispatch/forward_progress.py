@@ -2,40 +2,56 @@
 
 Layers differ in the size of their outputs: the last layer of a language model has one output per word of the
 vocabulary, and the first layers of a convolutional network have the largest images. So each layer counts with its
-number of channels, and with the image size that follows from the strides before it.
+number of channels, and with the image size that follows from the strides before it. If a model pools its images with
+functions instead of modules, the input size of its first linear layer shows the size of the last images.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 _CHANNELS = ("out_features", "out_channels", "embedding_dim", "num_features", "num_channels")
 _MAX_MODULES = 20_000
 
 
-def forward_progress(root: nn.Module, entered: int, last: int) -> float | None:
+def pixels_of(args: tuple[Any, ...]) -> int:
+    """Return the number of pixels of one image in the inputs of a model, or 0 if there are no images."""
+    if torch._C._get_tracing_state() is not None:
+        return 0  # sizes are tensors
+    images = next((each for each in args if isinstance(each, torch.Tensor) and each.dim() >= 4), None)
+    return 0 if images is None else math.prod(map(int, images.shape[2:]))
+
+
+def forward_progress(root: nn.Module, entered: int, last: int, pixels: int = 0) -> float | None:
     """Return the fraction of the outputs that exist while the module with the `id` `last` runs, including its output.
 
     `entered` is the number of submodules that were called. The layers must be called about in the order in which they
-    are defined. Otherwise, the result is None.
+    are defined. Otherwise, the result is None. `pixels` is the size of one input image, or 0 if it is unknown.
     """
     modules = [module for name, module in root.named_modules() if name][:_MAX_MODULES]
     position = next((index for index, module in enumerate(modules) if id(module) == last), None)
     if position is None or abs(position + 1 - entered) > max(2, len(modules) // 4):
         return None
-    sizes = _output_sizes(modules)
+    sizes = _output_sizes(modules, _factor_of_functions(modules, pixels))
     total = sum(sizes) + 2 * next(
         (size for size in reversed(sizes) if size), 0.0
     )  # the loss and its gradient
     return sum(sizes[: position + 1]) / total if total else None
 
 
-def _output_sizes(modules: Sequence[nn.Module]) -> list[float]:
-    """Return the size of the output of each module relative to the others. A container has the size 0."""
-    sizes, channels, area = [], 1.0, 1.0
+def _output_sizes(modules: Sequence[nn.Module], factor: float) -> list[float]:
+    """Return the size of the output of each module relative to the others. A container has the size 0. Functions
+    multiply the image size by `factor` after each convolution.
+    """
+    sizes, channels, area, after_convolution = [], 1.0, 1.0, 1.0
     for module in modules:
+        if _is_convolution(module):
+            area, after_convolution = area * after_convolution, factor
+        elif isinstance(module, nn.Linear):
+            area, after_convolution = area * after_convolution, 1.0
         area = min(area * _area_factor(module), 1.0)
         is_layer = not any(module.children())
         own = _channels(module, is_layer)
@@ -43,6 +59,22 @@ def _output_sizes(modules: Sequence[nn.Module]) -> list[float]:
         is_new = (is_layer or own) and not _returns_its_input(module)
         sizes.append(channels * area if is_new else 0.0)
     return sizes
+
+
+def _factor_of_functions(modules: Sequence[nn.Module], pixels: int) -> float:
+    """Return the average factor by which functions change the image size after a convolution, or 1 if it is unknown."""
+    convolutions = [position for position, module in enumerate(modules) if _is_convolution(module)]
+    if not pixels or not convolutions or any(_area_factor(module) != 1 for module in modules):
+        return 1.0
+    last: Any = modules[convolutions[-1]]
+    linear = next((each for each in modules[convolutions[-1] :] if isinstance(each, nn.Linear)), None)
+    left = linear.in_features / last.out_channels if linear is not None else 1.0
+    # One pixel per channel: the images are averaged at the end, and it is unknown how large they were.
+    return float(left / pixels) ** (1 / len(convolutions)) if 1 < left < pixels else 1.0
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
 def _returns_its_input(module: nn.Module) -> bool:

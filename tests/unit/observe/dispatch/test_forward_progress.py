@@ -1,9 +1,10 @@
 """The completed fraction of a forward pass counts the outputs of layers by their size."""
 
 import pytest
+import torch
 from torch import nn
 
-from legroom.observe.dispatch.forward_progress import forward_progress
+from legroom.observe.dispatch.forward_progress import forward_progress, pixels_of
 
 
 def progress_at(model: nn.Module, position: int) -> float | None:
@@ -37,3 +38,21 @@ def test_progress_is_unknown_if_layers_run_in_another_order() -> None:
 def test_layers_without_a_new_output_do_not_count(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4))
     assert progress_at(model, 0) == progress_at(model, 1) == 1 / 4
+
+
+def test_the_first_linear_layer_shows_how_much_functions_pool() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8 * 4 * 4, 10))
+    # 16 × 16 pixels become 8 × 8 and then 4 × 4
+    pooled = forward_progress(model, 1, id(model[0]), pixels=16 * 16)
+    assert pooled == pytest.approx(8 / (8 + 8 / 4 + 3 * 10 / 16))
+    assert forward_progress(model, 1, id(model[0])) == pytest.approx(8 / (8 + 8 + 3 * 10))
+
+
+def test_the_size_of_images_averaged_at_the_end_is_unknown() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 10))
+    assert forward_progress(model, 1, id(model[0]), pixels=256) == forward_progress(model, 1, id(model[0]))
+
+
+def test_pixels_are_read_from_the_first_batch_of_images() -> None:
+    assert pixels_of((None, torch.zeros(2, 7), torch.zeros(4, 3, 5, 6))) == 30
+    assert pixels_of((torch.zeros(4, 3, 5),)) == 0
