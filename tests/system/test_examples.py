@@ -14,7 +14,8 @@ def test_the_command_at_the_end_of_the_report_fixes_the_example(legroom, tmp_pat
     failed = json.loads(legroom("run", "--format", "json", *words).stdout)
     assert failed["oom"]["advice"][0]["code"] == "LG603"
     assert (
-        failed["next"][0] == "legroom run --gpu 384MiB digits_cnn.py --epochs 1 --samples 400 --batch-size 64"
+        failed["next"][0]
+        == "legroom run --gpu 384MiB digits_cnn.py --epochs 1 --samples 400 --batch-size 144"
     )
     fixed = legroom(*shlex.split(failed["next"][0])[1:])
     assert fixed.returncode == 0, fixed.stderr

@@ -21,7 +21,6 @@ from torch import nn
 from legroom.memory.event_base import Frame
 from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.source.batch_argument import suggests_evaluation
-from legroom.observe.source.files import LOOPS, tree_of
 from legroom.observe.source.user_files import INTERNAL, USER, kind_of
 
 MAX_DEPTH, MAX_CHAINS, MAX_MODELS = 48, 1000, 1000
@@ -148,6 +147,13 @@ class ForwardPasses:
             return False
         if switched or (one_each and count >= 2) or self._is_named(chain, count):
             return True
+        # No line of the training calls a model repeatedly before a backward pass, but this line does.
+        if (
+            count >= 3
+            and self._most
+            and all(most == 1 and passes >= 2 for most, passes in self._most.values())
+        ):
+            return True
         return None
 
     def _switched_models(self, chain: CallChain) -> bool:
@@ -246,6 +252,8 @@ def _in_same_loop(line: Line, other: int) -> bool:
 
     If the function has no loop around `line`, or its source is unknown, the result is True.
     """
+    from legroom.observe.source.files import LOOPS, tree_of  # `legroom.watch` does not need it
+
     tree = tree_of(line.code.co_filename)
     stack: list[Any] = [] if tree is None else [tree]
     innermost = None

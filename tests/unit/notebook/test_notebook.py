@@ -128,7 +128,7 @@ def test_an_out_of_memory_error_names_the_cell_the_line_and_the_holder(notebook:
     failed = notebook.example(6)
     report, release = failed.shown
     first = " ".join(report["text/plain"].split("\n\n")[0].split())
-    assert first.startswith("Out of memory at step 0 in the forward pass, at cell [6], line 5.")
+    assert first.startswith("Out of memory in the evaluation, at cell [6], line 5.")
     assert "outputs (list" in report["text/plain"]
     assert "get_ipython" not in report["text/plain"]
     assert "outputs.append(model(batch))" in report["text/html"]

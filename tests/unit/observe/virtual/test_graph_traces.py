@@ -35,16 +35,17 @@ def test_a_traced_model_computes_the_same_on_a_virtual_gpu() -> None:
 def test_results_of_a_trace_are_on_the_gpu_and_count_as_device_memory() -> None:
     seen: list[tuple[torch.device, int]] = []
 
-    def halves(batch: torch.Tensor) -> torch.Tensor:
-        result = nn.functional.conv2d(batch, torch.ones(4, 3, 1, 1, device=batch.device))
-        assert is_tracing_graph()
-        seen.append((result.device, torch.cuda.memory_allocated()))
-        return result
+    class Observed(nn.Conv2d):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            result = super().forward(batch)
+            assert is_tracing_graph()
+            seen.append((result.device, torch.cuda.memory_allocated()))
+            return result
 
     with legroom.VirtualGPU("200MiB"):
         batch = torch.randn(1, 3, 64, 64, device="cuda")
         before = torch.cuda.memory_allocated()
-        torch.jit.trace(halves, batch, check_trace=False)
+        torch.jit.trace(Observed(3, 4, 1).cuda(), batch, check_trace=False)
     device, allocated = seen[0]
     assert device == torch.device("cuda", 0)
     assert allocated - before >= 4 * 64 * 64 * 4
