@@ -168,3 +168,15 @@ def test_loop_over_phases_evaluates_after_the_mode_changes(program):
             assert (program.verdict() is True) == (phase == "val")
             if phase == "train":
                 program.backward()
+
+
+@pytest.mark.parametrize(("calls_per_step", "verdict"), [(1, True), (2, None)])
+def test_loop_without_backward_passes_after_training_with_one_call_per_step(program, calls_per_step, verdict):
+    for _ in range(3):
+        for _ in range(calls_per_step):
+            program.model(torch.ones(2))
+        program.backward()
+    for _ in range(3):
+        program.model(torch.ones(2))
+        found = program.verdict()
+    assert found is verdict
